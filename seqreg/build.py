@@ -1,0 +1,96 @@
+"""From names and plain dicts to terms and criteria."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import fields
+from types import ModuleType
+from typing import Any, cast
+
+from seqreg import terms
+from seqreg.criterion import Criterion, Term
+from seqreg.errors import BadInput, nearest
+from seqreg.schedules import SCHEDULES, Weight
+
+
+def term_names() -> list[str]:
+    """The terms that come with seqreg: the files of `seqreg/terms/`."""
+    return sorted(module.name for module in pkgutil.iter_modules(terms.__path__))
+
+
+def term_class(name: str) -> type[Term]:
+    """The class behind a file name ("r3f") or a dotted name of your own ("my_package.my_term", or "....MyTerm")."""
+    if "." not in name:
+        if name not in term_names():
+            raise BadInput(f"unknown term {name!r}; {nearest(name, term_names())}, or give a dotted name of your own")
+        return _only_term(importlib.import_module(f"{terms.__name__}.{name}"))
+    parent, _, attribute = name.rpartition(".")
+    try:
+        if importlib.util.find_spec(name) is not None:
+            return _only_term(importlib.import_module(name))
+    except ModuleNotFoundError:
+        pass
+    try:
+        found = getattr(importlib.import_module(parent), attribute)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise BadInput(f"term {name!r} cannot be imported: {error}") from error
+    if not (inspect.isclass(found) and issubclass(found, Term)):
+        raise BadInput(f"{name!r} is not a Term")
+    return found
+
+
+def _only_term(module: ModuleType) -> type[Term]:
+    own = [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, Term) and value.__module__ == module.__name__
+    ]
+    if len(own) != 1:
+        raise BadInput(f"{module.__name__} defines {len(own)} terms: name one as {module.__name__}.CLASS")
+    return own[0]
+
+
+def build_weight(value: Any) -> Weight:
+    """A number, or {"schedule": NAME, **its settings}, whose own `weight` may be a schedule again."""
+    if not isinstance(value, Mapping):
+        return cast("Weight", value)  # the term checks it
+    settings = dict(value)
+    name = settings.pop("schedule", None)
+    if name not in SCHEDULES:
+        raise BadInput(f"unknown schedule {name!r}; {nearest(str(name), SCHEDULES)}")
+    schedule = SCHEDULES[name]
+    known = {f.name for f in fields(schedule)}
+    for key in settings.keys() - known:
+        raise BadInput(f"schedule {name}: unknown setting {key!r}; {nearest(key, known)}")
+    return schedule(**{**settings, "weight": build_weight(settings.get("weight", 1.0))})
+
+
+def build_term(name: str, settings: Mapping[str, Any] | None = None) -> Term:
+    """One term from its name and a plain dict of its settings; the key "term" gives the class if the name does not."""
+    settings = dict(settings or {})
+    cls = term_class(settings.pop("term", name))
+    if "weight" in settings:
+        settings["weight"] = build_weight(settings["weight"])
+    if cls.__module__.rpartition(".")[2] != name and "." not in name:
+        settings.setdefault("name", name)
+    return cls(**settings)
+
+
+def build_criterion(config: Mapping[str, Any]) -> Criterion:
+    """A criterion from a plain dict.
+
+    >>> build_criterion({"label_smoothing": 0.1, "terms": {"r3f": {"weight": 0.1}}}).terms[0].weight
+    0.1
+    """
+    known = {"label_smoothing", "smoothing", "per", "terms"}
+    for key in config.keys() - known:
+        raise BadInput(f"criterion: unknown setting {key!r}; {nearest(key, known)}")
+    settings = dict(config)
+    chosen = settings.pop("terms", {})
+    if not isinstance(chosen, Mapping):
+        raise BadInput(f"criterion: terms={chosen!r}: expected a mapping from names to settings")
+    return Criterion(*(build_term(name, keys) for name, keys in chosen.items()), **settings)

@@ -1,0 +1,239 @@
+"""One batch seen through one model.
+
+A `Forward` is all that a framework supplies: it runs the model and says where embeddings can be perturbed. A
+`Context` holds one batch: the clean pass, run once and shared by all terms, and the only place that reduces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
+
+from seqreg.errors import BadInput
+from seqreg.losses import IGNORE, at_least_float32
+
+Dropout = Literal["independent", "shared", "off"]
+Per = Literal["token", "sequence", "fairseq"]
+Where = Literal["input", "encoder", "decoder", "both"]
+Kind = Literal["tokens", "classes", "regression"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place where a perturbation can be added: the embeddings one stack of the model consumes.
+
+    Args:
+        scale: the factor between word embeddings and what the stack consumes (32 on PEGASUS-large, 1 on BART)
+        mask: True on real tokens; None when all are real           # [B, S]
+    """
+
+    scale: float = 1.0
+    mask: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class View:
+    """What one forward pass saw.
+
+    Args:
+        logits: outputs, aligned with the labels                    # [B, T, V] or [B, C]
+        embeds: per site, the embeddings that the stack consumed    # [B, S, D]
+        hidden: states of every layer, when asked for
+        output: the framework's own output object
+    """
+
+    logits: Tensor
+    embeds: Mapping[str, Tensor] = field(default_factory=dict)
+    hidden: tuple[Tensor, ...] = ()
+    output: Any = None
+
+
+class Forward(ABC):
+    """Runs the model on one batch. A framework implements `run`, `module` and `sites`; the policies live here."""
+
+    module: nn.Module
+    sites: Mapping[str, Site]
+    reentrant: bool = False
+    _start: tuple[Tensor, Tensor | None] | None = None
+
+    @abstractmethod
+    def run(self, delta: Mapping[str, Tensor], *, hidden: bool) -> View:
+        """One pass of the model, with delta[site] added to the embeddings of each named site."""
+
+    def clean(self, *, hidden: bool = False) -> View:
+        """The unperturbed pass; remembers the generator's state so that later passes can share its dropout masks."""
+        self._start = _generator_state(self._device)
+        return self.run({}, hidden=hidden)
+
+    def __call__(
+        self,
+        delta: Mapping[str, Tensor] | None = None,
+        *,
+        dropout: Dropout,
+        hidden: bool = False,
+        grad: bool = True,
+    ) -> View:
+        """An extra pass.
+
+        Args:
+            delta: what to add to the embeddings, site by site, in the units the stack consumes
+            dropout: "independent" draws new masks, "shared" replays those of the clean pass, "off" uses none
+            hidden: also return the states of every layer
+            grad: False runs the pass under no_grad
+        """
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(grad and torch.is_grad_enabled()))
+            stack.enter_context(training_off(self._parametrizations if dropout != "off" else self.module.modules()))
+            if dropout == "shared":
+                if self._start is None:
+                    raise RuntimeError('dropout="shared" replays the clean pass, and no clean pass has run yet')
+                stack.enter_context(_replay(self._start, self._device))
+            return self.run(delta or {}, hidden=hidden)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.module.parameters(), torch.empty(0)).device
+
+    @property
+    def _parametrizations(self) -> Iterator[nn.Module]:
+        """Weights that are functions with a state of their own (spectral norm) move on in the clean pass only."""
+        for module in self.module.modules():
+            if isinstance(module, ParametrizationList):
+                yield from module.modules()
+
+
+def _generator_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
+    here = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+    return torch.get_rng_state(), here
+
+
+@contextlib.contextmanager
+def _replay(state: tuple[Tensor, Tensor | None], device: torch.device) -> Iterator[None]:
+    on_cpu = device.type == "cpu"
+    with torch.random.fork_rng([] if on_cpu else [device], device_type="cuda" if on_cpu else device.type):
+        torch.set_rng_state(state[0])
+        if state[1] is not None:
+            torch.get_device_module(device).set_rng_state(state[1], device)
+        yield
+
+
+@contextlib.contextmanager
+def training_off(modules: Iterator[nn.Module]) -> Iterator[None]:
+    """These modules are in evaluation mode inside: no dropout, no power iteration."""
+    switched = [module for module in modules if module.training]
+    try:
+        for module in switched:
+            module.training = False
+        yield
+    finally:
+        for module in switched:
+            module.training = True
+
+
+@dataclass(frozen=True)
+class Count:
+    """How much one optimizer step averages over: all micro-batches of all ranks.
+
+    Args:
+        labels: labels that count
+        sequences: rows with at least one such label
+        world: how often the framework will divide the gradient by itself (ranks under DDP, times the accumulation
+            steps under Accelerate); the loss is multiplied by it
+    """
+
+    labels: float
+    sequences: float
+    world: int = 1
+
+    @classmethod
+    def of(cls, mask: Tensor) -> Count:
+        """The count of a single batch on a single rank."""
+        return cls(float(mask.sum()), float(mask.reshape(mask.shape[0], -1).any(-1).sum()))
+
+
+class Context:
+    """One batch seen through one model: what every term is given.
+
+    Args:
+        forward: runs the model
+        labels: targets, `IGNORE` where there is none               # [B, T] or [B]
+        kind: "tokens" (a distribution a position), "classes" (one a row) or "regression"
+        step: the optimizer step, from 0
+        count: what one optimizer step averages over; this batch alone by default
+        training: whether terms are on
+    """
+
+    task_loss: Callable[[View], Tensor]
+    """Per-position base loss of a view; set by the criterion, for terms that attack the task itself."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        labels: Tensor,
+        *,
+        kind: Kind,
+        step: int = 0,
+        count: Count | None = None,
+        training: bool = True,
+    ) -> None:
+        self.forward, self.labels, self.kind, self.step, self.training = forward, labels, kind, step, training
+        regression = kind == "regression"
+        self.mask = torch.ones_like(labels, dtype=torch.bool) if regression else labels != IGNORE  # [B, T] or [B]
+        if regression:
+            self.mask = self.mask.reshape(labels.shape[0], -1)[:, 0]
+        self.count = count or Count.of(self.mask)
+
+    @cached_property
+    def clean(self) -> View:
+        """The unperturbed pass: run once, shared by the base loss and every term."""
+        return self.forward.clean()
+
+    @cached_property
+    def quiet(self) -> View:
+        """The unperturbed pass without dropout: the other side of a term that asks for dropout="off"."""
+        return self.forward(dropout="off")
+
+    def reference(self, dropout: Dropout) -> View:
+        """The view that a pass with this dropout policy is to be compared with."""
+        return self.quiet if dropout == "off" else self.clean
+
+    @property
+    def source_mask(self) -> Tensor | None:
+        """True on real source tokens, [B, S]; None when all are real."""
+        return self.forward.sites[self.sites("input")[0]].mask
+
+    def sites(self, where: Where) -> tuple[str, ...]:
+        """Names of the perturbable sites. "input" is the encoder, or the only stack of a model that has one."""
+        names = tuple(self.forward.sites)
+        wanted = {"input": names[:1], "both": ("encoder", "decoder")}.get(where, (where,))
+        for name in wanted:
+            if name not in names:
+                raise BadInput(f"where={where!r}: this model has only {' and '.join(names)}; use where='input'")
+        return wanted
+
+    def reduce(self, values: Tensor, *, per: Per = "token", padding: bool = False) -> Tensor:
+        """The one reduction: a float32 scalar that neither padding, accumulation nor world size can change.
+
+        Args:
+            values: one number a position                           # [B, T] or [B]
+            per: "token" divides by the labels of the whole optimizer step, "sequence" by its rows. "fairseq" is what
+                fairseq's sample_size does: the mean over the rows of this micro-batch, weighted by its share of the
+                labels; that does depend on how a batch is cut
+            padding: also count positions without a label, as fairseq's R3F does
+        """
+        values = at_least_float32(values)
+        total = (values if padding else values.masked_fill(~self.mask, 0.0)).sum() * self.count.world
+        if per == "token":
+            return total / max(self.count.labels, 1.0)
+        if per == "sequence":
+            return total / max(self.count.sequences, 1.0)
+        share = Count.of(self.mask).labels / max(self.count.labels, 1.0)
+        return total / len(values) * share

@@ -1,0 +1,253 @@
+"""Terms, and the criterion that adds weighted terms to the label-smoothed loss."""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from abc import ABC, ABCMeta, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal, get_args, get_origin
+
+from torch import Tensor
+
+from seqreg.context import Context, Per, View
+from seqreg.divergences import DIVERGENCES, Divergence
+from seqreg.errors import BadInput, nearest
+from seqreg.losses import Smoothing, check_smoothing, label_smoothed_nll, squared_error
+from seqreg.schedules import Weight, weight_at
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a term adds to a plain step, in passes through the whole model."""
+
+    forwards: int
+    backwards: int
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Two views that should agree. The criterion does the vocabulary-sized arithmetic.
+
+    Args:
+        first, second: the views; `divergence(first, second)` is taken at every position
+        detach: the side that is held fixed
+        per, padding: see `Context.reduce`
+    """
+
+    first: View
+    second: View
+    divergence: Divergence = "symmetric_kl"
+    detach: Literal["none", "first", "second"] = "none"
+    per: Per = "token"
+    padding: bool = False
+
+    def value(self, ctx: Context) -> Tensor:
+        if ctx.kind == "regression" and self.divergence != "mse":
+            raise BadInput(f"divergence={self.divergence!r} is 0 on a regression head: use divergence='mse'")
+        first, second = self.first.logits, self.second.logits
+        if self.detach == "first":
+            first = first.detach()
+        elif self.detach == "second":
+            second = second.detach()
+        return ctx.reduce(DIVERGENCES[self.divergence](first, second), per=self.per, padding=self.padding)
+
+
+class _Settings(ABCMeta):
+    """Construction of terms: expands `preset`, under what the caller sets, and answers misspelt settings."""
+
+    def __call__(cls, **settings: Any) -> Any:
+        term = typing.cast("type[Term]", cls)
+        preset = settings.get("preset")
+        if preset is not None:
+            if preset not in term.presets:
+                hint = nearest(str(preset), term.presets) if term.presets else "it has none"
+                raise BadInput(f"{cls.__name__}: unknown preset {preset!r}; {hint}")
+            settings = {**term.presets[preset], **settings}
+        known = {f.name for f in fields(term)}
+        for key in settings.keys() - known:
+            raise BadInput(f"{cls.__name__}: unknown setting {key!r}; {nearest(key, known)}")
+        return super().__call__(**settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term(ABC, metaclass=_Settings):
+    """A regularizer: turns a context into a scalar, or names two views that should agree.
+
+    A term is a frozen dataclass; its fields are its settings everywhere (Python, YAML, command line). A subclass
+    decorated with `@dataclass(frozen=True, kw_only=True)`, alone in a file of `seqreg/terms/`, is found by its file
+    name; anywhere else, by its dotted name.
+
+    Args:
+        weight: a number >= 0, or a schedule: a function of the optimizer step
+        name: what its part of the loss is called; the class name in lower case by default
+        preset: a named set of defaults, such as "fairseq"; other arguments override it
+    """
+
+    weight: Weight = 1.0
+    name: str = ""
+    preset: str | None = None
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    ascends: ClassVar[bool] = False
+    """True for a term that calls `torch.autograd.grad`, which reentrant checkpointing forbids."""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", type(self).__name__.lower())
+        self._check_types()
+        weight_at(self.weight, 0)
+
+    def _check_types(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.name != "weight" and not _fits(value, hints[f.name]):
+                self.refuse(f.name, _expected(value, hints[f.name]))
+        if isinstance(self.weight, bool) or not (callable(self.weight) or isinstance(self.weight, (int, float))):
+            self.refuse("weight", "expected a number or a schedule")
+
+    def settings(self) -> dict[str, Any]:
+        """What differs from the defaults."""
+        return {
+            f.name: value
+            for f in fields(self)
+            if (value := getattr(self, f.name)) != f.default
+            and (f.name, value) != ("name", type(self).__name__.lower())
+        }
+
+    def refuse(self, setting: str, fix: str) -> typing.NoReturn:
+        """Raise for a bad setting: one line that names it, its value and the fix."""
+        raise BadInput(f"{self.name}: {setting}={getattr(self, setting)!r}: {fix}")
+
+    @property
+    @abstractmethod
+    def cost(self) -> Cost:
+        """Extra forward and backward passes with these settings."""
+
+    @abstractmethod
+    def __call__(self, ctx: Context) -> Tensor | Agreement:
+        """The term's value on one batch, unweighted."""
+
+
+def _fits(value: object, hint: Any) -> bool:
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) in (typing.Union, types.UnionType):
+        return any(_fits(value, option) for option in get_args(hint))
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint) if isinstance(hint, type) else True
+
+
+def _expected(value: object, hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return nearest(str(value), [str(option) for option in get_args(hint)])
+    names = {float: "a finite number", int: "a whole number", bool: "true or false", str: "text"}
+    return f"expected {names.get(hint, hint)}"
+
+
+@dataclass(frozen=True)
+class LossReport:
+    """A loss and what it is made of.
+
+    Args:
+        total: what to call `backward` on
+        parts: weighted contributions, detached; they add up to `total`
+        values: the same terms unweighted, and the plain negative log-likelihood
+        weights: the weight of every active term at this step
+    """
+
+    total: Tensor
+    parts: Mapping[str, Tensor]
+    values: Mapping[str, Tensor] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+    def scalars(self) -> dict[str, float]:
+        """Everything for a log: part/<name> (these add up), value/<name>, weight/<name>."""
+        return {
+            **{f"part/{name}": float(part) for name, part in self.parts.items()},
+            **{f"value/{name}": float(value) for name, value in self.values.items()},
+            **{f"weight/{name}": weight for name, weight in self.weights.items()},
+        }
+
+    def __str__(self) -> str:
+        parts = " + ".join(f"{name} {float(part):.4g}" for name, part in self.parts.items())
+        return f"loss {float(self.total.detach()):.4g} = {parts}"
+
+
+class Criterion:
+    """The label-smoothed loss plus weighted terms.
+
+    Args:
+        terms: any number, each with its own `weight`
+        label_smoothing: in [0, 1); 0.1 in most summarization recipes
+        smoothing: "torch" spreads it over all V classes, "fairseq" over the V - 1 others
+        per: what the base loss is averaged over: "token", or "sequence" (fairseq's --sentence-avg)
+    """
+
+    def __init__(
+        self,
+        *terms: Term,
+        label_smoothing: float = 0.0,
+        smoothing: Smoothing = "torch",
+        per: Literal["token", "sequence"] = "token",
+    ) -> None:
+        check_smoothing(label_smoothing, smoothing)
+        if per not in ("token", "sequence"):
+            raise BadInput(f"per={per!r}: choose 'token' or 'sequence'")
+        names = [term.name for term in terms]
+        for name in names:
+            if names.count(name) > 1 or name in ("base", "nll"):
+                raise BadInput(f"two parts of the loss are called {name!r}: give one of them another name=")
+        self.terms, self.per = terms, per
+        self.label_smoothing, self.smoothing = label_smoothing, smoothing
+
+    def __repr__(self) -> str:
+        shown = [
+            f"{type(term).__name__}({', '.join(f'{key}={value!r}' for key, value in term.settings().items())})"
+            for term in self.terms
+        ]
+        base = f"label_smoothing={self.label_smoothing}, smoothing={self.smoothing!r}, per={self.per!r}"
+        return f"Criterion({', '.join([*shown, base])})"
+
+    def __call__(self, ctx: Context, training: bool | None = None) -> LossReport:
+        """The loss of one batch. Terms count in training only, and a term of weight 0 costs nothing.
+
+        Args:
+            training: overrides `ctx.training`
+        """
+        training = ctx.training if training is None else training
+        weighted = [(term, weight_at(term.weight, ctx.step)) for term in self.terms] if training else []
+        active = [(term, weight) for term, weight in weighted if weight > 0]
+        for term, _ in active:
+            if term.ascends and ctx.forward.reentrant:
+                raise BadInput(
+                    f"{term.name} needs torch.autograd.grad, which reentrant gradient checkpointing forbids: "
+                    "set gradient_checkpointing_kwargs={'use_reentrant': False}"
+                )
+        ctx.task_loss = lambda view: self.base_loss(view, ctx)[0]
+        smoothed, nll = self.base_loss(ctx.clean, ctx)
+        total = ctx.reduce(smoothed, per=self.per)
+        parts = {"base": total.detach()}
+        values = {} if nll is None else {"nll": ctx.reduce(nll.detach(), per=self.per)}
+        for term, weight in active:
+            result = term(ctx)
+            value = result.value(ctx) if isinstance(result, Agreement) else result
+            total = total + weight * value
+            values[term.name], parts[term.name] = value.detach(), weight * value.detach()
+        return LossReport(total, parts, values, {term.name: weight for term, weight in weighted})
+
+    def base_loss(self, view: View, ctx: Context) -> tuple[Tensor, Tensor | None]:
+        """The per-position base loss of a view, and its plain negative log-likelihood if it has one."""
+        if ctx.kind == "regression":
+            if self.label_smoothing:
+                raise BadInput(
+                    f"label_smoothing={self.label_smoothing} means nothing on a regression head: set it to 0"
+                )
+            return squared_error(view.logits, ctx.labels), None
+        return label_smoothed_nll(view.logits, ctx.labels, self.label_smoothing, self.smoothing)

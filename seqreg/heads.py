@@ -1,0 +1,73 @@
+"""R4F: spectral normalisation of a classification head, and folding it away for export.
+
+R4F is R3F plus a head whose weight matrices have spectral norm at most 1, which bounds how much the head can amplify
+a change of the representation. It is a property of the model, not a term of the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+
+from seqreg.context import training_off
+from seqreg.errors import BadInput
+
+Layers = Literal["all", "out_proj"]
+
+
+def spectral_norm(head: nn.Module, layers: Layers = "all") -> list[str]:
+    """Normalise the linear layers of `head` in place; one power iteration a clean forward pass.
+
+    Args:
+        layers: "all" weight matrices (the paper), or the last one, "out_proj" (fairseq)
+
+    Returns:
+        the names of the normalised layers
+    """
+    if layers not in ("all", "out_proj"):
+        raise BadInput(f"layers={layers!r}: choose 'all' (the paper) or 'out_proj' (fairseq)")
+    linear = [(name, module) for name, module in head.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise BadInput(f"{type(head).__name__} has no linear layer to normalise")
+    chosen = linear if layers == "all" else linear[-1:]
+    for name, module in chosen:
+        if parametrize.is_parametrized(module, "weight"):
+            raise BadInput(f"layer {name!r} of the head is normalised already: apply R4F once")
+    for _, module in chosen:
+        parametrizations.spectral_norm(module)
+    return [name for name, _ in chosen]
+
+
+def fold(model: nn.Module) -> nn.Module:
+    """Replace every normalised weight by its value, in place: afterwards the model is a plain one."""
+    for _, module in list(_normalised(model)):
+        with training_off(module.modules()):
+            parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
+    return model
+
+
+def folded_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict that the folded model would have; the model itself is left alone."""
+    state = dict(model.state_dict())
+    for name, module in _normalised(model):
+        for key in [key for key in state if key.startswith(f"{name}.parametrizations.")]:
+            del state[key]
+        with training_off(module.modules()), torch.no_grad():
+            state[f"{name}.weight"] = module.weight.detach().clone()
+    return state
+
+
+def raw_state(model: nn.Module) -> dict[str, Tensor]:
+    """What `folded_state` leaves out and a resumed training needs: raw weights and power-iteration vectors."""
+    prefixes = tuple(f"{name}.parametrizations." for name, _ in _normalised(model))
+    return {key: value for key, value in model.state_dict().items() if key.startswith(prefixes)}
+
+
+def _normalised(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and parametrize.is_parametrized(module, "weight"):
+            yield name, module

@@ -1,0 +1,154 @@
+"""A `Context` from a transformers model and a batch."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seqreg.context import Context, Count, Forward, Kind, Site, View
+from seqreg.errors import BadInput
+from seqreg.integrations.hf import model as hf
+from seqreg.integrations.tap import EmbeddingTap
+from seqreg.losses import IGNORE, check_labels
+
+
+class HFForward(Forward):
+    """Runs a transformers model, wrapped or not, on the inputs of one batch (without its labels)."""
+
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Any], task: hf.Task) -> None:
+        self.model, self.inputs, self.task = model, dict(inputs), task
+        self.module = hf.unwrap(model)
+        self.config = self.module.config
+        self.stacks = hf.stacks(self.module)
+        self.sites = {name: Site(stack.inner * stack.outer, self._mask(name)) for name, stack in self.stacks.items()}
+        self.reentrant = hf.uses_reentrant_checkpointing(self.module)
+        if task in ("seq2seq", "causal"):
+            self.inputs.setdefault("use_cache", False)
+
+    def run(self, delta: Mapping[str, Tensor], *, hidden: bool) -> View:
+        asked = {"output_hidden_states": True} if hidden else {}
+        with contextlib.ExitStack() as exits:
+            taps = {
+                name: exits.enter_context(EmbeddingTap(stack, delta.get(name))) for name, stack in self.stacks.items()
+            }
+            output = self.model(**self.inputs, **asked)
+        logits = output.logits[:, :-1] if self.task == "causal" else output.logits
+        return View(logits, _Tapped(taps), _hidden_states(output) if hidden else (), output)
+
+    def _mask(self, name: str) -> Tensor | None:
+        """True on the real tokens of a stack's input."""
+        if name == "encoder" or self.task == "causal":
+            mask = self.inputs.get("attention_mask")
+            return mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
+        mask = self.inputs.get("decoder_attention_mask")
+        if mask is not None:
+            return mask.bool()  # type: ignore[no-any-return]
+        ids, pad = self.inputs.get("decoder_input_ids"), self.config.pad_token_id
+        if ids is None or pad is None:
+            return None
+        mask = ids != pad
+        mask[:, 0] = True  # T5 starts with its padding token
+        return mask  # type: ignore[no-any-return]
+
+
+class _Tapped(dict[str, Tensor]):
+    """Embeddings by site; asking for one that was not tapped exactly once is an error."""
+
+    def __init__(self, taps: Mapping[str, EmbeddingTap]) -> None:
+        super().__init__({name: tap.embeds for name, tap in taps.items() if tap.fired == 1 and tap.embeds is not None})
+        self.taps = taps
+
+    def __missing__(self, name: str) -> Tensor:
+        raise BadInput(self.taps[name].complaint())
+
+
+def _hidden_states(output: Any) -> tuple[Tensor, ...]:
+    named = ("encoder_hidden_states", "decoder_hidden_states", "hidden_states")
+    return tuple(state for name in named for state in (output.get(name) or ()))
+
+
+def context(model: nn.Module, batch: Mapping[str, Any], *, step: int = 0, count: Count | None = None) -> Context:
+    """One batch of a transformers model, ready for a criterion.
+
+    Works for encoder-decoders, classifiers, regression heads, causal and masked language models, and for the same
+    models inside DistributedDataParallel or Accelerate. Terms are on when the model is in training mode.
+
+    Args:
+        batch: what the model takes, with "labels" (-100 where there is none); decoder inputs are made when absent
+        step: the optimizer step, for schedules
+        count: what the optimizer step averages over, from `count`; needed with gradient accumulation and several ranks
+    """
+    module = hf.unwrap(model)
+    task = hf.task_of(module)
+    inputs = dict(batch)
+    labels = _labels(inputs, module, task)
+    kind = _kind(labels, module, task)
+    if task == "seq2seq" and "decoder_input_ids" not in inputs and "decoder_inputs_embeds" not in inputs:
+        inputs["decoder_input_ids"] = hf.decoder_inputs(module, labels)
+    if count is None and module.training and _ranks() > 1 and model is not module:
+        raise BadInput("several ranks train one model: pass count=count(model, batches), or ranks weigh unequally")
+    aligned = labels[:, 1:] if task == "causal" else labels
+    forward = HFForward(model, inputs, task)
+    return Context(forward, aligned, kind=kind, step=step, count=count, training=module.training)
+
+
+def _labels(inputs: dict[str, Any], model: Any, task: hf.Task) -> Tensor:
+    """Take the labels out of the inputs, checked before anything runs."""
+    labels = inputs.pop("labels", None)
+    if labels is None:
+        raise BadInput(f"the batch has no 'labels' (it has {', '.join(inputs)}): the criterion needs them")
+    if not labels.is_floating_point():
+        check_labels(labels, hf.classes_of(model, task))
+    pad = model.config.pad_token_id
+    if task == "seq2seq" and pad is not None and pad != model.config.eos_token_id and (labels == pad).any():
+        warnings.warn(f"labels contain the padding token {pad}, which will be learnt: use {IGNORE}", stacklevel=3)
+    return labels  # type: ignore[no-any-return]
+
+
+def _kind(labels: Tensor, model: Any, task: hf.Task) -> Kind:
+    if task != "classification":
+        return "tokens"
+    problem = model.config.problem_type
+    if problem == "regression" or (problem is None and model.config.num_labels == 1):
+        return "regression"
+    if problem == "multi_label_classification" or labels.is_floating_point():
+        raise BadInput("multi-label classification is not supported: labels must be one class id a row")
+    return "classes"
+
+
+def count(model: nn.Module, batches: Iterable[Mapping[str, Any]], accelerator: Any = None) -> Count:
+    """What one optimizer step averages over: the labels of all its micro-batches on all ranks.
+
+    With it the gradient does not depend on how a batch is cut into micro-batches or ranks.
+
+    Args:
+        batches: the micro-batches of this rank up to the next optimizer step
+        accelerator: your `accelerate.Accelerator`, if you use one; plain torch.distributed needs none
+    """
+    module = hf.unwrap(model)
+    task = hf.task_of(module)
+    here = [Count.of(_label_mask(batch["labels"], task)) for batch in batches]
+    labels, sequences = sum(one.labels for one in here), sum(one.sequences for one in here)
+    ranks = _ranks()
+    if ranks > 1:
+        totals = torch.tensor([labels, sequences], dtype=torch.float64, device=module.device)
+        torch.distributed.all_reduce(totals)
+        labels, sequences = totals.tolist()
+    world = ranks * (1 if accelerator is None else accelerator.gradient_accumulation_steps)
+    return Count(labels, sequences, world)
+
+
+def _label_mask(labels: Tensor, task: hf.Task) -> Tensor:
+    if labels.is_floating_point():
+        return torch.ones(len(labels), dtype=torch.bool, device=labels.device)
+    return (labels[:, 1:] if task == "causal" else labels) != IGNORE
+
+
+def _ranks() -> int:
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if distributed else 1

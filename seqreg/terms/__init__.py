@@ -1,0 +1,1 @@
+"""One regularizer a file. `seqreg.build` finds them by file name; there is no registry."""

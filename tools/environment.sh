@@ -1,0 +1,34 @@
+# Sourced by the scripts: makes sure that an environment with seqreg in it is active.
+#
+#   source tools/environment.sh [EXTRA]
+#
+# Uses the active virtual environment, or makes .venv. Installs with the pinned versions of constraints.txt, once: a
+# stamp in the environment remembers what was installed from which files.
+
+_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+_extra="${1:-}"
+
+if [ -z "${VIRTUAL_ENV:-}" ] && [ -z "${CONDA_PREFIX:-}" ]; then
+    if [ ! -x "$_root/.venv/bin/python" ]; then
+        _python="$(command -v python3.11 || command -v python3)" || { echo "Python 3.10 or newer is needed" >&2; exit 2; }
+        "$_python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+            { echo "Python 3.10 or newer is needed; $_python is $("$_python" --version)" >&2; exit 2; }
+        echo "Creating $_root/.venv with $("$_python" --version)" >&2
+        "$_python" -m venv "$_root/.venv"
+    fi
+    # shellcheck disable=SC1091
+    source "$_root/.venv/bin/activate"
+fi
+
+_environment="${VIRTUAL_ENV:-$CONDA_PREFIX}"
+_sum="$(cat "$_root/setup.cfg" "$_root/constraints.txt" "$_root/pyproject.toml" | cksum | tr ' ' '-')"
+_stamp="$_environment/.seqreg-$_sum-$(printf %s "$_root" | cksum | tr ' ' '-')${_extra:+-$_extra}"
+if [ ! -e "$_stamp" ]; then
+    echo "Installing seqreg${_extra:+[$_extra]} into $_environment (once; a few minutes)" >&2
+    python -m pip install --quiet --disable-pip-version-check \
+        -c "$_root/constraints.txt" -e "$_root${_extra:+[$_extra]}" || { echo "installation failed" >&2; exit 1; }
+    touch "$_stamp"
+fi
+
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"
+export TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"
