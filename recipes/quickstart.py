@@ -95,7 +95,7 @@ def main() -> None:
     steps = max(parser.parse_args().steps, 6)
     dice = random.Random(0)
     pairs = [story(dice) for _ in range(2400)]
-    words = sorted({word for word in itertools.chain.from_iterable(" ".join(pair).split() for pair in pairs)})
+    words = sorted(set(itertools.chain.from_iterable(" ".join(pair).split() for pair in pairs)))
     vocabulary = {word: index for index, word in enumerate(words, start=4)}
     rows = dataset(pairs, vocabulary)
     data = {"train_dataset": rows[:2000], "eval_dataset": rows[2000:]}

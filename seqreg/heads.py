@@ -11,7 +11,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn import functional
+from torch.nn.utils import parametrize
 
 from seqreg.context import training_off
 from seqreg.errors import BadInput
@@ -19,11 +20,43 @@ from seqreg.errors import BadInput
 Layers = Literal["all", "out_proj"]
 
 
-def spectral_norm(head: nn.Module, layers: Layers = "all") -> list[str]:
+class SpectralNorm(nn.Module):
+    """A weight divided by its largest singular value, as power iteration knows it: W / (u' W v).
+
+    Steps in the order of the legacy `torch.nn.utils.spectral_norm`, which fairseq uses: v from u, then u from v. That
+    one starts from random vectors, so that its first steps divide by a number that is far from the norm and may be
+    negative; `warmup` iterations settle it first. torch's newer parametrization steps in the other order, so that it
+    cannot reproduce fairseq's numbers.
+    """
+
+    u: Tensor  # [out]
+    v: Tensor  # [in]
+
+    def __init__(self, weight: Tensor, warmup: int) -> None:
+        super().__init__()
+        for name, size in zip("uv", weight.shape, strict=True):
+            self.register_buffer(name, functional.normalize(torch.randn(size).to(weight), dim=0))
+        for _ in range(warmup):
+            self.iterate(weight)
+
+    @torch.no_grad()
+    def iterate(self, weight: Tensor) -> None:
+        self.v.copy_(functional.normalize(weight.t() @ self.u, dim=0))
+        self.u.copy_(functional.normalize(weight @ self.v, dim=0))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        if self.training:
+            self.iterate(weight)
+        u, v = self.u.clone(), self.v.clone()  # the buffers move on before backward has used them
+        return weight / torch.dot(u, weight @ v)
+
+
+def spectral_norm(head: nn.Module, layers: Layers = "all", warmup: int = 15) -> list[str]:
     """Normalise the linear layers of `head` in place; one power iteration a clean forward pass.
 
     Args:
         layers: "all" weight matrices (the paper), or the last one, "out_proj" (fairseq)
+        warmup: power iterations before the first pass (fairseq makes none)
 
     Returns:
         the names of the normalised layers
@@ -38,7 +71,7 @@ def spectral_norm(head: nn.Module, layers: Layers = "all") -> list[str]:
         if parametrize.is_parametrized(module, "weight"):
             raise BadInput(f"layer {name!r} of the head is normalised already: apply R4F once")
     for _, module in chosen:
-        parametrizations.spectral_norm(module)
+        parametrize.register_parametrization(module, "weight", SpectralNorm(module.weight, warmup))
     return [name for name, _ in chosen]
 
 
@@ -69,5 +102,5 @@ def raw_state(model: nn.Module) -> dict[str, Tensor]:
 
 def _normalised(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and parametrize.is_parametrized(module, "weight"):
+        if isinstance(module, nn.Linear) and any(isinstance(inner, SpectralNorm) for inner in module.modules()):
             yield name, module

@@ -83,4 +83,4 @@ class Every:
         return self.k * weight_at(self.weight, step) if step % self.k == 0 else 0.0
 
 
-SCHEDULES = {"warmup": Warmup, "start_at": StartAt, "every": Every}
+SCHEDULES: dict[str, type[Warmup | StartAt | Every]] = {"warmup": Warmup, "start_at": StartAt, "every": Every}

@@ -80,8 +80,8 @@ class EmbeddingTap:
     def _end(self, *_: Any) -> None:
         self._inside = False
 
-    def _shift(self, _: nn.Module, __: Any, output: Tensor) -> Tensor | None:
-        if not self._inside:
+    def _shift(self, embedding: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        if not self._inside or (self.fired and _only_padding(embedding, inputs[0])):
             return None
         self.fired += 1
         if self.delta is None:
@@ -90,3 +90,9 @@ class EmbeddingTap:
         shifted = (output + self.delta / self.stack.outer).to(output.dtype)
         self.embeds = shifted * self.stack.outer if self.stack.outer != 1.0 else shifted
         return shifted
+
+
+def _only_padding(embedding: nn.Module, ids: Tensor) -> bool:
+    """LED looks up a second time: the padding that fills its attention window."""
+    padding = getattr(embedding, "padding_idx", None)
+    return padding is not None and bool((ids == padding).all())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,11 @@ class HFForward(Forward):
 
     def __init__(self, model: nn.Module, inputs: Mapping[str, Any], task: hf.Task) -> None:
         self.model, self.inputs, self.task = model, dict(inputs), task
-        self.module = hf.unwrap(model)
-        self.config = self.module.config
-        self.stacks = hf.stacks(self.module)
+        module = hf.unwrap(model)
+        self.module, self.config = module, module.config
+        self.stacks = hf.stacks(module)
         self.sites = {name: Site(stack.inner * stack.outer, self._mask(name)) for name, stack in self.stacks.items()}
-        self.reentrant = hf.uses_reentrant_checkpointing(self.module)
+        self.reentrant = hf.uses_reentrant_checkpointing(module)
         if task in ("seq2seq", "causal"):
             self.inputs.setdefault("use_cache", False)
 
@@ -42,18 +42,22 @@ class HFForward(Forward):
 
     def _mask(self, name: str) -> Tensor | None:
         """True on the real tokens of a stack's input."""
+        source = self.inputs.get("attention_mask")
+        source = source.bool() if isinstance(source, Tensor) and source.dim() == 2 else None
         if name == "encoder" or self.task == "causal":
-            mask = self.inputs.get("attention_mask")
-            return mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
-        mask = self.inputs.get("decoder_attention_mask")
-        if mask is not None:
-            return mask.bool()  # type: ignore[no-any-return]
+            return source
+        given = self.inputs.get("decoder_attention_mask")
+        if given is not None:
+            return cast("Tensor", given.bool())
         ids, pad = self.inputs.get("decoder_input_ids"), self.config.pad_token_id
-        if ids is None or pad is None:
+        if ids is not None and pad is not None:
+            real = cast("Tensor", ids != pad)
+        elif source is not None and self.task == "classification":
+            real = source.roll(1, dims=-1)  # the model feeds the shifted source to its decoder
+        else:
             return None
-        mask = ids != pad
-        mask[:, 0] = True  # T5 starts with its padding token
-        return mask  # type: ignore[no-any-return]
+        real[:, 0] = True  # T5 starts with its padding token
+        return real
 
 
 class _Tapped(dict[str, Tensor]):

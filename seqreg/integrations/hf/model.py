@@ -81,6 +81,10 @@ def _stack(module: Any) -> Stack:
 def decoder_inputs(model: PreTrainedModel, labels: Tensor) -> Tensor:
     """Labels shifted right, the way this model was trained; M2M100 and Blenderbot have no method of their own."""
     shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    empty = (labels == IGNORE).all(-1)
+    if model.config.eos_token_id is not None and empty.any():  # mBART looks for the end of every row
+        labels = labels.clone()
+        labels[empty, 0] = model.config.eos_token_id
     if shift is not None:
         return shift(labels=labels)  # type: ignore[no-any-return]
     start, pad = model.config.decoder_start_token_id, model.config.pad_token_id
@@ -110,13 +114,14 @@ def classification_head(model: PreTrainedModel) -> nn.ModuleDict:
     return nn.ModuleDict({name: child for name, child in model.named_children() if child is not body})
 
 
-def r4f(model: nn.Module, layers: heads.Layers = "all") -> Any:
+def r4f(model: nn.Module, layers: heads.Layers = "all", warmup: int = 15) -> Any:
     """Normalise the classification head of a transformers model in place, and return the model.
 
     The trainers export it folded. In a loop of your own, call `seqreg.heads.fold(model)` before `save_pretrained`.
 
     Args:
         layers: "all" weight matrices of the head (the paper) or only the last, "out_proj" (fairseq)
+        warmup: power iterations before the first pass (fairseq makes none)
     """
-    heads.spectral_norm(classification_head(unwrap(model)), layers)
+    heads.spectral_norm(classification_head(unwrap(model)), layers, warmup)
     return model

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import functools
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from seqreg import BadInput, Context, Cost, Count, Criterion, Term
+from seqreg.integrations.hf import context, count
+from seqreg.integrations.hf.model import decoder_inputs, task_of
+from seqreg.terms.r3f import R3F
+from tests import zoo
+
+
+def test_tasks() -> None:
+    assert {task_of(zoo.make(name)) for name in zoo.SEQ2SEQ} == {"seq2seq"}
+    assert {task_of(zoo.make(name)) for name in zoo.CLASSIFIERS} == {"classification"}
+    assert {task_of(zoo.make(name)) for name in zoo.CAUSAL} == {"causal"}
+
+    class Mine(transformers.BartForConditionalGeneration):  # type: ignore[misc]
+        pass
+
+    assert task_of(Mine(zoo.make("bart").config)) == "seq2seq"
+    with pytest.raises(BadInput, match="load it with AutoModelForSeq2SeqLM"):
+        task_of(zoo.make("bart").model)
+    with pytest.raises(BadInput, match="Linear is not a transformers model"):
+        context(torch.nn.Linear(2, 2), {})
+
+
+@pytest.mark.parametrize(
+    "model", sorted(zoo.MODELS.keys() - {"prophetnet"})
+)  # its own loss predicts further tokens too
+def test_loss_is_the_models_own(model: str) -> None:
+    """Without smoothing and terms, value and gradient are those of the loss that transformers computes."""
+    net = zoo.dropout_off(zoo.make(model))
+    batch = zoo.batch(model)
+    report = Criterion()(context(net, batch))
+    report.total.backward()
+    ours = {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
+    net.zero_grad()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Version v4.12.0", FutureWarning)  # EncoderDecoderModel, about itself
+        theirs = net(**batch).loss
+    theirs.backward()
+    assert report.total.item() == pytest.approx(theirs.item(), rel=1e-5)
+    for name, p in net.named_parameters():
+        if p.grad is not None:
+            torch.testing.assert_close(ours[name], p.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", zoo.MODELS)
+def test_no_label_at_all_is_zero_and_not_nan(model: str) -> None:
+    labels = torch.full_like(zoo.batch(model)["labels"], -100)
+    net = zoo.make(model)
+    report = Criterion(R3F(), label_smoothing=0.1)(context(net, {**zoo.batch(model), "labels": labels}))
+    assert report.total == 0
+    report.total.backward()
+    assert all((p.grad == 0).all() for p in net.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("name", ["bart", "mbart", "pegasus", "marian", "t5", "led", "prophetnet"])
+def test_decoder_inputs_are_the_models_own(name: str) -> None:
+    net, labels = zoo.make(name), zoo.batch(name)["labels"]
+    expected = net.prepare_decoder_input_ids_from_labels(labels=labels)
+    assert torch.equal(decoder_inputs(net, labels), expected)
+
+
+@pytest.mark.parametrize("kind", ["m2m100", "blenderbot"])
+def test_decoder_inputs_where_transformers_has_no_method(kind: str) -> None:
+    if kind == "m2m100":
+        net = zoo.make("m2m100")
+        from transformers.models.m2m_100.modeling_m2m_100 import shift_tokens_right
+    else:
+        net = transformers.BlenderbotForConditionalGeneration(
+            transformers.BlenderbotConfig(
+                vocab_size=zoo.VOCAB, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+                decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=32,
+                pad_token_id=zoo.PAD, bos_token_id=zoo.BOS, eos_token_id=zoo.EOS, decoder_start_token_id=zoo.BOS,
+            )
+        )  # fmt: skip
+        from transformers.models.blenderbot.modeling_blenderbot import shift_tokens_right
+    assert not hasattr(net, "prepare_decoder_input_ids_from_labels")
+    labels = zoo.batch("bart")["labels"]
+    expected = shift_tokens_right(labels, net.config.pad_token_id, net.config.decoder_start_token_id)
+    assert torch.equal(decoder_inputs(net, labels), expected)
+    assert (labels == zoo.batch("bart")["labels"]).all(), "the labels are left alone"
+    assert Criterion(R3F(where="both"))(context(net, zoo.batch("bart"))).values["r3f"] > 0
+    if kind == "m2m100":
+        net.config.decoder_start_token_id = None
+        with pytest.raises(BadInput, match=r"config\.decoder_start_token_id is not set"):
+            decoder_inputs(net, labels)
+
+
+def test_the_batch_is_left_alone() -> None:
+    batch = zoo.batch("bart")
+    before = {key: value.clone() for key, value in batch.items()}
+    Criterion(R3F())(context(zoo.make("bart"), batch))
+    assert batch.keys() == before.keys()
+    assert all(torch.equal(batch[key], before[key]) for key in batch)
+
+
+@pytest.mark.parametrize(("value", "message"), [(zoo.VOCAB, "is the tokenizer larger"), (-1, "padding must be -100")])
+@pytest.mark.parametrize("model", ["bart", "t5", "gpt2", "m2m100", "bert2bert"])
+def test_impossible_labels_are_named_before_anything_runs(model: str, value: int, message: str) -> None:
+    batch = zoo.batch(model)
+    batch["labels"][1, 2] = value
+    with pytest.raises(BadInput, match=rf"labels\[1, 2\] is {value}, .*{message}"):
+        context(zoo.make(model), batch)
+
+
+def test_impossible_classes() -> None:
+    batch = {**zoo.batch("roberta"), "labels": torch.tensor([0, 3, 1])}
+    with pytest.raises(BadInput, match=r"labels\[1\] is 3, but the head has classes 0\.\.2"):
+        context(zoo.make("roberta"), batch)
+    net = zoo.make("roberta", problem_type="multi_label_classification")
+    with pytest.raises(BadInput, match="multi-label"):
+        context(net, {**zoo.batch("roberta"), "labels": torch.rand(3, 3)})
+    with pytest.raises(BadInput, match="has no 'labels'"):
+        context(net, {"input_ids": torch.ones(1, 1)})
+
+
+def test_padding_left_in_the_labels_is_warned_of() -> None:
+    batch = zoo.batch("bart")
+    batch["labels"] = batch["labels"].masked_fill(batch["labels"] == -100, zoo.PAD)
+    with pytest.warns(UserWarning, match="labels contain the padding token 1"):
+        context(zoo.make("bart"), batch)
+
+
+def test_masked_and_token_level_models() -> None:
+    config = transformers.RobertaConfig(
+        vocab_size=zoo.VOCAB, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
+    net = transformers.RobertaForMaskedLM(config)
+    batch = zoo.batch("roberta")
+    batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    ours = Criterion()(context(net.eval(), batch)).total
+    assert ours.item() == pytest.approx(net(**batch).loss.item(), rel=1e-5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ascending(Term):
+    """A term that needs torch.autograd.grad."""
+
+    ascends = True
+
+    @property
+    def cost(self) -> Cost:
+        return Cost(1, 1)
+
+    def __call__(self, ctx: Context) -> Tensor:
+        embeds = ctx.clean.embeds["encoder"]
+        delta = torch.zeros_like(embeds).requires_grad_()
+        view = ctx.forward({"encoder": delta}, dropout="shared")
+        (gradient,) = torch.autograd.grad(ctx.task_loss(view).sum(), delta)
+        return ctx.reduce(gradient.square().sum((-1, -2)).unsqueeze(-1).expand_as(ctx.labels))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_reentrant_checkpointing_is_refused_where_it_cannot_work(reentrant: bool) -> None:
+    net = zoo.make("bart")
+    net.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    assert isinstance(net.model.encoder._gradient_checkpointing_func, functools.partial)
+    if reentrant:
+        with pytest.raises(BadInput, match="'use_reentrant': False"):
+            Criterion(Ascending())(context(net, zoo.batch("bart")))
+    else:
+        assert Criterion(Ascending())(context(net, zoo.batch("bart"))).values["ascending"] > 0
+
+
+@pytest.mark.parametrize("dropout", ["independent", "shared"])
+def test_checkpointing_changes_nothing(dropout: Any) -> None:
+    def gradient(checkpointing: bool) -> Tensor:
+        net = zoo.make("bart")
+        if checkpointing:
+            net.gradient_checkpointing_enable()
+        torch.manual_seed(5)
+        Criterion(R3F(scale=0.1, dropout=dropout))(context(net, zoo.batch("bart"))).total.backward()
+        return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+
+    torch.testing.assert_close(gradient(True), gradient(False), rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("term", [(), (R3F(scale=0.05, relative=True),)])
+def test_bfloat16_autocast(term: tuple[Term, ...]) -> None:
+    net = zoo.dropout_off(zoo.make("bart"))
+    exact = Criterion(*term, label_smoothing=0.1)(context(net, zoo.batch("bart")))
+    with torch.autocast("cpu", torch.bfloat16):
+        report = Criterion(*term, label_smoothing=0.1)(context(net, zoo.batch("bart")))
+    assert report.total.dtype == torch.float32
+    assert report.total.item() == pytest.approx(exact.total.item(), rel=1e-2)
+
+
+@pytest.mark.parametrize("model", ["bart", "roberta", "gpt2"])
+@pytest.mark.parametrize("cut", [1, 2, 4])
+@pytest.mark.parametrize("per", ["token", "sequence"])
+def test_gradient_does_not_depend_on_accumulation(model: str, cut: int, per: Any, monkeypatch: Any) -> None:
+    """A raw loop over micro-batches with `count` gives the gradient of the whole batch."""
+    fixed_noise(monkeypatch)
+    net = zoo.dropout_off(zoo.make(model))
+    batch = zoo.batch(model, rows=4)
+    criterion = Criterion(R3F(scale=0.1, per=per), label_smoothing=0.1, per=per)
+
+    def gradient(size: int) -> Tensor:
+        net.zero_grad()
+        pieces = [{key: value[i : i + size] for key, value in batch.items()} for i in range(0, 4, size)]
+        whole = count(net, pieces)
+        for piece in pieces:
+            criterion(context(net, piece, count=whole)).total.backward()
+        return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+
+    whole, pieces = gradient(4), gradient(4 // cut)
+    assert (whole - pieces).norm() <= 1e-6 * whole.norm()
+
+
+def fixed_noise(monkeypatch: Any) -> None:
+    """Noise that depends on the embedding alone, so that it does not matter in which piece a row comes."""
+    monkeypatch.setattr(
+        "seqreg.terms.r3f.sample", lambda noise, like, scale, mask: scale * torch.sin(1000 * like.detach())
+    )
+
+
+def test_count_of_a_causal_batch_leaves_out_the_first_label() -> None:
+    batch = zoo.batch("gpt2")
+    assert count(zoo.make("gpt2"), [batch, batch]) == Count(2 * float((batch["labels"][:, 1:] != -100).sum()), 6.0)
+    assert context(zoo.make("gpt2"), batch).count.labels == float((batch["labels"][:, 1:] != -100).sum())

@@ -1,0 +1,22 @@
+"""A model-free Forward, and terms that exist only in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from seqreg import Forward, Site, View
+
+
+class Played(Forward):
+    """Plays back given logits, pass after pass."""
+
+    def __init__(self, *logits: Tensor, embeds: Tensor | None = None) -> None:
+        self.logits, self.passes = logits, 0
+        self.module, self.sites, self.embeds = nn.Module(), {"encoder": Site()}, embeds
+
+    def run(self, delta: Mapping[str, Tensor], *, hidden: bool) -> View:
+        self.passes += 1
+        embeds = {} if self.embeds is None else {"encoder": self.embeds}
+        return View(self.logits[self.passes - 1], embeds)

@@ -1,0 +1,159 @@
+"""What every term promises, on every architecture. Terms are discovered; a new one is tested without being listed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from seqreg import BadInput, Context, Criterion, Term, View, build_criterion, build_term
+from seqreg.build import term_names
+from seqreg.integrations.hf import context
+from tests import zoo
+
+OUTSIDE = "tests.outside_term.ConfidencePenalty"
+TERMS = [*term_names(), OUTSIDE]
+everywhere = pytest.mark.parametrize("model", zoo.MODELS)
+every_term = pytest.mark.parametrize("term", TERMS)
+
+
+class Counter:
+    """Counts the passes that a context makes through its model."""
+
+    def __init__(self, ctx: Context, fail_at: int | None = None) -> None:
+        self.forwards, self.backwards, self.fail_at = 0, 0, fail_at
+        self.inner = ctx.forward.run
+        ctx.forward.run = self.run  # type: ignore[method-assign]
+
+    def run(self, delta: Mapping[str, Tensor], *, hidden: bool) -> View:
+        view = self.inner(delta, hidden=hidden)
+        self.forwards += 1
+        if self.forwards == self.fail_at:
+            raise RuntimeError("injected")
+        if view.logits.requires_grad:
+            view.logits.register_hook(self.backward)
+        return view
+
+    def backward(self, _: Tensor) -> None:
+        self.backwards += 1
+
+
+def loss_of(model: Any, name: str, *terms: Term, **batch: Any) -> Any:
+    torch.manual_seed(3)
+    return Criterion(*terms)(context(model, zoo.batch(name, **batch)))
+
+
+@every_term
+@everywhere
+def test_value_and_gradient(term: str, model: str) -> None:
+    net = zoo.make(model)
+    for index, parameter in enumerate(net.parameters()):
+        parameter.grad = torch.full_like(parameter, float(index))
+    modes = [module.training for module in net.modules()]
+    report = loss_of(net, model, build_term(term))
+    (name,) = report.parts.keys() - {"base"}
+    value = report.values[name]
+    assert value.shape == ()
+    assert value.dtype == torch.float32
+    assert torch.isfinite(value)
+    assert modes == [module.training for module in net.modules()]
+    for index, parameter in enumerate(net.parameters()):
+        assert (parameter.grad == float(index)).all(), "a term must leave .grad alone"
+    assert report.total.item() == pytest.approx(sum(part.item() for part in report.parts.values()), rel=1e-6)
+    net.zero_grad()
+    report.total.backward()
+    with_term = [p.grad for p in net.parameters()]
+    net.zero_grad()
+    loss_of(net, model).total.backward()
+    without = [p.grad for p in net.parameters()]
+    changed = [
+        not torch.equal(a, b) for a, b in zip(with_term, without, strict=True) if a is not None and b is not None
+    ]
+    assert any(changed), "the term must reach the parameters"
+
+
+@every_term
+@everywhere
+def test_same_seed_same_value(term: str, model: str) -> None:
+    net = zoo.make(model)
+    assert loss_of(net, model, build_term(term)).total == loss_of(net, model, build_term(term)).total
+
+
+@every_term
+@everywhere
+def test_padding_does_not_matter(term: str, model: str) -> None:
+    net = zoo.dropout_off(zoo.make(model))
+    exact = model != "prophetnet"  # which gives NaN in float64
+    net = net.double() if exact else net
+    narrow = loss_of(net, model, build_term(term, {"name": "term"}))
+    wide = loss_of(net, model, build_term(term, {"name": "term"}), pad=4)
+    assert wide.values["term"].item() == pytest.approx(narrow.values["term"].item(), rel=1e-6, abs=0 if exact else 1e-9)
+    assert wide.total.item() == pytest.approx(narrow.total.item(), rel=1e-6)
+
+
+@every_term
+@everywhere
+def test_passes_are_as_stated(term: str, model: str) -> None:
+    one = build_term(term)
+    ctx = context(zoo.make(model), zoo.batch(model))
+    counter = Counter(ctx)
+    Criterion(one)(ctx).total.backward()
+    assert counter.forwards == 1 + one.cost.forwards
+    assert counter.backwards == 1 + one.cost.backwards
+
+
+@every_term
+@everywhere
+def test_clean_pass_runs_once_for_any_number_of_terms(term: str, model: str) -> None:
+    terms = [build_term(term, {"name": name}) for name in ("one", "two", "three")]
+    ctx = context(zoo.make(model), zoo.batch(model))
+    counter = Counter(ctx)
+    report = Criterion(*terms)(ctx)
+    assert counter.forwards == 1 + sum(one.cost.forwards for one in terms)
+    assert list(report.parts) == ["base", "one", "two", "three"]
+
+
+@every_term
+@pytest.mark.parametrize("reason", ["evaluation", "weight 0", "schedule"])
+@everywhere
+def test_off_costs_nothing(term: str, model: str, reason: str) -> None:
+    net = zoo.make(model)
+    net.train(reason != "evaluation")
+    weight: Any = {"evaluation": 1.0, "weight 0": 0.0, "schedule": {"schedule": "start_at", "start": 5}}[reason]
+    ctx = context(net, zoo.batch(model), step=4)
+    counter = Counter(ctx)
+    report = Criterion(build_term(term, {"weight": weight}))(ctx)
+    assert counter.forwards == 1
+    assert list(report.parts) == ["base"]
+
+
+@every_term
+@pytest.mark.parametrize("fail_at", [1, 2])
+@everywhere
+def test_everything_is_restored_after_an_exception(term: str, model: str, fail_at: int) -> None:
+    net = zoo.make(model)
+    ctx = context(net, zoo.batch(model))
+    Counter(ctx, fail_at)
+    before = fingerprint(net)
+    with contextlib.suppress(RuntimeError):
+        Criterion(build_term(term))(ctx)
+    assert fingerprint(net) == before
+
+
+def fingerprint(net: torch.nn.Module) -> list[Any]:
+    return [
+        (module.training, len(module._forward_hooks), len(module._forward_pre_hooks)) for module in net.modules()
+    ] + [parameter.requires_grad for parameter in net.parameters()]
+
+
+def test_a_term_outside_the_package_is_named_by_its_dotted_path() -> None:
+    criterion = build_criterion({"terms": {OUTSIDE: {"weight": 0.3}}})
+    assert criterion.terms[0].weight == 0.3
+    assert criterion.terms[0].name == "confidencepenalty"
+    assert type(build_term("mine", {"term": "tests.outside_term"})).__name__ == "ConfidencePenalty"
+    with pytest.raises(BadInput, match="cannot be imported"):
+        build_term("tests.outside_term.Missing")

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from seqreg import BadInput, Cost, Criterion
+from seqreg.integrations.hf import context
+from seqreg.terms.r3f import R3F
+from tests import zoo
+
+
+def value(net: Any, name: str, term: R3F, *, seed: int = 3, **batch: Any) -> float:
+    torch.manual_seed(seed)
+    return float(Criterion(term)(context(net, zoo.batch(name, **batch))).values["r3f"])
+
+
+def test_formula_recomputed_in_plain_steps() -> None:
+    """Embeddings replaced by hand, KL both ways in float64: value and every gradient."""
+    net = zoo.dropout_off(zoo.make("bart")).double()
+    batch = zoo.batch("bart")
+    ctx = context(net, batch)
+    drawn: dict[str, Tensor] = {}
+    inner = ctx.forward.run
+    ctx.forward.run = lambda delta, *, hidden: (drawn.update(delta), inner(delta, hidden=hidden))[1]  # type: ignore
+    report = Criterion(R3F(scale=0.02, weight=0.5))(ctx)
+    report.total.backward()
+    ours = {name: parameter.grad.clone() for name, parameter in net.named_parameters()}
+    net.zero_grad()
+
+    embeds = net.get_encoder().embed_tokens(batch["input_ids"])
+    ids = net.prepare_decoder_input_ids_from_labels(batch["labels"])
+
+    def logp(source: Tensor) -> Tensor:
+        out = net(inputs_embeds=source, attention_mask=batch["attention_mask"], decoder_input_ids=ids)
+        return out.logits.log_softmax(-1)  # type: ignore[no-any-return]
+
+    clean, noised = logp(embeds), logp(embeds + drawn["encoder"])
+    kept = batch["labels"] != -100
+    nll = -clean[kept].gather(-1, batch["labels"][kept].unsqueeze(-1)).sum()
+    forth = (clean.exp() * (clean - noised)).sum(-1)[kept].sum()
+    back = (noised.exp() * (noised - clean)).sum(-1)[kept].sum()
+    total = (nll + 0.5 * (forth + back)) / kept.sum()
+    total.backward()
+    assert report.total.item() == pytest.approx(total.item(), rel=1e-9)
+    assert report.values["r3f"].item() == pytest.approx(((forth + back) / kept.sum()).item(), rel=1e-6)
+    for name, parameter in net.named_parameters():
+        torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("model", zoo.MODELS)
+def test_the_noise_arrives(model: str) -> None:
+    """Without dropout the term grows with the square of the scale, over three decades, on every architecture."""
+    net = zoo.dropout_off(zoo.make(model))
+    if model != "prophetnet":  # gives NaN in float64
+        net = net.double()
+    scales = (1e-2, 3e-2) if model == "prophetnet" else (1e-6, 1e-5, 1e-4, 1e-3)
+    values = [value(net, model, R3F(scale=scale, relative=True)) for scale in scales]
+    for index in range(len(scales) - 1):
+        ratio = scales[index + 1] / scales[index]
+        assert values[index + 1] / values[index] == pytest.approx(ratio**2, rel=0.1)
+
+
+@pytest.mark.parametrize("model", ["bart", "roberta", "llama"])
+def test_dropout_policies(model: str) -> None:
+    """Independent masks swamp small noise; shared masks and no dropout leave it alone."""
+    net = zoo.make(model, spread=2.0)
+    tiny = {"scale": 1e-4}
+    independent = value(net, model, R3F(dropout="independent", **tiny))  # type: ignore[arg-type]
+    shared = value(net, model, R3F(dropout="shared", **tiny))  # type: ignore[arg-type]
+    off = value(net, model, R3F(dropout="off", **tiny))  # type: ignore[arg-type]
+    if model != "llama":  # which has no dropout by default
+        assert independent > 1000 * shared
+    assert shared == pytest.approx(off, rel=3)
+    quiet = zoo.dropout_off(net).double()
+    values = [value(quiet, model, R3F(dropout=policy, **tiny)) for policy in ("independent", "shared", "off")]  # type: ignore
+    assert values[0] == values[1] == values[2]
+
+
+def test_shared_dropout_replays_the_same_masks() -> None:
+    ctx = context(zoo.make("bart"), zoo.batch("bart"))
+    clean = ctx.clean
+    torch.rand(100)
+    after = torch.get_rng_state()
+    assert torch.equal(ctx.forward(dropout="shared").logits, clean.logits)
+    assert torch.equal(torch.get_rng_state(), after)
+    assert not torch.equal(ctx.forward(dropout="independent").logits, clean.logits)
+    assert torch.equal(ctx.forward(dropout="off").logits, ctx.quiet.logits)
+
+
+@pytest.mark.parametrize("where", ["input", "encoder", "decoder", "both"])
+def test_where(where: Any) -> None:
+    net = zoo.dropout_off(zoo.make("bart"))
+    ctx = context(net, zoo.batch("bart"))
+    seen: dict[str, Tensor] = {}
+    inner = ctx.forward.run
+    ctx.forward.run = lambda delta, *, hidden: (seen.update(delta), inner(delta, hidden=hidden))[1]  # type: ignore
+    Criterion(R3F(where=where, scale=0.1))(ctx)
+    names = {"input": ["encoder"], "both": ["encoder", "decoder"]}.get(where, [where])
+    assert list(seen) == names
+    assert all((delta.abs() > 0).any() for delta in seen.values())
+
+
+@pytest.mark.parametrize(("model", "where"), [("roberta", "decoder"), ("gpt2", "encoder"), ("bert", "both")])
+def test_where_there_is_no_such_stack(model: str, where: Any) -> None:
+    with pytest.raises(BadInput, match="use where='input'"):
+        value(zoo.make(model), model, R3F(where=where))
+
+
+@pytest.mark.parametrize("model", zoo.SCALED)
+def test_relative_scale_and_the_scale_inside_the_model(model: str) -> None:
+    net = zoo.dropout_off(zoo.make(model))
+    ctx = context(net, zoo.batch(model))
+    site = ctx.forward.sites["encoder"]
+    assert site.scale == 4.0  # sqrt of 16 dimensions
+    embeds = ctx.clean.embeds["encoder"]
+    size = embeds[site.mask].pow(2).mean().sqrt().item()
+    assert value(net, model, R3F(scale=0.01, relative=True)) == value(net, model, R3F(scale=0.01 * size))
+    assert value(net, model, R3F(scale=0.01, inject="word")) == value(net, model, R3F(scale=0.04))
+
+
+@pytest.mark.parametrize("noise", ["normal", "uniform"])
+@pytest.mark.parametrize("model", ["bart", "prophetnet", "roberta", "gpt2"])
+def test_padding_at_a_scale_that_float32_sees(model: str, noise: Any) -> None:
+    net = zoo.dropout_off(zoo.make(model))
+    term = R3F(scale=0.05, relative=True, noise=noise)
+    assert value(net, model, term, pad=4) == pytest.approx(value(net, model, term), rel=2e-3)
+
+
+def test_led_pads_to_its_window() -> None:
+    """A length that is no multiple of the attention window reaches the embedding longer than the batch."""
+    net = zoo.dropout_off(zoo.make("led"))
+    term = R3F(scale=0.05)
+    assert value(net, "led", term, pad=1) == pytest.approx(value(net, "led", term), rel=1e-3)
+    assert value(net, "led", R3F(scale=0.05, padding=True), pad=1) > 0
+
+
+def test_detached_sides() -> None:
+    net = zoo.dropout_off(zoo.make("bart")).double()
+
+    def gradient(**settings: Any) -> Tensor:
+        net.zero_grad()
+        torch.manual_seed(3)
+        criterion = Criterion(R3F(scale=0.1, **settings))
+        criterion(context(net, zoo.batch("bart"))).total.backward()
+        with_term = torch.cat([p.grad.flatten() for p in net.parameters()])
+        net.zero_grad()
+        Criterion()(context(net, zoo.batch("bart"))).total.backward()
+        return with_term - torch.cat([p.grad.flatten() for p in net.parameters()])
+
+    both, clean, noised = (gradient(detach=side) for side in ("none", "clean", "noised"))
+    assert not torch.allclose(clean, noised, rtol=1e-3)
+    torch.testing.assert_close(clean + noised, both, rtol=1e-8, atol=1e-12)
+
+
+def test_per_sequence_is_the_sum_over_tokens() -> None:
+    net = zoo.dropout_off(zoo.make("bart"))
+    labels, rows = 15, 3
+    token, sequence = (value(net, "bart", R3F(scale=0.1, per=per)) for per in ("token", "sequence"))  # type: ignore[arg-type]
+    assert sequence * rows == pytest.approx(token * labels, rel=1e-6)
+
+
+def test_fairseq_preset_counts_padding_and_grows_with_it() -> None:
+    net = zoo.dropout_off(zoo.make("bart"))
+    term = R3F(preset="fairseq", scale=0.05)
+    assert value(net, "bart", term, pad=12) > 1.2 * value(net, "bart", term)
+
+
+def test_presets_yield_to_explicit_settings() -> None:
+    term = R3F(preset="fairseq", per="token")
+    assert (term.per, term.padding, term.inject) == ("token", True, "word")
+    with pytest.raises(BadInput, match="did you mean 'fairseq'"):
+        R3F(preset="fairsek")
+
+
+@pytest.mark.parametrize("model", ["roberta", "bart_classifier", "t5_classifier"])
+def test_regression_needs_mse(model: str) -> None:
+    extra = {"num_labels": 1}
+    net = zoo.make(model, **extra)
+    batch = {**zoo.batch(model), "labels": torch.tensor([0.1, 2.0, 3.5])}
+    with pytest.raises(BadInput, match="use divergence='mse'"):
+        Criterion(R3F())(context(net, batch))
+    ctx = context(net, batch)
+    report = Criterion(R3F(divergence="mse", scale=0.1))(ctx)
+    assert report.values["r3f"] > 0
+    expected = (ctx.clean.logits.squeeze(-1) - batch["labels"]).square().mean()
+    assert report.parts["base"].item() == pytest.approx(expected.item())
+    assert "nll" not in report.values
+    with pytest.raises(BadInput, match=r"label_smoothing=0\.1 means nothing"):
+        Criterion(label_smoothing=0.1)(context(net, batch))
+
+
+@pytest.mark.parametrize("divergence", ["symmetric_kl", "kl", "reverse_kl", "js", "mse"])
+@pytest.mark.parametrize("model", ["bart", "roberta", "gpt2"])
+def test_every_divergence_runs(model: str, divergence: Any) -> None:
+    assert value(zoo.make(model), model, R3F(divergence=divergence)) > 0
+
+
+def test_cost_of_the_options() -> None:
+    assert R3F().cost == Cost(1, 1)
+    assert R3F(detach="noised").cost == Cost(1, 0)
+    assert R3F(dropout="off").cost == Cost(2, 2)
+
+
+def test_noise_that_the_arithmetic_cannot_see() -> None:
+    net = zoo.make("bart")
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(BadInput, match=r"1e-05 is below what bfloat16 resolves"):
+        value(net, "bart", R3F())
+    with torch.autocast("cpu", torch.bfloat16), pytest.warns(UserWarning, match="below what bfloat16 resolves"):
+        value(net, "bart", R3F(preset="fairseq"))
+    with pytest.raises(BadInput, match="below what bfloat16 resolves"):
+        value(zoo.make("bart").bfloat16(), "bart", R3F())
+    with warnings.catch_warnings(), torch.autocast("cpu", torch.bfloat16):
+        warnings.simplefilter("error")
+        assert value(net, "bart", R3F(scale=0.1, relative=True)) > 0

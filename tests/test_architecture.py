@@ -1,0 +1,67 @@
+"""The house rules: imports point one way, and importing seqreg is light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "seqreg"
+FILES = sorted(ROOT.rglob("*.py"))
+
+# A room may import from itself where listed, and from the rooms before it.
+ROOMS = ["core", "terms", "build", "package", "integrations", "metrics", "workbench", "cli"]
+FRAMEWORKS = {"transformers", "accelerate", "fairseq", "datasets", "peft"}
+
+
+def room(parts: tuple[str, ...]) -> str:
+    """The room of a module given as path parts below seqreg."""
+    if not parts:
+        return "package"
+    if parts[0] in ("terms", "integrations", "metrics", "workbench"):
+        return parts[0]
+    return parts[0] if parts[0] in ("build", "cli") else "core"
+
+
+def imported(path: Path) -> set[str]:
+    """Absolute module names that a file imports; `from seqreg import heads` counts as seqreg.heads."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            assert node.module is not None
+            for alias in node.names:
+                inner = ROOT.parent / Path(*node.module.split("."), alias.name)
+                is_module = inner.with_suffix(".py").exists() or inner.is_dir()
+                names.add(f"{node.module}.{alias.name}" if is_module else node.module)
+    return names
+
+
+@pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(ROOT)) for path in FILES])
+def test_imports_point_one_way(path: Path) -> None:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts[:-1] if parts[-1] == "__init__" else parts
+    here = room(parts)
+    for name in imported(path):
+        top, *rest = name.split(".")
+        if top == "seqreg":
+            there = room(tuple(rest))
+            assert ROOMS.index(there) <= ROOMS.index(here), f"{here} must not import {name}"
+            assert not (here == "terms" and there == "terms"), f"a term never imports another: {name}"
+            assert not (here != "package" and there == "package"), f"import the module, not the package: {name}"
+        elif here in ("core", "terms", "build", "package"):
+            assert top == "torch" or top in sys.stdlib_module_names, f"{here} imports only torch, not {name}"
+        if top in FRAMEWORKS:
+            assert here in ("integrations", "metrics", "workbench"), f"{here} must not import {name}"
+
+
+def test_importing_seqreg_is_light() -> None:
+    heavy = ("transformers", "fairseq", "datasets", "accelerate")
+    code = f"import sys, seqreg; print([name for name in {heavy} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

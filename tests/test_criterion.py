@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from seqreg import BadInput, Context, Criterion, Every, build_criterion, build_term
+from seqreg.terms.r3f import R3F
+from tests.stubs import Played
+
+
+def ctx(passes: int = 2, **settings: Any) -> Context:
+    logits = [torch.randn(2, 3, 5, requires_grad=True) for _ in range(passes)]
+    return Context(
+        Played(*logits, embeds=torch.ones(2, 4, 8)), torch.tensor([[1, 2, 3], [1, 0, -100]]), kind="tokens", **settings
+    )
+
+
+def test_parts_add_up_and_are_named() -> None:
+    criterion = Criterion(R3F(weight=0.3), R3F(name="again", weight=0.2), label_smoothing=0.1)
+    report = criterion(ctx(3))
+    assert list(report.parts) == ["base", "r3f", "again"]
+    assert sum(part.item() for part in report.parts.values()) == pytest.approx(report.total.item(), rel=1e-6)
+    assert report.parts["r3f"].item() == pytest.approx(0.3 * report.values["r3f"].item())
+    assert set(report.scalars()) == {
+        "part/base", "part/r3f", "part/again", "value/nll", "value/r3f", "value/again", "weight/r3f", "weight/again",
+    }  # fmt: skip
+    assert not any(part.requires_grad for part in report.parts.values())
+    assert str(report).startswith("loss ")
+
+
+def test_weight_is_a_function_of_the_step() -> None:
+    criterion = Criterion(R3F(weight=Every(0.5, k=2)))
+    assert criterion(ctx(step=2)).weights == {"r3f": 1.0}
+    off = criterion(ctx(passes=1, step=3))
+    assert list(off.parts) == ["base"]
+    assert off.weights == {"r3f": 0.0}
+
+
+def test_training_can_be_overridden() -> None:
+    assert "r3f" in Criterion(R3F())(ctx(training=False), training=True).parts
+    assert "r3f" not in Criterion(R3F())(ctx(), training=False).parts
+
+
+def test_repr_shows_what_differs_from_the_defaults() -> None:
+    shown = repr(Criterion(R3F(weight=0.1, scale=1e-3), label_smoothing=0.1))
+    assert shown == "Criterion(R3F(weight=0.1, scale=0.001), label_smoothing=0.1, smoothing='torch', per='token')"
+
+
+def test_a_bad_weight_from_a_schedule_is_named_with_its_step() -> None:
+    criterion = Criterion(R3F(weight=lambda step: 1.0 - step))
+    criterion(ctx(step=0))
+    with pytest.raises(BadInput, match=r"weight -4.0 at step 5"):
+        criterion(ctx(step=5))
+
+
+BAD: list[tuple[Any, str]] = [
+    (lambda: R3F(weight=-1), "weight -1"),
+    (lambda: R3F(weight=float("nan")), "weight nan"),
+    (lambda: R3F(weight="1e-5"), "weight='1e-5': expected a number or a schedule"),
+    (lambda: R3F(scale=0), "scale=0: expected a number > 0"),
+    (lambda: R3F(scale=-1e-5), "scale=-1e-05"),
+    (lambda: R3F(scale=float("nan")), "scale=nan: expected a finite number"),
+    (lambda: R3F(scale="1e-5"), "scale='1e-5': expected a finite number"),
+    (lambda: R3F(scale=True), "scale=True"),
+    (lambda: R3F(relative="yes"), "relative='yes': expected true or false"),
+    (lambda: R3F(noise="norml"), "noise='norml': did you mean 'normal'?"),
+    (lambda: R3F(dropout="of"), "dropout='of': did you mean 'off'?"),
+    (lambda: R3F(divergence="l1"), "choose from"),
+    (lambda: R3F(epsilon=1e-5), "R3F: unknown setting 'epsilon'"),
+    (lambda: R3F(scal=1e-5), "did you mean 'scale'?"),
+    (lambda: R3F(preset="mtdnn"), "unknown preset 'mtdnn'"),
+    (lambda: Criterion(label_smoothing=1.0), "label_smoothing=1.0 is outside [0, 1)"),
+    (lambda: Criterion(label_smoothing=-0.1), "label_smoothing=-0.1 is outside [0, 1)"),
+    (lambda: Criterion(label_smoothing=float("nan")), "label_smoothing=nan is outside"),
+    (lambda: Criterion(smoothing="hf"), "smoothing='hf' is unknown"),
+    (lambda: Criterion(per="batch"), "per='batch'"),
+    (lambda: Criterion(R3F(), R3F()), "two parts of the loss are called 'r3f'"),
+    (lambda: Criterion(R3F(name="base")), "called 'base'"),
+    (lambda: build_term("r3g"), "unknown term 'r3g'; did you mean 'r3f'?"),
+    (lambda: build_term("R3F"), "unknown term 'R3F'"),
+    (lambda: build_term("json.decoder"), "defines 0 terms"),
+    (lambda: build_term("json.JSONDecoder"), "is not a Term"),
+    (lambda: build_term("no_such_package.term"), "cannot be imported"),
+    (lambda: build_criterion({"label_smoting": 0.1}), "did you mean 'label_smoothing'?"),
+    (lambda: build_criterion({"terms": ["r3f"]}), "expected a mapping"),
+    (lambda: build_criterion({"terms": {"r3f": {"weight": {"schedule": "warm"}}}}), "did you mean 'warmup'?"),
+    (lambda: build_criterion({"terms": {"r3f": {"weight": {"schedule": "every", "n": 2}}}}), "unknown setting 'n'"),
+    (lambda: build_criterion({"terms": {"r3f": {"weight": {"schedule": "every", "k": 0}}}}), "k=0"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), BAD, ids=[message for _, message in BAD])
+def test_bad_input_is_answered_in_one_line(make: Any, message: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        make()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_dicts_and_python_build_the_same() -> None:
+    config = {
+        "label_smoothing": 0.1,
+        "smoothing": "fairseq",
+        "terms": {
+            "r3f": {"weight": {"schedule": "every", "k": 4, "weight": 0.5}, "noise": "uniform"},
+            "far": {"term": "r3f", "preset": "fairseq", "scale": 0.1},
+        },
+    }
+    expected = Criterion(
+        R3F(weight=Every(0.5, k=4), noise="uniform"),
+        R3F(name="far", preset="fairseq", scale=0.1),
+        label_smoothing=0.1,
+        smoothing="fairseq",
+    )
+    assert repr(build_criterion(config)) == repr(expected)
+    assert build_criterion(config).terms == expected.terms

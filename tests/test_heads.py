@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from seqreg import BadInput, Criterion, heads
+from seqreg.integrations.hf import context, r4f
+from seqreg.terms.r3f import R3F
+from tests import zoo
+
+
+def norms(model: Any) -> dict[str, float]:
+    return {
+        name: torch.linalg.matrix_norm(module.weight.detach(), 2).item()
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and nn.utils.parametrize.is_parametrized(module, "weight")
+    }
+
+
+@pytest.mark.parametrize("model", zoo.CLASSIFIERS)
+def test_every_matrix_of_the_head_has_norm_one(model: str) -> None:
+    net = r4f(zoo.make(model), warmup=200).eval()
+    found = norms(net)
+    assert found
+    assert all(norm == pytest.approx(1, abs=1e-3) for norm in found.values())
+    body = net.base_model_prefix
+    assert not any(name.startswith(f"{body}.") for name in found)
+    if model in ("roberta", "xlm_r", "electra", "bart_classifier", "t5_classifier"):
+        assert {name.rpartition(".")[2] for name in found} == {"dense", "out_proj"}
+
+
+@pytest.mark.parametrize("model", zoo.CLASSIFIERS)
+def test_the_released_code_normalises_the_last_layer_only(model: str) -> None:
+    net = r4f(zoo.make(model), "out_proj")
+    assert len(norms(net)) == 1
+    assert next(iter(norms(net))).endswith(("out_proj", "classifier"))
+
+
+@pytest.mark.parametrize("model", zoo.CLASSIFIERS)
+def test_folded_export_gives_identical_logits(model: str, tmp_path: Path) -> None:
+    net = r4f(zoo.make(model))
+    batch = {key: value for key, value in zoo.batch(model).items() if key != "labels"}
+    net(**batch)
+    net.eval()
+    expected = net(**batch).logits
+    state = heads.folded_state(net)
+    assert torch.equal(net(**batch).logits, expected), "reading the folded state changes nothing"
+    heads.fold(net).save_pretrained(tmp_path)
+    assert not heads.raw_state(net)
+    loaded = type(net).from_pretrained(tmp_path).eval()
+    assert torch.equal(loaded(**batch).logits, expected)
+    assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in state.items())
+
+
+@pytest.mark.parametrize("model", [*zoo.SEQ2SEQ, *zoo.CAUSAL])
+def test_language_model_heads_are_refused(model: str) -> None:
+    with pytest.raises(BadInput, match="has a language-model head"):
+        r4f(zoo.make(model))
+
+
+def test_refuses_to_normalise_twice_and_unknown_layers() -> None:
+    net = r4f(zoo.make("roberta"), "out_proj")
+    with pytest.raises(BadInput, match="normalised already"):
+        r4f(net)
+    assert len(norms(net)) == 1, "a refused call changes nothing"
+    with pytest.raises(BadInput, match="layers='dense'"):
+        heads.spectral_norm(nn.Linear(2, 2), "dense")  # type: ignore[arg-type]
+
+
+def test_gradient_through_the_norm() -> None:
+    """d/dW of W / (u' W v) with u and v held: against finite differences."""
+    weight = torch.randn(3, 4, dtype=torch.float64)
+    norm = heads.SpectralNorm(weight, warmup=3).eval()
+    assert torch.autograd.gradcheck(norm, weight.requires_grad_())
+
+
+def test_extra_passes_use_the_norm_of_the_clean_pass() -> None:
+    """Power iteration moves in the clean pass only; otherwise R3F would also measure the head's own movement."""
+    net = zoo.dropout_off(r4f(zoo.make("roberta"), warmup=0))
+    ctx = context(net, zoo.batch("roberta"))
+    vectors = [value.clone() for key, value in heads.raw_state(net).items() if key.endswith(".u")]
+    clean = ctx.clean.logits
+    moved = [value.clone() for key, value in heads.raw_state(net).items() if key.endswith(".u")]
+    assert not any(torch.equal(a, b) for a, b in zip(vectors, moved, strict=True))
+    assert torch.equal(ctx.forward(dropout="independent").logits, clean)
+    assert torch.equal(ctx.forward(dropout="shared").logits, clean)
+    after = [value for key, value in heads.raw_state(net).items() if key.endswith(".u")]
+    assert all(torch.equal(a, b) for a, b in zip(moved, after, strict=True))
+
+
+def test_trains_under_r3f() -> None:
+    net = r4f(zoo.make("roberta"))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        report = Criterion(R3F())(context(net, zoo.batch("roberta")))
+        report.total.backward()
+        optimizer.step()
+        return report.total
+
+    first = step()
+    for _ in range(20):
+        last = step()
+    assert last < first
