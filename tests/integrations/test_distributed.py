@@ -1,0 +1,63 @@
+"""The gradient does not depend on how a batch is cut into accumulation steps and ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+
+def run(world: int, out: Path) -> Any:
+    """What every rank saw."""
+    command = [sys.executable, "-m", "tests.integrations.distributed_worker", str(out)]
+    if world > 1:
+        command[1:2] = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", "-m"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[2])
+    assert result.returncode == 0, result.stderr[-4000:]
+    return [torch.load(out / f"{world}-{rank}.pt") for rank in range(world)]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+    out = tmp_path_factory.mktemp("ranks")
+    return {world: run(world, out) for world in (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("way", "model"), [("trainer", "bart"), ("trainer", "roberta"), ("ddp", "bart"), ("accelerate", "bart")]
+)
+@pytest.mark.parametrize("term", ["none", "r3f", "r3f_rows"])
+def test_gradient(seen: dict[int, Any], model: str, term: str, way: str) -> None:
+    expected = seen[1][0][0][f"{way}/{model}/{term}/1"]
+    assert expected.norm() > 0
+    for world, ranks in seen.items():
+        for accumulate in (1, 2, 4):
+            for gradients, _ in ranks:
+                found = gradients[f"{way}/{model}/{term}/{accumulate}"]
+                error = (found - expected).norm() / expected.norm()
+                assert error <= 1e-6, f"world {world}, accumulation {accumulate}: {error:.1e}"
+
+
+def test_all_ways_agree(seen: dict[int, Any]) -> None:
+    gradients = seen[2][0][0]
+    for term in ("none", "r3f", "r3f_rows"):
+        expected = gradients[f"ddp/bart/{term}/2"]
+        for way in ("trainer", "accelerate"):
+            assert (gradients[f"{way}/bart/{term}/2"] - expected).norm() <= 1e-6 * expected.norm()
+
+
+def test_logged_loss_and_parts_do_not_depend_on_the_cut(seen: dict[int, Any]) -> None:
+    for ranks in seen.values():
+        for _, logs in ranks:
+            for key, row in logs.items():
+                expected = seen[1][0][1][key.rpartition("/")[0] + "/1"]
+                parts = {name: value for name, value in row.items() if name.startswith("part/")}
+                assert sum(parts.values()) == pytest.approx(row["loss"], rel=1e-6)
+                for name in ("loss", "value/nll", *parts):
+                    assert row[name] == pytest.approx(expected[name], rel=1e-5), (key, name)
