@@ -22,12 +22,12 @@ fi
 
 _environment="${VIRTUAL_ENV:-$CONDA_PREFIX}"
 _sum="$(cat "$_root/setup.cfg" "$_root/constraints.txt" "$_root/pyproject.toml" | cksum | tr ' ' '-')"
-_stamp="$_environment/.seqreg-$_sum-$(printf %s "$_root" | cksum | tr ' ' '-')${_extra:+-$_extra}"
-if [ ! -e "$_stamp" ]; then
+_stamp="$_environment/.seqreg-$_sum-$(printf %s "$_root" | cksum | tr ' ' '-')"
+if ! compgen -G "$_stamp${_extra:+-$_extra}*" > /dev/null; then
     echo "Installing seqreg${_extra:+[$_extra]} into $_environment (once; a few minutes)" >&2
     python -m pip install --quiet --disable-pip-version-check \
         -c "$_root/constraints.txt" -e "$_root${_extra:+[$_extra]}" || { echo "installation failed" >&2; exit 1; }
-    touch "$_stamp"
+    touch "$_stamp${_extra:+-$_extra}"
 fi
 
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"
