@@ -1,7 +1,7 @@
 """Smoothness regularizers for fine-tuning that keeps what pre-training learned."""
 
 from seqreg.build import build_criterion, build_term
-from seqreg.context import Context, Count, Forward, Site, View
+from seqreg.context import Context, Count, Forward, Shift, Site, View
 from seqreg.criterion import Agreement, Cost, Criterion, LossReport, Term
 from seqreg.errors import BadInput
 from seqreg.schedules import Every, StartAt, Warmup
@@ -18,6 +18,7 @@ __all__ = [
     "Every",
     "Forward",
     "LossReport",
+    "Shift",
     "Site",
     "StartAt",
     "Term",

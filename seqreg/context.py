@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from seqreg.losses import IGNORE, at_least_float32
 Dropout = Literal["independent", "shared", "off"]
 Per = Literal["token", "sequence", "fairseq"]
 Where = Literal["input", "encoder", "decoder", "both"]
+Point = Literal["embedding", "normalised", "layernorm"]
 Kind = Literal["tokens", "classes", "regression"]
 
 
@@ -40,18 +41,35 @@ class Site:
 
 
 @dataclass(frozen=True)
+class Shift:
+    """A change of what the stacks of a model consume, for one pass.
+
+    Args:
+        delta: what to add, site by site; a function is given what it is added to    # [B, S, D]
+        at: "embedding" adds to the embeddings, in the units that the stack consumes; "layernorm" to the output of the
+            embedding's LayerNorm; "normalised" to the embeddings after normalising them to mean 0 and variance 1 and
+            before that LayerNorm. A model without one is normalised by the RMS of each token instead
+        detach: let no gradient through to what is shifted
+    """
+
+    delta: Mapping[str, Tensor | Callable[[Tensor], Tensor]]
+    at: Point = "embedding"
+    detach: bool = False
+
+
+@dataclass(frozen=True)
 class View:
     """What one forward pass saw.
 
     Args:
         logits: outputs, aligned with the labels                    # [B, T, V] or [B, C]
-        embeds: per site, the embeddings that the stack consumed    # [B, S, D]
+        embeds: what the stacks consumed, by site and point         # [B, S, D]
         hidden: states of every layer, when asked for
         output: the framework's own output object
     """
 
     logits: Tensor
-    embeds: Mapping[str, Tensor] = field(default_factory=dict)
+    embeds: Mapping[tuple[str, Point], Tensor] = field(default_factory=dict)
     hidden: tuple[Tensor, ...] = ()
     output: Any = None
 
@@ -63,31 +81,43 @@ class Forward(ABC):
     sites: Mapping[str, Site]
     reentrant: bool = False
     _start: tuple[Tensor, Tensor | None] | None = None
+    _always: tuple[Shift, ...] = ()
 
     @abstractmethod
-    def run(self, delta: Mapping[str, Tensor], *, hidden: bool) -> View:
-        """One pass of the model, with delta[site] added to the embeddings of each named site."""
+    def run(self, shifts: Sequence[Shift], *, hidden: bool) -> View:
+        """One pass of the model, with these shifts applied one after the other."""
 
-    def clean(self, *, hidden: bool = False) -> View:
-        """The unperturbed pass; remembers the generator's state so that later passes can share its dropout masks."""
+    def clean(self, shift: Shift | None = None, *, hidden: bool = False) -> View:
+        """The pass that the base loss is taken of; remembers the generator's state for passes that share its dropout.
+
+        Args:
+            shift: part of the input for this batch: later passes have it too, with the same values
+        """
+        drawn: dict[str, Tensor] = {}
+        self._always = ()
+        if shift is not None:
+            shift = replace(shift, delta={name: _once(name, change, drawn) for name, change in shift.delta.items()})
+            self._always = (shift,)
         self._start = _generator_state(self._device)
-        return self.run({}, hidden=hidden)
+        return self.run(self._always, hidden=hidden)
 
     def __call__(
         self,
-        delta: Mapping[str, Tensor] | None = None,
+        shift: Shift | None = None,
         *,
         dropout: Dropout,
         hidden: bool = False,
         grad: bool = True,
+        weights: Mapping[str, Tensor] | None = None,
     ) -> View:
         """An extra pass.
 
         Args:
-            delta: what to add to the embeddings, site by site, in the units the stack consumes
+            shift: what to change
             dropout: "independent" draws new masks, "shared" replays those of the clean pass, "off" uses none
             hidden: also return the states of every layer
             grad: False runs the pass under no_grad
+            weights: parameters to use in place of the model's own, by name; needs grad=False
         """
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(grad and torch.is_grad_enabled()))
@@ -96,7 +126,11 @@ class Forward(ABC):
                 if self._start is None:
                     raise RuntimeError('dropout="shared" replays the clean pass, and no clean pass has run yet')
                 stack.enter_context(_replay(self._start, self._device))
-            return self.run(delta or {}, hidden=hidden)
+            if weights is not None:
+                if torch.is_grad_enabled():
+                    raise RuntimeError("a pass with other weights carries no gradient: use grad=False")
+                stack.enter_context(_borrowed(self.module, weights))
+            return self.run((*self._always, *(() if shift is None else (shift,))), hidden=hidden)
 
     @property
     def _device(self) -> torch.device:
@@ -108,6 +142,17 @@ class Forward(ABC):
         for module in self.module.modules():
             if isinstance(module, ParametrizationList):
                 yield from module.modules()
+
+
+def _once(name: str, change: Tensor | Callable[[Tensor], Tensor], drawn: dict[str, Tensor]) -> Any:
+    """A change that is computed in the pass that first needs it, and then kept."""
+
+    def apply(embeds: Tensor) -> Tensor:
+        if name not in drawn:
+            drawn[name] = change(embeds) if callable(change) else change
+        return drawn[name]
+
+    return apply
 
 
 def _generator_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
@@ -136,6 +181,21 @@ def training_off(modules: Iterator[nn.Module]) -> Iterator[None]:
     finally:
         for module in switched:
             module.training = True
+
+
+@contextlib.contextmanager
+def _borrowed(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Other values in some parameters inside. Only the storage is exchanged: graphs that saved the originals hold."""
+    own = {name: parameter.data for name, parameter in module.named_parameters() if name in weights}
+    try:
+        for name, parameter in module.named_parameters():
+            if name in weights:
+                parameter.data = weights[name].to(parameter.dtype)
+        yield
+    finally:
+        for name, parameter in module.named_parameters():
+            if name in own:
+                parameter.data = own[name]
 
 
 @dataclass(frozen=True)
@@ -174,6 +234,12 @@ class Context:
     task_loss: Callable[[View], Tensor]
     """Per-position base loss of a view; set by the criterion, for terms that attack the task itself."""
 
+    memory: dict[str, dict[str, Tensor]]
+    """What terms keep from step to step, by name; set by the criterion and part of its state."""
+
+    input_shift: Shift | None = None
+    """A change of the input itself, for the clean pass and all others; set by the criterion."""
+
     def __init__(
         self,
         forward: Forward,
@@ -190,11 +256,12 @@ class Context:
         if regression:
             self.mask = self.mask.reshape(labels.shape[0], -1)[:, 0]
         self.count = count or Count.of(self.mask)
+        self.memory = {}
 
     @cached_property
     def clean(self) -> View:
         """The unperturbed pass: run once, shared by the base loss and every term."""
-        return self.forward.clean()
+        return self.forward.clean(self.input_shift)
 
     @cached_property
     def quiet(self) -> View:

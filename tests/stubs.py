@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
-from seqreg import Forward, Site, View
+from seqreg import Forward, Shift, Site, View
 
 
 class Played(Forward):
@@ -16,7 +17,7 @@ class Played(Forward):
         self.logits, self.passes = logits, 0
         self.module, self.sites, self.embeds = nn.Module(), {"encoder": Site()}, embeds
 
-    def run(self, delta: Mapping[str, Tensor], *, hidden: bool) -> View:
+    def run(self, shifts: Sequence[Shift], *, hidden: bool) -> View:
         self.passes += 1
-        embeds = {} if self.embeds is None else {"encoder": self.embeds}
+        embeds: dict[Any, Tensor] = {} if self.embeds is None else {("encoder", "embedding"): self.embeds}
         return View(self.logits[self.passes - 1], embeds)

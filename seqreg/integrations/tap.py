@@ -8,14 +8,18 @@ hook sits on the stack's own embedding, works only while that stack runs, and mu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
+from seqreg.context import Point
 from seqreg.errors import BadInput
+from seqreg.losses import at_least_float32
 
 
 @dataclass(frozen=True)
@@ -25,12 +29,14 @@ class Stack:
     Args:
         inner: the factor that the embedding module applies to its own table
         outer: the factor that the stack applies to what the embedding module gives
+        norm: the LayerNorm of the embeddings, if the stack has one
     """
 
     module: nn.Module
     embedding: nn.Module
     inner: float = 1.0
     outer: float = 1.0
+    norm: nn.LayerNorm | None = None
 
 
 class EmbeddingTap:
@@ -38,27 +44,45 @@ class EmbeddingTap:
 
     Args:
         stack: where
-        delta: what to add, in the units that the stack consumes; None only reads    # [B, S, D]
+        delta: what to add, or a function of what it is added to; None only reads    # [B, S, D]
+        at, detach: see `seqreg.context.Shift`
 
-    Afterwards `tap.embeds` holds what the stack consumed. With a delta, leaving the block raises unless the hook fired
-    exactly once; without one, `tap.fired` tells.
+    Afterwards `tap.embeds` holds what was consumed at that point. With a delta, leaving the block raises unless the
+    hook fired exactly once; without one, `tap.fired` tells.
     """
 
-    def __init__(self, stack: Stack, delta: Tensor | None = None) -> None:
-        self.stack, self.delta = stack, delta
-        self.fired, self.embeds, self._inside = 0, None, False
+    def __init__(
+        self,
+        stack: Stack,
+        delta: Tensor | Callable[[Tensor], Tensor] | None = None,
+        at: Point = "embedding",
+        detach: bool = False,
+    ) -> None:
+        if at == "layernorm" and stack.norm is None:
+            name = type(stack.module).__name__
+            raise BadInput(f"{name} has no LayerNorm on its embeddings to perturb after: use 'scaled' or 'word'")
+        self.stack, self.delta, self.at, self.detach = stack, delta, at, detach
+        self.fired, self._inside = 0, False
+        self._consumed: Callable[[], Tensor] | None = None
         self._handles: list[RemovableHandle] = []
 
-    fired: int
-    embeds: Tensor | None
+    @property
+    def embeds(self) -> Tensor | None:
+        """What was consumed at this point, computed when asked for."""
+        return None if self._consumed is None else self._consumed()
 
     def __enter__(self) -> EmbeddingTap:
         stack = self.stack
         self._handles = [
             stack.module.register_forward_pre_hook(self._begin),
             stack.module.register_forward_hook(self._end, always_call=True),
-            stack.embedding.register_forward_hook(self._shift),
         ]
+        if self.at == "embedding" or stack.norm is None:
+            self._handles.append(stack.embedding.register_forward_hook(self._at_embedding))
+        elif self.at == "layernorm":
+            self._handles.append(stack.norm.register_forward_hook(self._after_norm))
+        else:
+            self._handles.append(stack.norm.register_forward_pre_hook(self._before_norm))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
@@ -80,16 +104,40 @@ class EmbeddingTap:
     def _end(self, *_: Any) -> None:
         self._inside = False
 
-    def _shift(self, embedding: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+    def _at_embedding(self, embedding: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         if not self._inside or (self.fired and _only_padding(embedding, inputs[0])):
             return None
+        unit: Tensor | float = 1 / self.stack.outer  # the shift is in what the stack consumes, the output is not
+        if self.at == "normalised":
+            unit = at_least_float32(output.detach()).square().mean(-1, keepdim=True).sqrt()
+        changed = self._change(output, unit)
+        self._consumed = lambda: changed / unit
+        return None if self.delta is None else changed
+
+    def _before_norm(self, norm: nn.LayerNorm, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        if not self._inside:
+            return None
+        if self.delta is None:
+            self.fired += 1
+            self._consumed = lambda: functional.layer_norm(inputs[0], norm.normalized_shape, eps=norm.eps)
+            return None
+        changed = self._change(functional.layer_norm(inputs[0], norm.normalized_shape, eps=norm.eps))
+        self._consumed = lambda: changed
+        return (changed, *inputs[1:])
+
+    def _after_norm(self, norm: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
+        if not self._inside:
+            return None
+        changed = self._change(output)
+        self._consumed = lambda: changed
+        return None if self.delta is None else changed
+
+    def _change(self, embeds: Tensor, unit: Tensor | float = 1.0) -> Tensor:
         self.fired += 1
         if self.delta is None:
-            self.embeds = output * self.stack.outer if self.stack.outer != 1.0 else output
-            return None
-        shifted = (output + self.delta / self.stack.outer).to(output.dtype)
-        self.embeds = shifted * self.stack.outer if self.stack.outer != 1.0 else shifted
-        return shifted
+            return embeds
+        delta = self.delta(embeds / unit) if callable(self.delta) else self.delta
+        return ((embeds.detach() if self.detach else embeds) + delta * unit).to(embeds.dtype)
 
 
 def _only_padding(embedding: nn.Module, ids: Tensor) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from seqreg.context import Context, Dropout, Per, Where
+from seqreg.context import Context, Dropout, Per, Shift, Where
 from seqreg.criterion import Agreement, Cost, Term
 from seqreg.divergences import Divergence
 from seqreg.errors import BadInput
@@ -92,8 +92,8 @@ class R3F(Term):
 
     def __call__(self, ctx: Context) -> Agreement:
         clean = ctx.reference(self.dropout)
-        delta = {site: self._delta(ctx, site, clean.embeds[site]) for site in ctx.sites(self.where)}
-        noised = ctx.forward(delta, dropout=self.dropout, grad=self.detach != "noised")
+        delta = {site: self._delta(ctx, site, clean.embeds[site, "embedding"]) for site in ctx.sites(self.where)}
+        noised = ctx.forward(Shift(delta), dropout=self.dropout, grad=self.detach != "noised")
         held: dict[str, Literal["none", "first", "second"]] = {"none": "none", "clean": "first", "noised": "second"}
         return Agreement(clean, noised, self.divergence, held[self.detach], self.per, self.padding)
 

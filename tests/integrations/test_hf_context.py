@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from seqreg import BadInput, Context, Cost, Count, Criterion, Term
+from seqreg import BadInput, Context, Cost, Count, Criterion, Shift, Term
 from seqreg.integrations.hf import context, count
 from seqreg.integrations.hf.model import decoder_inputs, task_of
 from seqreg.terms.r3f import R3F
@@ -153,9 +153,9 @@ class Ascending(Term):
         return Cost(1, 1)
 
     def __call__(self, ctx: Context) -> Tensor:
-        embeds = ctx.clean.embeds["encoder"]
+        embeds = ctx.clean.embeds["encoder", "embedding"]
         delta = torch.zeros_like(embeds).requires_grad_()
-        view = ctx.forward({"encoder": delta}, dropout="shared")
+        view = ctx.forward(Shift({"encoder": delta}), dropout="shared")
         (gradient,) = torch.autograd.grad(ctx.task_loss(view).sum(), delta)
         return ctx.reduce(gradient.square().sum((-1, -2)).unsqueeze(-1).expand_as(ctx.labels))
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqreg import BadInput
+from seqreg import BadInput, Shift
 from seqreg.integrations.hf import context
 from seqreg.integrations.hf.model import stacks
 from seqreg.integrations.tap import EmbeddingTap, Stack
@@ -58,8 +58,8 @@ def test_shifting_embeddings_equals_changing_the_table(model: str, site: str, re
     table = 0.3 * torch.randn(stack.embedding.weight.shape)  # type: ignore[arg-type]
     ctx = context(net, batch)
     clean = ctx.clean
-    shifted = ctx.forward({name: table[ids]}, dropout="off")
-    torch.testing.assert_close(shifted.embeds[name], clean.embeds[name] + table[ids])
+    shifted = ctx.forward(Shift({name: table[ids]}), dropout="off")
+    torch.testing.assert_close(shifted.embeds[name, "embedding"], clean.embeds[name, "embedding"] + table[ids])
 
     changed = copy.deepcopy(net)
     other = stacks(changed)[name]
@@ -134,4 +134,4 @@ def test_inputs_embeds_are_answered_with_the_fix() -> None:
     ctx = context(net, batch)
     assert torch.isfinite(ctx.clean.logits).all()
     with pytest.raises(BadInput, match="feed input_ids, not inputs_embeds"):
-        _ = ctx.clean.embeds["encoder"]
+        _ = ctx.clean.embeds["encoder", "embedding"]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from seqreg import BadInput, Context, Criterion, Term, View, build_criterion, build_term
+from seqreg import BadInput, Context, Criterion, Shift, Term, View, build_criterion, build_term
 from seqreg.build import term_names
 from seqreg.integrations.hf import context
 from tests import zoo
@@ -29,8 +29,8 @@ class Counter:
         self.inner = ctx.forward.run
         ctx.forward.run = self.run  # type: ignore[method-assign]
 
-    def run(self, delta: Mapping[str, Tensor], *, hidden: bool) -> View:
-        view = self.inner(delta, hidden=hidden)
+    def run(self, shifts: Sequence[Shift], *, hidden: bool) -> View:
+        view = self.inner(shifts, hidden=hidden)
         self.forwards += 1
         if self.forwards == self.fail_at:
             raise RuntimeError("injected")

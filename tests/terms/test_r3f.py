@@ -25,7 +25,9 @@ def test_formula_recomputed_in_plain_steps() -> None:
     ctx = context(net, batch)
     drawn: dict[str, Tensor] = {}
     inner = ctx.forward.run
-    ctx.forward.run = lambda delta, *, hidden: (drawn.update(delta), inner(delta, hidden=hidden))[1]  # type: ignore
+    ctx.forward.run = lambda shifts, *, hidden: ([drawn.update(s.delta) for s in shifts], inner(shifts, hidden=hidden))[
+        1
+    ]  # type: ignore
     report = Criterion(R3F(scale=0.02, weight=0.5))(ctx)
     report.total.backward()
     ours = {name: parameter.grad.clone() for name, parameter in net.named_parameters()}
@@ -97,7 +99,9 @@ def test_where(where: Any) -> None:
     ctx = context(net, zoo.batch("bart"))
     seen: dict[str, Tensor] = {}
     inner = ctx.forward.run
-    ctx.forward.run = lambda delta, *, hidden: (seen.update(delta), inner(delta, hidden=hidden))[1]  # type: ignore
+    ctx.forward.run = lambda shifts, *, hidden: ([seen.update(s.delta) for s in shifts], inner(shifts, hidden=hidden))[
+        1
+    ]  # type: ignore
     Criterion(R3F(where=where, scale=0.1))(ctx)
     names = {"input": ["encoder"], "both": ["encoder", "decoder"]}.get(where, [where])
     assert list(seen) == names
@@ -116,7 +120,7 @@ def test_relative_scale_and_the_scale_inside_the_model(model: str) -> None:
     ctx = context(net, zoo.batch(model))
     site = ctx.forward.sites["encoder"]
     assert site.scale == 4.0  # sqrt of 16 dimensions
-    embeds = ctx.clean.embeds["encoder"]
+    embeds = ctx.clean.embeds["encoder", "embedding"]
     size = embeds[site.mask].pow(2).mean().sqrt().item()
     assert value(net, model, R3F(scale=0.01, relative=True)) == value(net, model, R3F(scale=0.01 * size))
     assert value(net, model, R3F(scale=0.01, inject="word")) == value(net, model, R3F(scale=0.04))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from seqreg.context import Context, Count, Forward, Kind, Site, View
+from seqreg.context import Context, Count, Forward, Kind, Point, Shift, Site, View
 from seqreg.errors import BadInput
 from seqreg.integrations.hf import model as hf
-from seqreg.integrations.tap import EmbeddingTap
+from seqreg.integrations.tap import EmbeddingTap, Stack
 from seqreg.losses import IGNORE, check_labels
 
 
@@ -30,12 +30,15 @@ class HFForward(Forward):
         if task in ("seq2seq", "causal"):
             self.inputs.setdefault("use_cache", False)
 
-    def run(self, delta: Mapping[str, Tensor], *, hidden: bool) -> View:
+    def run(self, shifts: Sequence[Shift], *, hidden: bool) -> View:
         asked = {"output_hidden_states": True} if hidden else {}
         with contextlib.ExitStack() as exits:
-            taps = {
-                name: exits.enter_context(EmbeddingTap(stack, delta.get(name))) for name, stack in self.stacks.items()
-            }
+            for shift in shifts:
+                for name, delta in shift.delta.items():
+                    exits.enter_context(EmbeddingTap(self.stacks[name], delta, shift.at, shift.detach))
+            taps = _readers(self.stacks)
+            for tap in taps.values():
+                exits.enter_context(tap)
             output = self.model(**self.inputs, **asked)
         logits = output.logits[:, :-1] if self.task == "causal" else output.logits
         return View(logits, _Tapped(taps), _hidden_states(output) if hidden else (), output)
@@ -60,15 +63,36 @@ class HFForward(Forward):
         return real
 
 
-class _Tapped(dict[str, Tensor]):
-    """Embeddings by site; asking for one that was not tapped exactly once is an error."""
+class _Tapped(Mapping[tuple[str, Point], Tensor]):
+    """What was tapped exactly once; asking for anything else is an error."""
 
-    def __init__(self, taps: Mapping[str, EmbeddingTap]) -> None:
-        super().__init__({name: tap.embeds for name, tap in taps.items() if tap.fired == 1 and tap.embeds is not None})
+    def __init__(self, taps: Mapping[tuple[str, Point], EmbeddingTap]) -> None:
         self.taps = taps
 
-    def __missing__(self, name: str) -> Tensor:
-        raise BadInput(self.taps[name].complaint())
+    def __getitem__(self, key: tuple[str, Point]) -> Tensor:
+        if key not in self.taps:
+            raise BadInput(f"the {key[0]} has no LayerNorm on its embeddings to perturb after: use 'scaled' or 'word'")
+        embeds = self.taps[key].embeds
+        if self.taps[key].fired != 1 or embeds is None:
+            raise BadInput(self.taps[key].complaint())
+        return embeds
+
+    def __iter__(self) -> Iterator[tuple[str, Point]]:
+        return iter(self.taps)
+
+    def __len__(self) -> int:
+        return len(self.taps)
+
+
+def _readers(stacks: Mapping[str, Stack]) -> dict[tuple[str, Point], EmbeddingTap]:
+    """Taps that only read, at every point that the stacks have."""
+    points: tuple[Point, ...] = ("embedding", "normalised", "layernorm")
+    return {
+        (name, at): EmbeddingTap(stack, at=at)
+        for name, stack in stacks.items()
+        for at in points
+        if at != "layernorm" or stack.norm is not None
+    }
 
 
 def _hidden_states(output: Any) -> tuple[Tensor, ...]:

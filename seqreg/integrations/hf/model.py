@@ -75,6 +75,9 @@ def _stack(module: Any) -> Stack:
         embedding,
         inner=1.0 if inner is None else float(inner),
         outer=1.0 if outer is None else float(outer),
+        norm=next(
+            (part for name, part in module.named_modules() if isinstance(part, nn.LayerNorm) and "embed" in name), None
+        ),
     )
 
 
