@@ -25,6 +25,10 @@ def term_names() -> list[str]:
 def term_class(name: str) -> type[Term]:
     """The class behind a file name ("r3f") or a dotted name of your own ("my_package.my_term", or "....MyTerm")."""
     if "." not in name:
+        if name == "r4f":
+            raise BadInput(
+                "R4F is a property of the model: call seqreg.integrations.hf.r4f(model), and use the term r3f"
+            )
         if name not in term_names():
             raise BadInput(f"unknown term {name!r}; {nearest(name, term_names())}, or give a dotted name of your own")
         return _only_term(importlib.import_module(f"{terms.__name__}.{name}"))
@@ -60,6 +64,10 @@ def build_weight(value: Any) -> Weight:
         return cast("Weight", value)  # the term checks it
     settings = dict(value)
     name = settings.pop("schedule", None)
+    if name is None:
+        raise BadInput(
+            f"weight={dict(value)}: a schedule is written {{'schedule': 'warmup', 'weight': 0.1, 'steps': 9}}"
+        )
     if name not in SCHEDULES:
         raise BadInput(f"unknown schedule {name!r}; {nearest(str(name), SCHEDULES)}")
     schedule = SCHEDULES[name]
@@ -71,6 +79,8 @@ def build_weight(value: Any) -> Weight:
 
 def build_term(name: str, settings: Mapping[str, Any] | None = None) -> Term:
     """One term from its name and a plain dict of its settings; the key "term" gives the class if the name does not."""
+    if settings is not None and not isinstance(settings, Mapping):
+        raise BadInput(f"{name}: expected a mapping of settings, such as {{'weight': 0.1}}, not {settings!r}")
     settings = dict(settings or {})
     cls = term_class(settings.pop("term", name))
     if "weight" in settings:
@@ -86,6 +96,8 @@ def build_criterion(config: Mapping[str, Any]) -> Criterion:
     >>> build_criterion({"label_smoothing": 0.1, "terms": {"r3f": {"weight": 0.1}}}).terms[0].weight
     0.1
     """
+    if not isinstance(config, Mapping):
+        raise BadInput(f"criterion: expected a mapping, such as {{'terms': {{'r3f': {{}}}}}}, not {config!r}")
     known = {"label_smoothing", "smoothing", "per", "terms"}
     for key in config.keys() - known:
         raise BadInput(f"criterion: unknown setting {key!r}; {nearest(key, known)}")

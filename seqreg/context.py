@@ -21,7 +21,7 @@ from seqreg.errors import BadInput
 from seqreg.losses import IGNORE, at_least_float32
 
 Dropout = Literal["independent", "shared", "off"]
-Per = Literal["token", "sequence", "fairseq"]
+Per = Literal["token", "sequence", "fairseq", "sum"]
 Where = Literal["input", "encoder", "decoder", "both"]
 Point = Literal["embedding", "normalised", "layernorm"]
 Kind = Literal["tokens", "classes", "regression"]
@@ -66,12 +66,14 @@ class View:
         embeds: what the stacks consumed, by site and point         # [B, S, D]
         hidden: states of every layer, when asked for
         output: the framework's own output object
+        dtype: the coarsest that the embeddings met, where autocast is switched on inside the model
     """
 
     logits: Tensor
     embeds: Mapping[tuple[str, Point], Tensor] = field(default_factory=dict)
     hidden: tuple[Tensor, ...] = ()
     output: Any = None
+    dtype: torch.dtype | None = None
 
 
 class Forward(ABC):
@@ -82,22 +84,21 @@ class Forward(ABC):
     reentrant: bool = False
     _start: tuple[Tensor, Tensor | None] | None = None
     _always: tuple[Shift, ...] = ()
+    _replaying: bool = False
 
     @abstractmethod
     def run(self, shifts: Sequence[Shift], *, hidden: bool) -> View:
         """One pass of the model, with these shifts applied one after the other."""
 
-    def clean(self, shift: Shift | None = None, *, hidden: bool = False) -> View:
+    def clean(self, *shifts: Shift, hidden: bool = False) -> View:
         """The pass that the base loss is taken of; remembers the generator's state for passes that share its dropout.
 
         Args:
-            shift: part of the input for this batch: later passes have it too, with the same values
+            shifts: part of the input for this batch: later passes have them too, with the same values
         """
-        drawn: dict[str, Tensor] = {}
-        self._always = ()
-        if shift is not None:
-            shift = replace(shift, delta={name: _once(name, change, drawn) for name, change in shift.delta.items()})
-            self._always = (shift,)
+        self._always = tuple(
+            replace(shift, delta={name: self._once(change) for name, change in shift.delta.items()}) for shift in shifts
+        )
         self._start = _generator_state(self._device)
         return self.run(self._always, hidden=hidden)
 
@@ -126,11 +127,24 @@ class Forward(ABC):
                 if self._start is None:
                     raise RuntimeError('dropout="shared" replays the clean pass, and no clean pass has run yet')
                 stack.enter_context(_replay(self._start, self._device))
+                self._replaying = True
+                stack.callback(setattr, self, "_replaying", False)
             if weights is not None:
                 if torch.is_grad_enabled():
                     raise RuntimeError("a pass with other weights carries no gradient: use grad=False")
                 stack.enter_context(_borrowed(self.module, weights))
             return self.run((*self._always, *(() if shift is None else (shift,))), hidden=hidden)
+
+    def _once(self, change: Tensor | Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """A change that is drawn in the clean pass and then kept; drawn again, alike, where that pass is replayed."""
+        drawn: list[Tensor] = []
+
+        def apply(embeds: Tensor) -> Tensor:
+            if not drawn or self._replaying:
+                drawn[:] = [change(embeds) if callable(change) else change]
+            return drawn[0]
+
+        return apply
 
     @property
     def _device(self) -> torch.device:
@@ -142,17 +156,6 @@ class Forward(ABC):
         for module in self.module.modules():
             if isinstance(module, ParametrizationList):
                 yield from module.modules()
-
-
-def _once(name: str, change: Tensor | Callable[[Tensor], Tensor], drawn: dict[str, Tensor]) -> Any:
-    """A change that is computed in the pass that first needs it, and then kept."""
-
-    def apply(embeds: Tensor) -> Tensor:
-        if name not in drawn:
-            drawn[name] = change(embeds) if callable(change) else change
-        return drawn[name]
-
-    return apply
 
 
 def _generator_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
@@ -226,7 +229,7 @@ class Context:
         forward: runs the model
         labels: targets, `IGNORE` where there is none               # [B, T] or [B]
         kind: "tokens" (a distribution a position), "classes" (one a row) or "regression"
-        step: the optimizer step, from 0
+        step: the optimizer step, from 0; None if it was not given, which schedules do not accept
         count: what one optimizer step averages over; this batch alone by default
         training: whether terms are on
     """
@@ -237,8 +240,8 @@ class Context:
     memory: dict[str, dict[str, Tensor]]
     """What terms keep from step to step, by name; set by the criterion and part of its state."""
 
-    input_shift: Shift | None = None
-    """A change of the input itself, for the clean pass and all others; set by the criterion."""
+    input_shifts: tuple[Shift, ...] = ()
+    """Changes of the input itself, for the clean pass and all others; set by the criterion."""
 
     def __init__(
         self,
@@ -246,10 +249,14 @@ class Context:
         labels: Tensor,
         *,
         kind: Kind,
-        step: int = 0,
+        step: int | None = None,
         count: Count | None = None,
         training: bool = True,
     ) -> None:
+        if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
+            raise BadInput(f"step={step!r}: expected the number of the optimizer step, from 0")
+        if count is not None and not isinstance(count, Count):
+            raise BadInput(f"count={count!r}: expected what seqreg.integrations.hf.count(model, batches) gives")
         self.forward, self.labels, self.kind, self.step, self.training = forward, labels, kind, step, training
         regression = kind == "regression"
         self.mask = torch.ones_like(labels, dtype=torch.bool) if regression else labels != IGNORE  # [B, T] or [B]
@@ -261,7 +268,7 @@ class Context:
     @cached_property
     def clean(self) -> View:
         """The unperturbed pass: run once, shared by the base loss and every term."""
-        return self.forward.clean(self.input_shift)
+        return self.forward.clean(*self.input_shifts)
 
     @cached_property
     def quiet(self) -> View:
@@ -293,9 +300,14 @@ class Context:
             values: one number a position                           # [B, T] or [B]
             per: "token" divides by the labels of the whole optimizer step, "sequence" by its rows. "fairseq" is what
                 fairseq's sample_size does: the mean over the rows of this micro-batch, weighted by its share of the
-                labels; that does depend on how a batch is cut
+                labels; "sum" is the sum over this micro-batch, weighted likewise. These two depend on how a batch is
+                cut
             padding: also count positions without a label, as fairseq's R3F does
         """
+        if values.shape != self.mask.shape:
+            raise BadInput(
+                f"reduce takes one number a position, {list(self.mask.shape)}, and was given {list(values.shape)}"
+            )
         values = at_least_float32(values)
         total = (values if padding else values.masked_fill(~self.mask, 0.0)).sum() * self.count.world
         if per == "token":
@@ -303,4 +315,4 @@ class Context:
         if per == "sequence":
             return total / max(self.count.sequences, 1.0)
         share = Count.of(self.mask).labels / max(self.count.labels, 1.0)
-        return total / len(values) * share
+        return total * share / (len(values) if per == "fairseq" else 1)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import types
 import typing
+import warnings
 from abc import ABC, ABCMeta, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
+import torch
 from torch import Tensor
 
-from seqreg.context import Context, Per, View
-from seqreg.divergences import DIVERGENCES, Divergence
+from seqreg.context import Context, Per, Shift, View
+from seqreg.divergences import DIVERGENCES, Divergence, kl
 from seqreg.errors import BadInput, nearest
 from seqreg.losses import Smoothing, check_smoothing, label_smoothed_nll, squared_error
 from seqreg.schedules import Weight, weight_at
@@ -33,33 +35,43 @@ class Agreement:
 
     Args:
         first, second: the views; `divergence(first, second)` is taken at every position
-        detach: the side that is held fixed
+        detach: the side that is held fixed; "teachers" holds the left side of each of the two KLs of "symmetric_kl"
         per, padding: see `Context.reduce`
     """
 
     first: View
     second: View
     divergence: Divergence = "symmetric_kl"
-    detach: Literal["none", "first", "second"] = "none"
+    detach: Literal["none", "first", "second", "teachers"] = "none"
     per: Per = "token"
     padding: bool = False
 
     def value(self, ctx: Context) -> Tensor:
+        return ctx.reduce(self.values(ctx), per=self.per, padding=self.padding)
+
+    def values(self, ctx: Context) -> Tensor:
+        """The divergence at every position."""
         if ctx.kind == "regression" and self.divergence != "mse":
             raise BadInput(f"divergence={self.divergence!r} is 0 on a regression head: use divergence='mse'")
         first, second = self.first.logits, self.second.logits
+        if self.detach == "teachers":
+            if self.divergence != "symmetric_kl":
+                raise BadInput(f"detach='teachers' is for divergence='symmetric_kl', not {self.divergence!r}")
+            return kl(first.detach(), second) + kl(second.detach(), first)
         if self.detach == "first":
             first = first.detach()
         elif self.detach == "second":
             second = second.detach()
-        return ctx.reduce(DIVERGENCES[self.divergence](first, second), per=self.per, padding=self.padding)
+        return DIVERGENCES[self.divergence](first, second)
 
 
 class _Settings(ABCMeta):
     """Construction of terms: expands `preset`, under what the caller sets, and answers misspelt settings."""
 
-    def __call__(cls, **settings: Any) -> Any:
+    def __call__(cls, *values: Any, **settings: Any) -> Any:
         term = typing.cast("type[Term]", cls)
+        if values:
+            raise BadInput(f"{cls.__name__} takes its settings by name, such as {cls.__name__}(weight={values[0]!r})")
         preset = settings.get("preset")
         if preset is not None:
             if preset not in term.presets:
@@ -69,6 +81,9 @@ class _Settings(ABCMeta):
         known = {f.name for f in fields(term)}
         for key in settings.keys() - known:
             raise BadInput(f"{cls.__name__}: unknown setting {key!r}; {nearest(key, known)}")
+        for f in fields(term):
+            if f.default is MISSING and f.default_factory is MISSING and f.name not in settings:
+                raise BadInput(f"{cls.__name__}: the setting {f.name!r} is missing")
         return super().__call__(**settings)
 
 
@@ -98,7 +113,10 @@ class Term(ABC, metaclass=_Settings):
         if not self.name:
             object.__setattr__(self, "name", type(self).__name__.lower())
         self._check_types()
-        weight_at(self.weight, 0)
+        try:
+            weight_at(self.weight, 0)
+        except BadInput as error:
+            raise BadInput(f"{self.name}: {error}") from None
 
     def _check_types(self) -> None:
         hints = typing.get_type_hints(type(self))
@@ -106,8 +124,6 @@ class Term(ABC, metaclass=_Settings):
             value = getattr(self, f.name)
             if f.name != "weight" and not _fits(value, hints[f.name]):
                 self.refuse(f.name, _expected(value, hints[f.name]))
-        if isinstance(self.weight, bool) or not (callable(self.weight) or isinstance(self.weight, (int, float))):
-            self.refuse("weight", "expected a number or a schedule")
 
     def settings(self) -> dict[str, Any]:
         """What differs from the defaults."""
@@ -131,6 +147,10 @@ class Term(ABC, metaclass=_Settings):
     def __call__(self, ctx: Context) -> Tensor | Agreement:
         """The term's value on one batch, unweighted."""
 
+    def input_shift(self, ctx: Context, weight: float) -> Shift | None:
+        """A change of the training input itself, for a term that makes one."""
+        return None
+
 
 def _fits(value: object, hint: Any) -> bool:
     if get_origin(hint) is Literal:
@@ -141,14 +161,15 @@ def _fits(value: object, hint: Any) -> bool:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint) if isinstance(hint, type) else True
+    return isinstance(value, hint) if isinstance(hint, type) and hint is not Any else True
 
 
 def _expected(value: object, hint: Any) -> str:
     if get_origin(hint) is Literal:
         return nearest(str(value), [str(option) for option in get_args(hint)])
     names = {float: "a finite number", int: "a whole number", bool: "true or false", str: "text"}
-    return f"expected {names.get(hint, hint)}"
+    hinted = " (this is text: in YAML write 1.0e-5, not 1e-5)" if hint is float and isinstance(value, str) else ""
+    return f"expected {names.get(hint, hint)}{hinted}"
 
 
 @dataclass(frozen=True)
@@ -197,6 +218,9 @@ class Criterion:
         smoothing: Smoothing = "torch",
         per: Literal["token", "sequence"] = "token",
     ) -> None:
+        for term in terms:
+            if not isinstance(term, Term):
+                raise BadInput(f"{term!r} is not a term: write Criterion(R3F(weight=0.1), ...), or use build_criterion")
         check_smoothing(label_smoothing, smoothing)
         if per not in ("token", "sequence"):
             raise BadInput(f"per={per!r}: choose 'token' or 'sequence'")
@@ -206,6 +230,7 @@ class Criterion:
                 raise BadInput(f"two parts of the loss are called {name!r}: give one of them another name=")
         self.terms, self.per = terms, per
         self.label_smoothing, self.smoothing = label_smoothing, smoothing
+        self.memory: dict[str, dict[str, Tensor]] = {}
 
     def __repr__(self) -> str:
         shown = [
@@ -221,7 +246,16 @@ class Criterion:
         Args:
             training: overrides `ctx.training`
         """
-        training = ctx.training if training is None else training
+        if not isinstance(ctx, Context):
+            raise BadInput(f"a criterion takes a context, not {type(ctx).__name__}: criterion(context(model, batch))")
+        if training is None:
+            training = ctx.training
+            if not training and self.terms and torch.is_grad_enabled():
+                warnings.warn(
+                    "the model is in evaluation mode, so all terms are off: call model.train() to train, or evaluate "
+                    "under torch.no_grad()",
+                    stacklevel=2,
+                )
         weighted = [(term, weight_at(term.weight, ctx.step)) for term in self.terms] if training else []
         active = [(term, weight) for term, weight in weighted if weight > 0]
         for term, _ in active:
@@ -230,6 +264,10 @@ class Criterion:
                     f"{term.name} needs torch.autograd.grad, which reentrant gradient checkpointing forbids: "
                     "set gradient_checkpointing_kwargs={'use_reentrant': False}"
                 )
+        ctx.input_shifts = tuple(
+            shift for term, weight in active if (shift := term.input_shift(ctx, weight)) is not None
+        )
+        ctx.memory = self.memory
         ctx.task_loss = lambda view: self.base_loss(view, ctx)[0]
         smoothed, nll = self.base_loss(ctx.clean, ctx)
         total = ctx.reduce(smoothed, per=self.per)
@@ -238,9 +276,25 @@ class Criterion:
         for term, weight in active:
             result = term(ctx)
             value = result.value(ctx) if isinstance(result, Agreement) else result
+            if not isinstance(value, Tensor) or value.shape != ():
+                raise BadInput(f"{term.name} must return a scalar tensor, such as ctx.reduce(values), not {value!r}")
             total = total + weight * value
             values[term.name], parts[term.name] = value.detach(), weight * value.detach()
         return LossReport(total, parts, values, {term.name: weight for term, weight in weighted})
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What terms keep from step to step (Bregman's teacher): save it with your checkpoints."""
+        return {f"{name}/{key}": value for name, kept in self.memory.items() for key, value in kept.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` gave."""
+        names = {term.name for term in self.terms}
+        self.memory = {}
+        for path, value in state.items():
+            name, _, key = path.partition("/")
+            if name not in names:
+                raise BadInput(f"the saved state is of a term {name!r} that this criterion does not have")
+            self.memory.setdefault(name, {})[key] = value
 
     def base_loss(self, view: View, ctx: Context) -> tuple[Tensor, Tensor | None]:
         """The per-position base loss of a view, and its plain negative log-likelihood if it has one."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from seqreg.losses import at_least_float32
 
-Divergence = Literal["symmetric_kl", "kl", "reverse_kl", "js", "mse"]
+Divergence = Literal["symmetric_kl", "kl", "reverse_kl", "js", "mse", "symmetric_ce", "stable_kl"]
 
 
 def _log_probabilities(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,10 +66,29 @@ def mse(first: Tensor, second: Tensor) -> Tensor:
     return (at_least_float32(first) - at_least_float32(second)).square().mean(-1)
 
 
+def symmetric_ce(first: Tensor, second: Tensor) -> Tensor:
+    """DeBERTa's "symmetric-kl": two cross-entropies, each with its teacher held fixed.
+
+    Its gradient is that of the symmetric KL with teachers held fixed; its value has the entropies added, so that it is
+    not 0 where the two sides agree.
+    """
+    logp, logq = _log_probabilities(first, second)
+    return -(logq.detach().exp() * logp + logp.detach().exp() * logq).sum(-1)
+
+
+def stable_kl(first: Tensor, second: Tensor) -> Tensor:
+    """mt-dnn's inner loss: 2 sum q (logit q - logit p), the log-ratio held fixed. Not a KL; gradient to q alone."""
+    logp, logq = _log_probabilities(first, second)
+    odds = [-((1 / (log.detach().exp() + 1e-6)) - 1 + 1e-6).log() for log in (logp, logq)]
+    return 2 * (logq.exp() * (odds[1] - odds[0])).sum(-1)
+
+
 DIVERGENCES: dict[Divergence, Callable[[Tensor, Tensor], Tensor]] = {
     "symmetric_kl": symmetric_kl,
     "kl": kl,
     "reverse_kl": reverse_kl,
     "js": js,
     "mse": mse,
+    "symmetric_ce": symmetric_ce,
+    "stable_kl": stable_kl,
 }

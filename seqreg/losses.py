@@ -52,17 +52,19 @@ def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
     return (outputs - labels.reshape(outputs.shape).to(outputs.dtype)).square().mean(-1)
 
 
-def check_labels(labels: Tensor, size: int) -> None:
-    """Refuse class ids that no head of `size` classes can have produced."""
+def check_labels(labels: Tensor, size: int, fix: str) -> None:
+    """Refuse class ids that no head of `size` classes can have produced; `fix` is for those that are too large."""
     bad = (labels != IGNORE) & ((labels < 0) | (labels >= size))
     if bad.any():
         where = bad.nonzero()[0].tolist()
         value = int(labels[tuple(where)])
-        fix = f"padding must be {IGNORE}" if value < 0 else "is the tokenizer larger than the model?"
+        fix = f"padding must be {IGNORE}" if value < 0 else fix
         raise BadInput(f"labels{where} is {value}, but the head has classes 0..{size - 1}: {fix}")
 
 
 def check_smoothing(label_smoothing: float, smoothing: str) -> None:
+    if isinstance(label_smoothing, bool) or not isinstance(label_smoothing, (int, float)):
+        raise BadInput(f"label_smoothing={label_smoothing!r}: expected a number in [0, 1)")
     if not 0.0 <= label_smoothing < 1.0:
         raise BadInput(f"label_smoothing={label_smoothing} is outside [0, 1): 0.1 is the usual value")
     if smoothing not in ("torch", "fairseq"):

@@ -9,14 +9,17 @@ from torch import Tensor
 
 from seqreg.losses import at_least_float32
 
-Noise = Literal["normal", "uniform"]
+Noise = Literal["normal", "uniform", "clamped"]
+Norm = Literal["l2", "linf"]
+Over = Literal["token", "sentence"]
 
 
 def draw(noise: Noise, shape: torch.Size | tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
-    """N(0, 1) or U(-1, 1) from the global generator, float32."""
-    if noise == "normal":
-        return torch.randn(shape, device=device)
-    return torch.rand(shape, device=device) * 2 - 1
+    """N(0, 1), N(0, 1) clamped to [-2, 2], or U(-1, 1) from the global generator, float32."""
+    if noise == "uniform":
+        return torch.rand(shape, device=device) * 2 - 1
+    drawn = torch.randn(shape, device=device)
+    return drawn.clamp(-2, 2) if noise == "clamped" else drawn
 
 
 def sample(noise: Noise, like: Tensor, scale: float | Tensor, mask: Tensor | None = None) -> Tensor:
@@ -27,14 +30,29 @@ def sample(noise: Noise, like: Tensor, scale: float | Tensor, mask: Tensor | Non
 
     Args:
         like: embeddings                                            # [B, S, D]
-        scale: standard deviation (normal) or bound (uniform)
+        scale: standard deviation (normal) or bound (uniform); one number, or one a row    # [B, 1, 1]
         mask: True on real tokens; None when all are                # [B, S]
     """
     if mask is None:
         return draw(noise, like.shape, like.device) * scale
     delta = torch.zeros(like.shape, device=like.device)
-    delta[mask] = draw(noise, (int(mask.sum()), like.shape[-1]), like.device) * scale
-    return delta
+    delta[mask] = draw(noise, (int(mask.sum()), like.shape[-1]), like.device)
+    return delta * scale
+
+
+def norm(values: Tensor, kind: Norm, over: Over) -> Tensor:
+    """The norm of every token, [B, S, 1], or of every sentence, [B, 1, 1], of values [B, S, D]."""
+    dims = (-1,) if over == "token" else (-2, -1)
+    size: Tensor = torch.linalg.vector_norm(values, 2 if kind == "l2" else float("inf"), dims, keepdim=True)
+    return size
+
+
+def project(delta: Tensor, radius: float | Tensor, kind: Norm, over: Over) -> Tensor:
+    """The nearest point of the ball of this radius around 0."""
+    if kind == "linf":
+        bound = torch.as_tensor(radius, device=delta.device)
+        return delta.clamp(-bound, bound)
+    return delta * (radius / norm(delta, kind, over).clamp_min(1e-30)).clamp_max(1.0)
 
 
 def rms(embeds: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -46,6 +64,18 @@ def rms(embeds: Tensor, mask: Tensor | None = None) -> Tensor:
 def resolution(dtype: torch.dtype, size: float) -> float:
     """Half a unit in the last place of a number of `size`: noise below this is mostly rounded away."""
     return torch.finfo(dtype).eps * size / 2
+
+
+def too_small(amount: float, embeds: Tensor, mask: Tensor | None, dtype: torch.dtype | None) -> str | None:
+    """A complaint if a change of these embeddings by `amount` an entry is lost to rounding in this arithmetic."""
+    dtype, size = dtype or arithmetic_dtype(embeds), float(rms(embeds, mask))
+    least = resolution(dtype, size)
+    if amount >= least:
+        return None
+    return (
+        f"a perturbation of {amount:.2g} is below what {str(dtype).removeprefix('torch.')} resolves at an embedding "
+        f"RMS of {size:.2g} ({least:.2g}): make it larger, or train in float32"
+    )
 
 
 def arithmetic_dtype(embeds: Tensor) -> torch.dtype:

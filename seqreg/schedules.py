@@ -11,12 +11,18 @@ from seqreg.errors import BadInput
 Weight = float | Callable[[int], float]
 
 
-def weight_at(weight: Weight, step: int) -> float:
+def weight_at(weight: Weight, step: int | None) -> float:
     """The weight at a step; refuses what no weight can be."""
-    value = weight(step) if callable(weight) else weight
-    if not math.isfinite(value) or value < 0:
-        raise BadInput(f"weight {value} at step {step}: a weight is a finite number >= 0")
-    return float(value)
+    at = ""
+    if callable(weight):
+        if step is None:
+            raise BadInput(f"the weight {weight} is a schedule: pass the optimizer step, context(..., step=step)")
+        weight, at = weight(step), f" at step {step}"
+    if isinstance(weight, str):
+        raise BadInput(f"weight={weight!r} is text, not a number: in YAML write 1.0e-5, not 1e-5")
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight) or weight < 0:
+        raise BadInput(f"weight={weight!r}{at}: expected a finite number >= 0")
+    return float(weight)
 
 
 def _check_steps(name: str, value: int, least: int) -> None:

@@ -1,13 +1,33 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
-from seqreg import BadInput, Context, Criterion, Every, build_criterion, build_term
+from seqreg import BadInput, Context, Cost, Criterion, Every, Term, Warmup, build_criterion, build_term
 from seqreg.terms.r3f import R3F
 from tests.stubs import Played
+
+
+@dataclass(frozen=True, kw_only=True)
+class Odd(Term):
+    """Returns what it is told to."""
+
+    returns: Any
+
+    @property
+    def cost(self) -> Cost:
+        return Cost(0, 0)
+
+    def __call__(self, ctx: Context) -> Any:
+        return self.returns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needy(Odd):
+    gamma: float
 
 
 def ctx(passes: int = 2, **settings: Any) -> Context:
@@ -43,6 +63,15 @@ def test_training_can_be_overridden() -> None:
     assert "r3f" not in Criterion(R3F())(ctx(), training=False).parts
 
 
+def test_terms_that_evaluation_mode_switches_off_are_warned_of() -> None:
+    """`from_pretrained` gives a model in evaluation mode: a loop without model.train() would train without terms."""
+    with pytest.warns(UserWarning, match=r"call model\.train\(\)"):
+        Criterion(R3F())(ctx(training=False))
+    Criterion()(ctx(training=False))
+    with torch.no_grad():
+        Criterion(R3F())(ctx(training=False))
+
+
 def test_repr_shows_what_differs_from_the_defaults() -> None:
     shown = repr(Criterion(R3F(weight=0.1, scale=1e-3), label_smoothing=0.1))
     assert shown == "Criterion(R3F(weight=0.1, scale=0.001), label_smoothing=0.1, smoothing='torch', per='token')"
@@ -51,18 +80,41 @@ def test_repr_shows_what_differs_from_the_defaults() -> None:
 def test_a_bad_weight_from_a_schedule_is_named_with_its_step() -> None:
     criterion = Criterion(R3F(weight=lambda step: 1.0 - step))
     criterion(ctx(step=0))
-    with pytest.raises(BadInput, match=r"weight -4.0 at step 5"):
+    with pytest.raises(BadInput, match=r"weight=-4.0 at step 5"):
         criterion(ctx(step=5))
 
 
 BAD: list[tuple[Any, str]] = [
-    (lambda: R3F(weight=-1), "weight -1"),
-    (lambda: R3F(weight=float("nan")), "weight nan"),
-    (lambda: R3F(weight="1e-5"), "weight='1e-5': expected a number or a schedule"),
+    (lambda: R3F(weight=-1), "r3f: weight=-1"),
+    (lambda: R3F(weight=float("nan")), "r3f: weight=nan"),
+    (lambda: R3F(weight="1e-5"), "r3f: weight='1e-5' is text"),
     (lambda: R3F(scale=0), "scale=0: expected a number > 0"),
     (lambda: R3F(scale=-1e-5), "scale=-1e-05"),
     (lambda: R3F(scale=float("nan")), "scale=nan: expected a finite number"),
-    (lambda: R3F(scale="1e-5"), "scale='1e-5': expected a finite number"),
+    (
+        lambda: R3F(scale="1e-5"),
+        "scale='1e-5': expected a finite number (this is text: in YAML write 1.0e-5, not 1e-5)",
+    ),
+    (lambda: R3F(0.1), "takes its settings by name"),
+    (lambda: Warmup("0.1"), "weight='0.1' is text"),
+    (lambda: Criterion([R3F()]), "is not a term"),
+    (lambda: Criterion(R3F), "is not a term"),
+    (lambda: Criterion("r3f"), "is not a term"),
+    (lambda: Criterion(label_smoothing="0.1"), "label_smoothing='0.1': expected a number"),
+    (lambda: Criterion()({}), "takes a context, not dict"),
+    (lambda: Criterion(Needy(returns=0)), "the setting 'gamma' is missing"),
+    (lambda: Criterion(Odd(returns=None))(ctx()), "odd must return a scalar tensor"),
+    (lambda: Criterion(Odd(returns=1.0))(ctx()), "odd must return a scalar tensor"),
+    (lambda: Criterion(Odd(returns=torch.zeros(3)))(ctx()), "odd must return a scalar tensor"),
+    (lambda: ctx().reduce(torch.zeros(2, 3, 5)), "reduce takes one number a position, [2, 3], and was given [2, 3, 5]"),
+    (lambda: ctx(step=-1), "step=-1"),
+    (lambda: ctx(step="3"), "step='3'"),
+    (lambda: ctx(count=10), "count=10"),
+    (lambda: Criterion(R3F(weight=Every(k=2)))(ctx()), "is a schedule: pass the optimizer step"),
+    (lambda: build_term("r4f"), "R4F is a property of the model"),
+    (lambda: build_criterion(None), "expected a mapping"),
+    (lambda: build_criterion({"terms": {"r3f": 0.1}}), "r3f: expected a mapping of settings"),
+    (lambda: build_criterion({"terms": {"r3f": {"weight": {"warmup": {}}}}}), "a schedule is written {'schedule':"),
     (lambda: R3F(scale=True), "scale=True"),
     (lambda: R3F(relative="yes"), "relative='yes': expected true or false"),
     (lambda: R3F(noise="norml"), "noise='norml': did you mean 'normal'?"),

@@ -10,6 +10,9 @@ from torch import Tensor
 from seqreg import divergences
 from seqreg.divergences import DIVERGENCES
 
+# Those that only reproduce released code are held against its numbers in test_golden_adversarial.py.
+PROPER = ["symmetric_kl", "kl", "reverse_kl", "js", "mse"]
+
 
 def by_hand(name: str, first: list[float], second: list[float]) -> float:
     p = [math.exp(x) / sum(math.exp(y) for y in first) for x in first]
@@ -28,7 +31,7 @@ def by_hand(name: str, first: list[float], second: list[float]) -> float:
     }[name]
 
 
-@pytest.mark.parametrize("name", DIVERGENCES)
+@pytest.mark.parametrize("name", PROPER)
 @pytest.mark.parametrize("spread", [0.1, 1.0, 8.0])
 def test_value(name: str, spread: float) -> None:
     first, second = torch.randn(2, 3, 6, dtype=torch.float64) * spread
@@ -37,7 +40,7 @@ def test_value(name: str, spread: float) -> None:
         assert values[row] == pytest.approx(by_hand(name, first[row].tolist(), second[row].tolist()), rel=1e-9)
 
 
-@pytest.mark.parametrize("name", DIVERGENCES)
+@pytest.mark.parametrize("name", PROPER)
 @pytest.mark.parametrize("spread", [0.05, 4.0])
 def test_gradient_on_both_sides(name: str, spread: float) -> None:
     first, second = (torch.randn(2, 5, dtype=torch.float64) * spread for _ in range(2))
@@ -45,7 +48,7 @@ def test_gradient_on_both_sides(name: str, spread: float) -> None:
     assert torch.autograd.gradcheck(function, (first.requires_grad_(), second.requires_grad_()))
 
 
-@pytest.mark.parametrize("name", DIVERGENCES)
+@pytest.mark.parametrize("name", PROPER)
 @pytest.mark.parametrize("size", [1e-2, 1e-3])
 def test_small_values_survive_float32(name: str, size: float) -> None:
     """Near agreement float32 gives the float64 answer; two `kl_div` calls would be off by orders of magnitude."""
@@ -56,7 +59,7 @@ def test_small_values_survive_float32(name: str, size: float) -> None:
     assert value.item() == pytest.approx(exact.item(), rel=2e-3)
 
 
-@pytest.mark.parametrize("name", DIVERGENCES)
+@pytest.mark.parametrize("name", PROPER)
 def test_extremes_are_finite_in_value_and_gradient(name: str) -> None:
     first = torch.tensor([[200.0, 0.0, -200.0]], requires_grad=True)
     second = torch.tensor([[-200.0, 0.0, 200.0]], requires_grad=True)

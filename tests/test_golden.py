@@ -97,7 +97,8 @@ def test_r3f_criterion(weight: float, average: str, labels: Tensor) -> None:
 def test_r3f_criterion_in_evaluation(labels: Tensor) -> None:
     criterion = Criterion(R3F(preset="fairseq"), label_smoothing=0.1, smoothing="fairseq")
     forward = Played(golden("logits"))
-    report = criterion(Context(forward, labels, kind="tokens", training=False))
+    with torch.no_grad():
+        report = criterion(Context(forward, labels, kind="tokens", training=False))
     close(report.total * golden("ntokens"), "r3f_fwd_eval_loss")
     assert forward.passes == golden("r3f_fwd_eval_ncalls")
 

@@ -82,7 +82,7 @@ CLASSIFIERS: dict[str, Callable[..., Any]] = {
     "electra": _encoder(hf.ElectraConfig, hf.ElectraForSequenceClassification, embedding_size=16),
     "modernbert": _encoder(
         hf.ModernBertConfig, hf.ModernBertForSequenceClassification, cls_token_id=BOS, sep_token_id=EOS,
-        local_attention=8, global_attn_every_n_layers=1,
+        local_attention=8, global_attn_every_n_layers=1, attention_dropout=0.1, embedding_dropout=0.1,
     ),
     "bart_classifier": _seq2seq(hf.BartConfig, hf.BartForSequenceClassification, num_labels=3),
     "t5_classifier": lambda **extra: hf.T5ForSequenceClassification(hf.T5Config(**{**_t5, "num_labels": 3, **extra})),
@@ -94,7 +94,7 @@ CAUSAL: dict[str, Callable[..., Any]] = {
     ),
     "llama": _decoder(
         hf.LlamaConfig, hf.LlamaForCausalLM, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=2, max_position_embeddings=64,
+        num_attention_heads=2, max_position_embeddings=64, attention_dropout=0.1,
     ),
     "gpt2": _decoder(hf.GPT2Config, hf.GPT2LMHeadModel, n_embd=16, n_layer=1, n_head=2, n_positions=64),
 }  # fmt: skip

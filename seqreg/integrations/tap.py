@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
@@ -20,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from seqreg.context import Point
 from seqreg.errors import BadInput
 from seqreg.losses import at_least_float32
+from seqreg.noise import arithmetic_dtype
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class EmbeddingTap:
             raise BadInput(f"{name} has no LayerNorm on its embeddings to perturb after: use 'scaled' or 'word'")
         self.stack, self.delta, self.at, self.detach = stack, delta, at, detach
         self.fired, self._inside = 0, False
+        self.dtype: torch.dtype | None = None
         self._consumed: Callable[[], Tensor] | None = None
         self._handles: list[RemovableHandle] = []
 
@@ -134,6 +137,7 @@ class EmbeddingTap:
 
     def _change(self, embeds: Tensor, unit: Tensor | float = 1.0) -> Tensor:
         self.fired += 1
+        self.dtype = arithmetic_dtype(embeds)
         if self.delta is None:
             return embeds
         delta = self.delta(embeds / unit) if callable(self.delta) else self.delta

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from seqreg.context import Context, Dropout, Per, Shift, Where
+from seqreg.context import Context, Dropout, Per, Shift, View, Where
 from seqreg.criterion import Agreement, Cost, Term
 from seqreg.divergences import Divergence
 from seqreg.errors import BadInput
-from seqreg.noise import Noise, arithmetic_dtype, resolution, rms, sample
+from seqreg.noise import Noise, rms, sample, too_small
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,26 +92,18 @@ class R3F(Term):
 
     def __call__(self, ctx: Context) -> Agreement:
         clean = ctx.reference(self.dropout)
-        delta = {site: self._delta(ctx, site, clean.embeds[site, "embedding"]) for site in ctx.sites(self.where)}
+        delta = {site: self._delta(ctx, site, clean) for site in ctx.sites(self.where)}
         noised = ctx.forward(Shift(delta), dropout=self.dropout, grad=self.detach != "noised")
         held: dict[str, Literal["none", "first", "second"]] = {"none": "none", "clean": "first", "noised": "second"}
         return Agreement(clean, noised, self.divergence, held[self.detach], self.per, self.padding)
 
-    def _delta(self, ctx: Context, name: str, embeds: Tensor) -> Tensor:
-        site = ctx.forward.sites[name]
-        size = float(rms(embeds, site.mask))
-        scale = self.scale * (size if self.relative else 1.0) * (site.scale if self.inject == "word" else 1.0)
-        self._check_resolution(scale, size, embeds)
+    def _delta(self, ctx: Context, name: str, clean: View) -> Tensor:
+        site, embeds = ctx.forward.sites[name], clean.embeds[name, "embedding"]
+        unit = float(rms(embeds, site.mask)) if self.relative else 1.0
+        scale = self.scale * unit * (site.scale if self.inject == "word" else 1.0)
+        complaint = too_small(scale, embeds, site.mask, clean.dtype)
+        if complaint and self.unresolved == "error":
+            raise BadInput(f"{self.name}: {complaint}")
+        if complaint:
+            warnings.warn(f"{self.name}: {complaint}", stacklevel=2)
         return sample(self.noise, embeds, scale, None if self.padding else site.mask)
-
-    def _check_resolution(self, scale: float, size: float, embeds: Tensor) -> None:
-        dtype = arithmetic_dtype(embeds)
-        least = resolution(dtype, size)
-        if scale < least:
-            message = (
-                f"{self.name}: noise of {scale:.2g} is below what {str(dtype).removeprefix('torch.')} resolves at an "
-                f"embedding RMS of {size:.2g} ({least:.2g}): raise scale, or train in float32"
-            )
-            if self.unresolved == "error":
-                raise BadInput(message)
-            warnings.warn(message, stacklevel=2)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -120,8 +121,74 @@ def test_impossible_classes() -> None:
     net = zoo.make("roberta", problem_type="multi_label_classification")
     with pytest.raises(BadInput, match="multi-label"):
         context(net, {**zoo.batch("roberta"), "labels": torch.rand(3, 3)})
-    with pytest.raises(BadInput, match="has no 'labels'"):
-        context(net, {"input_ids": torch.ones(1, 1)})
+
+
+BATCHES: list[tuple[str, Any, str]] = [
+    ("bart", lambda b: {"input_ids": b["input_ids"]}, "has no tensor 'labels'"),
+    ("bart", lambda b: {**b, "labels": b["labels"].tolist()}, "labels is a list: set return_tensors='pt'"),
+    ("bart", lambda b: (b["input_ids"], b["labels"]), "this is a tuple"),
+    ("bart", lambda b: {k: v[0] for k, v in b.items()}, "expected as many rows"),
+    ("bart", lambda b: {k: v[:0] for k, v in b.items()}, "expected as many rows, at least one"),
+    ("bart", lambda b: {**b, "labels": b["labels"].float()}, "expected token ids"),
+    ("roberta", lambda b: {**b, "labels": b["labels"][:2]}, "expected as many rows"),
+    ("gpt2", lambda b: {**b, "labels": b["labels"][:, 1:]}, "do not shift them"),
+]
+
+
+@pytest.mark.parametrize(("model", "change", "message"), BATCHES, ids=[case[2] for case in BATCHES])
+def test_impossible_batches(model: str, change: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(message)):
+        context(zoo.make(model), change(zoo.batch(model)))
+
+
+def test_labels_in_a_column_are_the_same_as_in_a_row() -> None:
+    batch = zoo.batch("roberta")
+    net = zoo.make("roberta").eval()
+    column = {**batch, "labels": batch["labels"].unsqueeze(-1)}
+    assert Criterion()(context(net, column)).total == Criterion()(context(net, batch)).total
+
+
+def test_count_wants_a_list_of_batches_with_labels() -> None:
+    with pytest.raises(BadInput, match=r"count\(model, \[batch\]\)"):
+        count(zoo.make("bart"), zoo.batch("bart"))
+    with pytest.raises(BadInput, match="has no tensor 'labels'"):
+        count(zoo.make("bart"), [{"input_ids": torch.ones(1, 1)}])
+
+
+def test_labels_on_padding_of_a_causal_model_are_warned_of() -> None:
+    batch = zoo.batch("gpt2")
+    with pytest.warns(UserWarning, match="labels on padding will be learnt"):
+        context(zoo.make("gpt2"), {**batch, "labels": batch["input_ids"]})
+
+
+def test_a_wrapper_like_peft_is_seen_through() -> None:
+    class Wrapper(torch.nn.Module):
+        def __init__(self, net: Any) -> None:
+            super().__init__()
+            self.base_model = net
+
+        def get_base_model(self) -> Any:
+            return self.base_model
+
+        def forward(self, **inputs: Any) -> Any:
+            return self.base_model(**inputs)
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                return getattr(self.base_model, name)  # as PEFT does
+
+    assert Criterion(R3F())(context(Wrapper(zoo.make("bart")), zoo.batch("bart"))).values["r3f"] > 0
+
+
+def test_autocast_inside_the_model_is_seen() -> None:
+    """Accelerate switches autocast on around the model's forward alone."""
+    net = zoo.make("bart")
+    forward = net.forward
+    net.forward = torch.autocast("cpu", torch.bfloat16)(forward)
+    with pytest.raises(BadInput, match="below what bfloat16 resolves"):
+        Criterion(R3F())(context(net, zoo.batch("bart")))
 
 
 def test_padding_left_in_the_labels_is_warned_of() -> None:

@@ -149,6 +149,9 @@ def test_r4f_checkpoints_load_anywhere_and_resume_exactly(tmp_path: Path) -> Non
     other = trainer("roberta", tmp_path / "other", net=r4f(zoo.make("roberta")), **settings)
     with pytest.raises(BadInput, match="not trained with a normalised head"):
         other.train(resume_from_checkpoint=str(tmp_path / "plain" / "checkpoint-2"))
+    forgotten = trainer("roberta", tmp_path / "forgotten", **settings)
+    with pytest.raises(BadInput, match=r"call r4f\(model\) before resuming"):
+        forgotten.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
 
 
 def test_load_best_model_restores_an_r4f_head(tmp_path: Path) -> None:
@@ -179,6 +182,14 @@ def test_settings_that_would_be_ignored_are_refused(tmp_path: Path) -> None:
             compute_loss_func=lambda *_: 0,
             criterion=Criterion(),
         )
+    for wrong in ({"terms": {"r3f": {}}}, R3F(), Criterion, None):
+        with pytest.raises(BadInput, match="expected a Criterion"):
+            RegularizedTrainer(zoo.make("roberta"), criterion=wrong)
+
+
+def test_mixed_precision_does_not_hide_noise_that_is_lost(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="below what bfloat16 resolves"):
+        trainer("bart", tmp_path, R3F(), bf16=True).train()
 
 
 def test_tensorboard_has_every_part(tmp_path: Path, monkeypatch: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqreg import BadInput, Context, Criterion, Shift, Term, View, build_criterion, build_term
+from seqreg import BadInput, Context, Criterion, LossReport, Shift, Term, View, build_criterion, build_term
 from seqreg.build import term_names
 from seqreg.integrations.hf import context
 from tests import zoo
@@ -42,19 +42,26 @@ class Counter:
         self.backwards += 1
 
 
-def loss_of(model: Any, name: str, *terms: Term, **batch: Any) -> Any:
+def second_step(net: Any, name: str, *terms: Term, **batch: Any) -> LossReport:
+    """The loss at the second step of training: a term that remembers has something to compare with."""
+    criterion = Criterion(*terms)
     torch.manual_seed(3)
-    return Criterion(*terms)(context(model, zoo.batch(name, **batch)))
+    with torch.no_grad():
+        criterion(context(net, zoo.batch(name), step=0), training=True)
+        for index, parameter in enumerate(net.parameters()):
+            parameter.mul_(1.0 + 0.01 * (-1) ** index)
+    torch.manual_seed(3)
+    return criterion(context(net, zoo.batch(name, **batch), step=1))
 
 
 @every_term
 @everywhere
 def test_value_and_gradient(term: str, model: str) -> None:
-    net = zoo.make(model)
+    net, plain = zoo.make(model), zoo.make(model)
     for index, parameter in enumerate(net.parameters()):
         parameter.grad = torch.full_like(parameter, float(index))
     modes = [module.training for module in net.modules()]
-    report = loss_of(net, model, build_term(term))
+    report = second_step(net, model, build_term(term))
     (name,) = report.parts.keys() - {"base"}
     value = report.values[name]
     assert value.shape == ()
@@ -66,32 +73,34 @@ def test_value_and_gradient(term: str, model: str) -> None:
     assert report.total.item() == pytest.approx(sum(part.item() for part in report.parts.values()), rel=1e-6)
     net.zero_grad()
     report.total.backward()
-    with_term = [p.grad for p in net.parameters()]
-    net.zero_grad()
-    loss_of(net, model).total.backward()
-    without = [p.grad for p in net.parameters()]
-    changed = [
-        not torch.equal(a, b) for a, b in zip(with_term, without, strict=True) if a is not None and b is not None
-    ]
-    assert any(changed), "the term must reach the parameters"
+    second_step(plain, model).total.backward()
+    pairs = [(a.grad, b.grad) for a, b in zip(net.parameters(), plain.parameters(), strict=True) if a.grad is not None]
+    assert all(torch.isfinite(with_term).all() for with_term, _ in pairs)
+    assert any(not torch.equal(with_term, without) for with_term, without in pairs), (
+        "the term must reach the parameters"
+    )
 
 
 @every_term
 @everywhere
 def test_same_seed_same_value(term: str, model: str) -> None:
-    net = zoo.make(model)
-    assert loss_of(net, model, build_term(term)).total == loss_of(net, model, build_term(term)).total
+    reports = [second_step(zoo.make(model), model, build_term(term)) for _ in range(2)]
+    assert reports[0].total == reports[1].total
+    assert reports[0].parts == reports[1].parts
 
 
 @every_term
 @everywhere
+@pytest.mark.filterwarnings("ignore:.*two passes agree exactly")
 def test_padding_does_not_matter(term: str, model: str) -> None:
-    net = zoo.dropout_off(zoo.make(model))
+    def report(**batch: Any) -> LossReport:
+        net = zoo.dropout_off(zoo.make(model))
+        return second_step(net.double() if exact else net, model, build_term(term, {"name": "term"}), **batch)
+
     exact = model != "prophetnet"  # which gives NaN in float64
-    net = net.double() if exact else net
-    narrow = loss_of(net, model, build_term(term, {"name": "term"}))
-    wide = loss_of(net, model, build_term(term, {"name": "term"}), pad=4)
-    assert wide.values["term"].item() == pytest.approx(narrow.values["term"].item(), rel=1e-6, abs=0 if exact else 1e-9)
+    narrow, wide = report(), report(pad=4)
+    tolerance = {"rel": 1e-6, "abs": 1e-14} if exact else {"rel": 1e-3, "abs": 1e-9}
+    assert wide.values["term"].item() == pytest.approx(narrow.values["term"].item(), **tolerance)
     assert wide.total.item() == pytest.approx(narrow.total.item(), rel=1e-6)
 
 
@@ -99,7 +108,7 @@ def test_padding_does_not_matter(term: str, model: str) -> None:
 @everywhere
 def test_passes_are_as_stated(term: str, model: str) -> None:
     one = build_term(term)
-    ctx = context(zoo.make(model), zoo.batch(model))
+    ctx = context(zoo.make(model), zoo.batch(model), step=0)
     counter = Counter(ctx)
     Criterion(one)(ctx).total.backward()
     assert counter.forwards == 1 + one.cost.forwards
@@ -126,7 +135,8 @@ def test_off_costs_nothing(term: str, model: str, reason: str) -> None:
     weight: Any = {"evaluation": 1.0, "weight 0": 0.0, "schedule": {"schedule": "start_at", "start": 5}}[reason]
     ctx = context(net, zoo.batch(model), step=4)
     counter = Counter(ctx)
-    report = Criterion(build_term(term, {"weight": weight}))(ctx)
+    with torch.no_grad():
+        report = Criterion(build_term(term, {"weight": weight}))(ctx)
     assert counter.forwards == 1
     assert list(report.parts) == ["base"]
 

@@ -41,7 +41,8 @@ class HFForward(Forward):
                 exits.enter_context(tap)
             output = self.model(**self.inputs, **asked)
         logits = output.logits[:, :-1] if self.task == "causal" else output.logits
-        return View(logits, _Tapped(taps), _hidden_states(output) if hidden else (), output)
+        dtype = next((tap.dtype for tap in taps.values() if tap.dtype is not None), None)
+        return View(logits, _Tapped(taps), _hidden_states(output) if hidden else (), output, dtype)
 
     def _mask(self, name: str) -> Tensor | None:
         """True on the real tokens of a stack's input."""
@@ -100,7 +101,9 @@ def _hidden_states(output: Any) -> tuple[Tensor, ...]:
     return tuple(state for name in named for state in (output.get(name) or ()))
 
 
-def context(model: nn.Module, batch: Mapping[str, Any], *, step: int = 0, count: Count | None = None) -> Context:
+def context(
+    model: nn.Module, batch: Mapping[str, Any], *, step: int | None = None, count: Count | None = None
+) -> Context:
     """One batch of a transformers model, ready for a criterion.
 
     Works for encoder-decoders, classifiers, regression heads, causal and masked language models, and for the same
@@ -108,13 +111,13 @@ def context(model: nn.Module, batch: Mapping[str, Any], *, step: int = 0, count:
 
     Args:
         batch: what the model takes, with "labels" (-100 where there is none); decoder inputs are made when absent
-        step: the optimizer step, for schedules
+        step: the number of the optimizer step; schedules need it
         count: what the optimizer step averages over, from `count`; needed with gradient accumulation and several ranks
     """
     module = hf.unwrap(model)
     task = hf.task_of(module)
-    inputs = dict(batch)
-    labels = _labels(inputs, module, task)
+    labels = _labels(batch, module, task)
+    inputs = {key: value for key, value in batch.items() if key != "labels"}
     kind = _kind(labels, module, task)
     if task == "seq2seq" and "decoder_input_ids" not in inputs and "decoder_inputs_embeds" not in inputs:
         inputs["decoder_input_ids"] = hf.decoder_inputs(module, labels)
@@ -125,17 +128,44 @@ def context(model: nn.Module, batch: Mapping[str, Any], *, step: int = 0, count:
     return Context(forward, aligned, kind=kind, step=step, count=count, training=module.training)
 
 
-def _labels(inputs: dict[str, Any], model: Any, task: hf.Task) -> Tensor:
-    """Take the labels out of the inputs, checked before anything runs."""
-    labels = inputs.pop("labels", None)
-    if labels is None:
-        raise BadInput(f"the batch has no 'labels' (it has {', '.join(inputs)}): the criterion needs them")
+def _labels(batch: Mapping[str, Any], model: Any, task: hf.Task) -> Tensor:
+    """The labels of a batch, checked before anything runs."""
+    labels = labels_of(batch)
+    ids, mask = batch.get("input_ids"), batch.get("attention_mask")
+    if isinstance(ids, Tensor) and (ids.dim() != 2 or len(labels) != len(ids) or ids.numel() == 0):
+        raise BadInput(f"input_ids {list(ids.shape)}, labels {list(labels.shape)}: expected as many rows, at least one")
+    if task == "classification":
+        labels = labels.reshape(len(labels)) if labels.shape == (len(labels), 1) else labels
+    elif labels.is_floating_point() or labels.dim() != 2:
+        raise BadInput(f"labels are {labels.dtype} {list(labels.shape)}: expected token ids, one row a sequence")
+    elif task != "seq2seq" and isinstance(ids, Tensor) and labels.shape != ids.shape:
+        raise BadInput(f"labels {list(labels.shape)} must align with input_ids {list(ids.shape)}: do not shift them")
     if not labels.is_floating_point():
-        check_labels(labels, hf.classes_of(model, task))
+        size = hf.classes_of(model, task)
+        fix = "classes count from 0; is num_labels right?" if task == "classification" else "is the tokenizer larger?"
+        check_labels(labels, size, fix)
+    _warn_of_padding(labels, mask, model, task)
+    return labels
+
+
+def labels_of(batch: Any) -> Tensor:
+    """The labels of a batch, or one line about what is wrong with it."""
+    if not isinstance(batch, Mapping) or isinstance(batch.get("labels"), (list, tuple)):
+        what = "labels is a list" if isinstance(batch, Mapping) else f"this is a {type(batch).__name__}"
+        raise BadInput(f"a batch is a mapping of tensors, but {what}: set return_tensors='pt', or use a data collator")
+    labels = batch.get("labels")
+    if not isinstance(labels, Tensor):
+        raise BadInput(f"the batch has no tensor 'labels' (it has {', '.join(batch)}): the criterion needs them")
+    return labels
+
+
+def _warn_of_padding(labels: Tensor, mask: Any, model: Any, task: hf.Task) -> None:
     pad = model.config.pad_token_id
     if task == "seq2seq" and pad is not None and pad != model.config.eos_token_id and (labels == pad).any():
-        warnings.warn(f"labels contain the padding token {pad}, which will be learnt: use {IGNORE}", stacklevel=3)
-    return labels  # type: ignore[no-any-return]
+        warnings.warn(f"labels contain the padding token {pad}, which will be learnt: use {IGNORE}", stacklevel=4)
+    aligned = task in ("causal", "tokens") and isinstance(mask, Tensor) and mask.shape == labels.shape
+    if aligned and ((mask == 0) & (labels != IGNORE)).any():
+        warnings.warn(f"labels on padding will be learnt: set them to {IGNORE}", stacklevel=4)
 
 
 def _kind(labels: Tensor, model: Any, task: hf.Task) -> Kind:
@@ -160,7 +190,9 @@ def count(model: nn.Module, batches: Iterable[Mapping[str, Any]], accelerator: A
     """
     module = hf.unwrap(model)
     task = hf.task_of(module)
-    here = [Count.of(_label_mask(batch["labels"], task)) for batch in batches]
+    if isinstance(batches, Mapping):
+        raise BadInput("count takes the list of an optimizer step's batches: count(model, [batch])")
+    here = [Count.of(_label_mask(labels_of(batch), task)) for batch in batches]
     labels, sequences = sum(one.labels for one in here), sum(one.sequences for one in here)
     ranks = _ranks()
     if ranks > 1:

@@ -28,16 +28,15 @@ _CLASSES: dict[Task, set[str]] = {
 }
 
 
-def unwrap(model: nn.Module) -> PreTrainedModel:
+def unwrap(model: Any) -> PreTrainedModel:
     """The transformers model inside DistributedDataParallel, torch.compile and PEFT wrappers."""
     while not isinstance(model, PreTrainedModel):
-        for attribute in ("module", "_orig_mod", "base_model", "model"):
-            inner = getattr(model, attribute, None)
-            if isinstance(inner, nn.Module) and inner is not model:
-                model = inner
-                break
-        else:
+        wrapped = getattr(model, "module", None) or getattr(model, "_orig_mod", None)
+        if wrapped is None and hasattr(model, "get_base_model"):  # PEFT
+            wrapped = model.get_base_model()
+        if not isinstance(wrapped, nn.Module):
             raise BadInput(f"{type(model).__name__} is not a transformers model: build a Context with your own Forward")
+        model = wrapped
     return model
 
 

@@ -33,6 +33,8 @@ class RegularizedTrainer(Trainer):
     loss_is_scaled_for_ga = True
 
     def __init__(self, *args: Any, criterion: Criterion, **kwargs: Any) -> None:
+        if not isinstance(criterion, Criterion):
+            raise BadInput(f"criterion={criterion!r}: expected a Criterion, such as Criterion(R3F(weight=0.1))")
         super().__init__(*args, **kwargs)
         self.criterion = criterion
         self._window = _Window(criterion)
@@ -90,10 +92,12 @@ class RegularizedTrainer(Trainer):
         self._load_head(self.state.best_model_checkpoint, self.model)
 
     def _load_head(self, folder: str, model: nn.Module) -> None:
-        if heads.raw_state(model):
-            path = os.path.join(folder, RAW_HEAD)
-            if not os.path.exists(path):
-                raise BadInput(f"{path} is missing: this checkpoint was not trained with a normalised head")
+        path = os.path.join(folder, RAW_HEAD)
+        normalised = bool(heads.raw_state(model))
+        if normalised != os.path.exists(path):
+            fix = "was not trained with a normalised head" if normalised else "was: call r4f(model) before resuming"
+            raise BadInput(f"{folder} {fix}")
+        if normalised:
             model.load_state_dict(safetensors.torch.load_file(path), strict=False)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:

@@ -1,0 +1,237 @@
+"""Gradient ascent on a perturbation, shared by every adversarial term."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from seqreg.context import Context, Dropout, Per, Point, Shift, View, Where
+from seqreg.criterion import Agreement, Cost, Term
+from seqreg.divergences import Divergence
+from seqreg.errors import BadInput
+from seqreg.losses import at_least_float32
+from seqreg.noise import Noise, Norm, Over, norm, project, rms, sample, too_small
+
+Inject = Literal["scaled", "word", "layernorm", "normalised"]
+Deltas = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adversarial(Term):
+    """Settings of the inner ascent: start from noise, follow the gradient, stay inside a ball.
+
+    Args:
+        where: "input" (the encoder, or the only stack), "encoder", "decoder" or "both"
+        inject: what is perturbed: "scaled" embeddings, as the stack consumes them; "word" embeddings, before the model
+            scales them; "layernorm": the output of the embeddings' LayerNorm; "normalised": the input of that
+            LayerNorm, brought to mean 0 and variance 1 first
+        noise: of the start: "normal", "clamped" (normal, cut at two standard deviations) or "uniform"
+        scale: size of the start: standard deviation or bound of every entry
+        spread: "entry", or "sentence" to divide the scale by sqrt(length * dimensions)
+        steps: of ascent
+        step_size: of each
+        radius: of the ball
+        relative: sizes are shares of the embeddings': of their RMS for scale and linf, of their l2 norm for l2
+        norm: "linf" or "l2": of the ball, and of the gradient where it is normalised
+        over: the ball and the norm are those of each "token" or each "sentence"
+        rule: "normalised" adds step_size * g / |g|; "raw" adds step_size * g; "power" replaces the perturbation by
+            g / |g|, of size `scale` between steps and `radius` after the last (power iteration)
+        projection: "clip" into the ball, "rescale" onto its surface, or "none"
+        stabiliser: added to every norm that is divided by
+        dropout: masks of all adversarial passes: "shared" with the clean pass, "independent" or "off"
+        embedding_grad: whether the adversarial pass sends a gradient to the embeddings
+        padding: also perturb padded positions
+    """
+
+    where: Where = "input"
+    inject: Inject = "scaled"
+    noise: Noise = "normal"
+    scale: float = 1e-3
+    spread: Literal["entry", "sentence"] = "entry"
+    steps: int = 1
+    step_size: float = 0.1
+    radius: float = 0.1
+    relative: bool = True
+    norm: Norm = "linf"
+    over: Over = "token"
+    rule: Literal["normalised", "raw", "power"] = "normalised"
+    projection: Literal["clip", "rescale", "none"] = "clip"
+    stabiliser: float = 0.0
+    dropout: Dropout = "shared"
+    embedding_grad: bool = True
+    padding: bool = False
+
+    ascends: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps < 1:
+            self.refuse("steps", "expected a whole number >= 1")
+        for setting in ("scale", "step_size", "radius"):
+            if getattr(self, setting) <= 0:
+                self.refuse(setting, "expected a number > 0")
+        if self.stabiliser < 0:
+            self.refuse("stabiliser", "expected a number >= 0")
+
+    @property
+    def point(self) -> Point:
+        return "embedding" if self.inject in ("scaled", "word") else self.inject  # type: ignore[return-value]
+
+    def shift(self, deltas: Deltas) -> Shift:
+        return Shift(deltas, at=self.point, detach=not self.embedding_grad)
+
+
+@dataclass(frozen=True)
+class Ascent:
+    """An ascent and how it came about.
+
+    Args:
+        start, final: the perturbations, by site                    # [B, S, D]
+        gradient: the last gradient that was followed
+        radius: of the ball, in the units of the perturbations
+    """
+
+    start: Deltas
+    final: Deltas
+    gradient: Deltas
+    radius: Mapping[str, float | Tensor]
+
+
+@dataclass(frozen=True)
+class _Ball:
+    """Sizes at one site, in the units of the perturbation."""
+
+    mask: Tensor | None
+    scale: float | Tensor
+    step_size: float | Tensor
+    radius: float | Tensor
+
+    @classmethod
+    def at(cls, term: Adversarial, ctx: Context, name: str, clean: View) -> _Ball:
+        site, embeds = ctx.forward.sites[name], clean.embeds[name, term.point].detach()
+        if site.mask is not None and site.mask.shape != embeds.shape[:2]:
+            raise BadInput(
+                f"{term.name}: the {name} has {embeds.shape[1]} positions at inject={term.inject!r} and "
+                f"{site.mask.shape[1]} tokens: use inject='scaled'"
+            )
+        unit: float | Tensor = float(rms(embeds, site.mask)) if term.relative else 1.0
+        unit = unit * site.scale if term.inject == "word" else unit
+        width, length = embeds.shape[-1], _lengths(embeds, site.mask)
+        entries: float | Tensor = 1.0
+        if term.norm == "l2":
+            entries = math.sqrt(width) if term.over == "token" else (length * width).sqrt()
+        ball = unit * entries if term.relative else unit
+        start = unit / (length * width).sqrt() if term.spread == "sentence" else unit
+        share = 1.0 if term.relative else 1 / entries
+        reach = torch.as_tensor(unit * (term.scale if term.projection == "none" else term.radius * share))
+        if complaint := too_small(float(reach.max()), embeds, site.mask, clean.dtype):
+            raise BadInput(f"{term.name}: {complaint}")
+        mask = None if term.padding else site.mask
+        return cls(mask, term.scale * start, term.step_size * ball, term.radius * ball)
+
+
+def _lengths(embeds: Tensor, mask: Tensor | None) -> Tensor:
+    """Real tokens of every row, [B, 1, 1]."""
+    if mask is None:
+        return torch.full((embeds.shape[0], 1, 1), float(embeds.shape[1]), device=embeds.device)
+    return mask.sum(-1).clamp_min(1).float().reshape(-1, 1, 1)
+
+
+def begin(term: Adversarial, ctx: Context, clean: View) -> tuple[dict[str, Tensor], dict[str, _Ball]]:
+    """The random start of an ascent, and the sizes that bound it."""
+    balls, deltas = {}, {}
+    for name in ctx.sites(term.where):
+        embeds = clean.embeds[name, term.point].detach()
+        ball = balls[name] = _Ball.at(term, ctx, name, clean)
+        deltas[name] = sample(term.noise, embeds, ball.scale, ball.mask)
+        if term.rule == "power":
+            size = norm(deltas[name], term.norm, term.over).clamp_min(1e-30)
+            deltas[name] = deltas[name] / size * term.scale * (ball.radius / term.radius)
+    return deltas, balls
+
+
+def climb(term: Adversarial, delta: Tensor, gradient: Tensor, ball: _Ball, *, last: bool) -> Tensor:
+    """One step: along the gradient, then back into the ball."""
+    gradient = at_least_float32(gradient)
+    if ball.mask is not None:  # what stands on padding may even be NaN
+        gradient = gradient.masked_fill(~ball.mask.unsqueeze(-1), 0.0)
+    size = norm(gradient, term.norm, term.over)
+    direction = gradient / (size + term.stabiliser).clamp_min(1e-30)
+    if term.rule == "power":
+        return direction * (ball.radius if last else ball.radius / term.radius * term.scale)
+    delta = delta + ball.step_size * (gradient if term.rule == "raw" else direction)
+    if term.projection == "clip":
+        return project(delta, ball.radius, term.norm, term.over)
+    if term.projection == "rescale":
+        return delta / (norm(delta, term.norm, term.over) + term.stabiliser).clamp_min(1e-30) * ball.radius
+    return delta
+
+
+def ascend(term: Adversarial, ctx: Context, clean: View, objective: Callable[[View], Tensor]) -> Ascent:
+    """Move a perturbation so that `objective` of the perturbed pass grows.
+
+    Only gradients with respect to the perturbation are computed; no parameter and no `.grad` is touched.
+    """
+    start, balls = begin(term, ctx, clean)
+    deltas, gradients = start, start
+    for step in range(term.steps):
+        live = {name: delta.detach().requires_grad_() for name, delta in deltas.items()}
+        with torch.enable_grad():
+            value = objective(ctx.forward(term.shift(live), dropout=term.dropout))
+            found = torch.autograd.grad(value, list(live.values()))
+        gradients = dict(zip(live, found, strict=True))
+        deltas = {
+            name: climb(term, delta.detach(), gradients[name], balls[name], last=step == term.steps - 1)
+            for name, delta in live.items()
+        }
+    return Ascent(start, deltas, gradients, {name: ball.radius for name, ball in balls.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdversarialAgreement(Adversarial):
+    """Find the nearby input where the outputs differ most, and ask them to agree.
+
+    Args:
+        inner: divergence of the clean output from the perturbed one that the ascent increases
+        inner_mean: take its mean over positions, not their sum; matters for rule="raw" alone
+        divergence: of the term itself
+        detach: the side held fixed: "none", "clean", "perturbed", or "teachers" (the left side of each KL)
+        per: averaged per "token", per "sequence" (summed over its tokens), or as released code does
+        padding: also perturb padded positions, and count those without a label
+    """
+
+    inner: Divergence = "symmetric_kl"
+    inner_mean: bool = False
+    divergence: Divergence = "symmetric_kl"
+    detach: Literal["none", "clean", "perturbed", "teachers"] = "none"
+    per: Per = "token"
+
+    @property
+    def cost(self) -> Cost:
+        quiet = 1 if self.dropout == "off" else 0
+        last = {"none": 1 + quiet, "clean": 1, "perturbed": quiet, "teachers": 1 + quiet}[self.detach]
+        return Cost(self.steps + 1 + quiet, self.steps + last)
+
+    def __call__(self, ctx: Context) -> Agreement:
+        clean = ctx.reference(self.dropout)
+        return self.agreement(ctx, clean, self.attack(ctx, clean).final)
+
+    def attack(self, ctx: Context, clean: View) -> Ascent:
+        def objective(view: View) -> Tensor:
+            values = Agreement(clean, view, self.inner, "first").values(ctx)
+            kept = torch.ones_like(ctx.mask) if self.padding else ctx.mask
+            total = values.masked_fill(~kept, 0.0).sum()
+            return total / kept.sum().clamp_min(1) if self.inner_mean else total
+
+        return ascend(self, ctx, clean, objective)
+
+    def agreement(self, ctx: Context, clean: View, deltas: Deltas) -> Agreement:
+        view = ctx.forward(self.shift(deltas), dropout=self.dropout, grad=self.detach != "perturbed")
+        sides: dict[str, Literal["none", "first", "second", "teachers"]] = {"clean": "first", "perturbed": "second"}
+        held = sides.get(self.detach, "teachers" if self.detach == "teachers" else "none")
+        return Agreement(clean, view, self.divergence, held, self.per, self.padding)

@@ -1,0 +1,78 @@
+"""NEFTune: noise on the embeddings while training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from seqreg.context import Context, Shift, Where
+from seqreg.criterion import Cost, Term
+from seqreg.noise import sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class NEFTune(Term):
+    """Noisy embedding fine-tuning: the training input itself is noised, by an amount that shrinks with its length.
+
+    Formula:
+        L(x + z) in place of L(x),  z ~ U(-1, 1) * weight * alpha / sqrt(length * dimensions)
+
+    Args:
+        weight: multiplies the noise, so that a schedule can bring it in; leave it at 1
+        alpha: 5 to 15 in the paper
+        where: "input" (the encoder, or the only stack), "encoder", "decoder" or "both"
+        padding: count padding in the length and noise it, as transformers does
+        preset: "hf_neftune", what transformers' neftune_noise_alpha does where it works
+
+    Cost:
+        nothing: the one pass that is made anyway is noised. Its part of the loss is 0 by construction. Other terms are
+        measured around the noised input.
+
+    Differs from:
+        transformers' hook never fires on encoder-decoders, silently; it divides by the padded length and noises the
+        padding.
+
+    References:
+        Jain et al., NEFTune: Noisy Embeddings Improve Instruction Finetuning, arXiv 2310.05914
+
+    Example:
+        >>> from seqreg import Criterion
+        >>> from seqreg.terms.neftune import NEFTune
+        >>> criterion = Criterion(NEFTune(alpha=15))
+        >>> NEFTune().cost
+        Cost(forwards=0, backwards=0)
+    """
+
+    alpha: float = 5.0
+    where: Where = "input"
+    padding: bool = False
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"hf_neftune": {"padding": True}}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.alpha <= 0:
+            self.refuse("alpha", "expected a number > 0; the paper uses 5 to 15")
+
+    @property
+    def cost(self) -> Cost:
+        return Cost(forwards=0, backwards=0)
+
+    def input_shift(self, ctx: Context, weight: float) -> Shift:
+        masks = {name: None if self.padding else ctx.forward.sites[name].mask for name in ctx.sites(self.where)}
+
+        def noise(embeds: Tensor, mask: Tensor | None) -> Tensor:
+            rows, length, width = embeds.shape
+            real = torch.full((rows,), float(length)) if mask is None else mask.sum(-1).clamp_min(1).float()
+            bound = weight * self.alpha / (real.to(embeds.device) * width).sqrt().reshape(-1, 1, 1)
+            return sample("uniform", embeds, bound, mask)
+
+        return Shift({name: partial(noise, mask=mask) for name, mask in masks.items()})
+
+    def __call__(self, ctx: Context) -> Tensor:
+        return ctx.clean.logits.new_zeros((), dtype=torch.float32)

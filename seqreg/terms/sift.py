@@ -1,0 +1,70 @@
+"""SiFT: adversarial smoothness on normalised embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from seqreg.adversary import AdversarialAgreement, Inject
+from seqreg.divergences import Divergence
+from seqreg.schedules import Weight
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiFT(AdversarialAgreement):
+    """Scale-invariant fine-tuning: perturb embeddings after normalising them, so that their size does not matter.
+
+    Formula:
+        KL both ways between f(e) and f(LayerNorm(e_hat + d)), each left side held fixed, e_hat = (e - mean(e)) / std(e)
+        of every token, at the d that ascent finds within |d|_inf <= radius
+
+    Args:
+        weight: 5 in DeBERTa's scripts (3 for the smallest model)
+        scale: of the start, in units of the normalised embeddings, whose RMS is 1
+        step_size, radius: a tenth of that (ours; DeBERTa adds 1e-4 to a start of 1e-2 and has no ball)
+        inject: "normalised". Where the embeddings have no LayerNorm (PEGASUS, T5, Marian, M2M100 and most causal
+            language models) they are divided by the RMS of each token instead, which is our extension
+        preset: "deberta", the released code
+
+        The other settings are those of `seqreg.adversary.Adversarial` and `AdversarialAgreement`.
+
+    Cost:
+        steps + 1 extra forwards, steps + 1 extra backwards (those of the ascent reach the embeddings alone);
+        dropout="off" one more of each.
+
+    Differs from:
+        DeBERTa's perturbation stays mostly its random start; its value is two cross-entropies, so that it is not 0
+        where the outputs agree; on a regression head it is identically 0; and it cannot perturb two stacks.
+
+    References:
+        He et al., DeBERTa: Decoding-enhanced BERT with Disentangled Attention, arXiv 2006.03654
+
+    Example:
+        >>> from seqreg import Criterion
+        >>> from seqreg.terms.sift import SiFT
+        >>> criterion = Criterion(SiFT(), label_smoothing=0.1)
+        >>> SiFT(preset="deberta").divergence
+        'symmetric_ce'
+    """
+
+    weight: Weight = 5.0
+    inject: Inject = "normalised"
+    relative: bool = False
+    inner: Divergence = "kl"
+    detach: Literal["none", "clean", "perturbed", "teachers"] = "teachers"
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "deberta": {
+            "noise": "clamped",
+            "scale": 1e-2,
+            "step_size": 1e-4,
+            "projection": "none",
+            "stabiliser": 1e-6,
+            "dropout": "independent",
+            "divergence": "symmetric_ce",
+            "detach": "none",
+            "embedding_grad": False,
+            "padding": True,
+        },
+    }
