@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from seqreg import anatomy
 from seqreg.context import Context, Dropout, Per, Point, Shift, View, Where
 from seqreg.criterion import Agreement, Cost, Term
 from seqreg.divergences import Divergence
@@ -157,9 +158,7 @@ def begin(term: Adversarial, ctx: Context, clean: View) -> tuple[dict[str, Tenso
 
 def climb(term: Adversarial, delta: Tensor, gradient: Tensor, ball: _Ball, *, last: bool) -> Tensor:
     """One step: along the gradient, then back into the ball."""
-    gradient = at_least_float32(gradient)
-    if ball.mask is not None:  # what stands on padding may even be NaN
-        gradient = gradient.masked_fill(~ball.mask.unsqueeze(-1), 0.0)
+    gradient = _masked(gradient, ball.mask)
     size = norm(gradient, term.norm, term.over)
     direction = gradient / (size + term.stabiliser).clamp_min(1e-30)
     if term.rule == "power":
@@ -170,6 +169,12 @@ def climb(term: Adversarial, delta: Tensor, gradient: Tensor, ball: _Ball, *, la
     if term.projection == "rescale":
         return delta / (norm(delta, term.norm, term.over) + term.stabiliser).clamp_min(1e-30) * ball.radius
     return delta
+
+
+def _masked(gradient: Tensor, mask: Tensor | None) -> Tensor:
+    """What stands on padding may even be NaN."""
+    gradient = at_least_float32(gradient)
+    return gradient if mask is None else gradient.masked_fill(~mask.unsqueeze(-1), 0.0)
 
 
 def ascend(term: Adversarial, ctx: Context, clean: View, objective: Callable[[View], Tensor]) -> Ascent:
@@ -184,12 +189,24 @@ def ascend(term: Adversarial, ctx: Context, clean: View, objective: Callable[[Vi
         with torch.enable_grad():
             value = objective(ctx.forward(term.shift(live), dropout=term.dropout))
             found = torch.autograd.grad(value, list(live.values()))
-        gradients = dict(zip(live, found, strict=True))
+        gradients = {name: _masked(g, balls[name].mask) for name, g in zip(live, found, strict=True)}
         deltas = {
             name: climb(term, delta.detach(), gradients[name], balls[name], last=step == term.steps - 1)
             for name, delta in live.items()
         }
     return Ascent(start, deltas, gradients, {name: ball.radius for name, ball in balls.items()})
+
+
+def climbed(term: Adversarial, ascent: Ascent) -> dict[str, float]:
+    """The largest |delta| over the radius, and the cosines of the perturbation with its start and the last gradient."""
+    reach = max(
+        float((norm(delta, term.norm, term.over) / ascent.radius[name]).max()) for name, delta in ascent.final.items()
+    )
+    return {
+        "delta_over_radius": reach,
+        "cosine_start": anatomy.cosine(ascent.final, ascent.start),
+        "cosine_gradient": anatomy.cosine(ascent.final, ascent.gradient),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +236,8 @@ class AdversarialAgreement(Adversarial):
 
     def __call__(self, ctx: Context) -> Agreement:
         clean = ctx.reference(self.dropout)
-        return self.agreement(ctx, clean, self.attack(ctx, clean).final)
+        shift = self.shift(self.attack(ctx, clean).final)
+        return self.agreement(clean, ctx.forward(shift, dropout=self.dropout, grad=self.detach != "perturbed"))
 
     def attack(self, ctx: Context, clean: View) -> Ascent:
         def objective(view: View) -> Tensor:
@@ -230,8 +248,18 @@ class AdversarialAgreement(Adversarial):
 
         return ascend(self, ctx, clean, objective)
 
-    def agreement(self, ctx: Context, clean: View, deltas: Deltas) -> Agreement:
-        view = ctx.forward(self.shift(deltas), dropout=self.dropout, grad=self.detach != "perturbed")
+    def anatomy(self, ctx: Context) -> dict[str, float]:
+        """See `seqreg.anatomy` and `climbed`."""
+        clean = ctx.reference(self.dropout)
+        ascent = self.attack(ctx, clean)
+        shift = self.shift(ascent.final)
+        return {
+            **climbed(self, ascent),
+            **anatomy.size(ctx, clean, shift),
+            **anatomy.shares(ctx, shift, self.dropout, lambda view: self.agreement(clean, view).value(ctx)),
+        }
+
+    def agreement(self, clean: View, view: View) -> Agreement:
         sides: dict[str, Literal["none", "first", "second", "teachers"]] = {"clean": "first", "perturbed": "second"}
         held = sides.get(self.detach, "teachers" if self.detach == "teachers" else "none")
         return Agreement(clean, view, self.divergence, held, self.per, self.padding)

@@ -82,6 +82,8 @@ class Forward(ABC):
     module: nn.Module
     sites: Mapping[str, Site]
     reentrant: bool = False
+    aside: bool = False
+    """Passes now are for observation: a framework's wrapper that prepares for backward is to be left out."""
     _start: tuple[Tensor, Tensor | None] | None = None
     _always: tuple[Shift, ...] = ()
     _replaying: bool = False
@@ -134,6 +136,17 @@ class Forward(ABC):
                     raise RuntimeError("a pass with other weights carries no gradient: use grad=False")
                 stack.enter_context(_borrowed(self.module, weights))
             return self.run((*self._always, *(() if shift is None else (shift,))), hidden=hidden)
+
+    @contextlib.contextmanager
+    def observed(self) -> Iterator[None]:
+        """Passes inside change nothing: not the generators, nor the state of parametrized weights."""
+        device = self._device
+        with _replay(_generator_state(device), device), training_off(self._parametrizations):
+            self.aside = True
+            try:
+                yield
+            finally:
+                self.aside = False
 
     def _once(self, change: Tensor | Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """A change that is drawn in the clean pass and then kept; drawn again, alike, where that pass is replayed."""

@@ -7,7 +7,7 @@ import types
 import typing
 import warnings
 from abc import ABC, ABCMeta, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
@@ -108,6 +108,8 @@ class Term(ABC, metaclass=_Settings):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     ascends: ClassVar[bool] = False
     """True for a term that calls `torch.autograd.grad`, which reentrant checkpointing forbids."""
+    remembers: ClassVar[bool] = False
+    """True for a term that keeps something from step to step in `Context.memory`."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -146,6 +148,10 @@ class Term(ABC, metaclass=_Settings):
     @abstractmethod
     def __call__(self, ctx: Context) -> Tensor | Agreement:
         """The term's value on one batch, unweighted."""
+
+    def anatomy(self, ctx: Context) -> dict[str, float]:
+        """Numbers that tell what the term is doing on this batch."""
+        return {}
 
     def input_shift(self, ctx: Context, weight: float) -> Shift | None:
         """A change of the training input itself, for a term that makes one."""
@@ -258,6 +264,47 @@ class Criterion:
                 )
         weighted = [(term, weight_at(term.weight, ctx.step)) for term in self.terms] if training else []
         active = [(term, weight) for term, weight in weighted if weight > 0]
+        self._prepare(ctx, active)
+        smoothed, nll = self.base_loss(ctx.clean, ctx)
+        total = ctx.reduce(smoothed, per=self.per)
+        parts = {"base": total.detach()}
+        values = {} if nll is None else {"nll": ctx.reduce(nll.detach(), per=self.per)}
+        for term, weight in active:
+            value = self._value(term, ctx)
+            total = total + weight * value
+            values[term.name], parts[term.name] = value.detach(), weight * value.detach()
+        return LossReport(total, parts, values, {term.name: weight for term, weight in weighted})
+
+    def anatomy(self, ctx: Context) -> dict[str, float]:
+        """What every active term is really doing on this batch, as <term>/<number>.
+
+        For all of them `share_of_loss`, the weighted term over the base loss. Costs several passes, and changes
+        nothing: no gradient, generator, or result of training.
+        """
+        weighted = [(term, weight_at(term.weight, ctx.step)) for term in self.terms]
+        active = [(term, weight) for term, weight in weighted if weight > 0]
+        found: dict[str, float] = {}
+        fresh = {"clean", "quiet"} - vars(ctx).keys()
+        with ctx.forward.observed(), torch.no_grad():
+            self._prepare(ctx, active)
+            base = float(ctx.reduce(self.base_loss(ctx.clean, ctx)[0], per=self.per))
+            for term, weight in active:
+                value = weight * float(self._value(term, ctx))
+                found[f"{term.name}/share_of_loss"] = value / base if base else 0.0
+                found |= {f"{term.name}/{key}": number for key, number in term.anatomy(ctx).items()}
+        for name in fresh:  # these views carry no gradient: training must not find them
+            vars(ctx).pop(name, None)
+        return found
+
+    def _value(self, term: Term, ctx: Context) -> Tensor:
+        result = term(ctx)
+        value = result.value(ctx) if isinstance(result, Agreement) else result
+        if not isinstance(value, Tensor) or value.shape != ():
+            raise BadInput(f"{term.name} must return a scalar tensor, such as ctx.reduce(values), not {value!r}")
+        return value
+
+    def _prepare(self, ctx: Context, active: Sequence[tuple[Term, float]]) -> None:
+        """Give the context what the criterion knows, before its first pass."""
         for term, _ in active:
             if term.ascends and ctx.forward.reentrant:
                 raise BadInput(
@@ -269,18 +316,6 @@ class Criterion:
         )
         ctx.memory = self.memory
         ctx.task_loss = lambda view: self.base_loss(view, ctx)[0]
-        smoothed, nll = self.base_loss(ctx.clean, ctx)
-        total = ctx.reduce(smoothed, per=self.per)
-        parts = {"base": total.detach()}
-        values = {} if nll is None else {"nll": ctx.reduce(nll.detach(), per=self.per)}
-        for term, weight in active:
-            result = term(ctx)
-            value = result.value(ctx) if isinstance(result, Agreement) else result
-            if not isinstance(value, Tensor) or value.shape != ():
-                raise BadInput(f"{term.name} must return a scalar tensor, such as ctx.reduce(values), not {value!r}")
-            total = total + weight * value
-            values[term.name], parts[term.name] = value.detach(), weight * value.detach()
-        return LossReport(total, parts, values, {term.name: weight for term, weight in weighted})
 
     def state_dict(self) -> dict[str, Tensor]:
         """What terms keep from step to step (Bregman's teacher): save it with your checkpoints."""

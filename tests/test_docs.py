@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,13 @@ import pytest
 import torch
 import transformers
 
+from seqreg import Cost, build_term
+from seqreg.build import term_names
 from tests import zoo
+from tools import cost
 
 ROOT = Path(__file__).parents[1]
+CARDS = sorted((ROOT / "docs" / "terms").glob("*.md"))
 
 
 def blocks(path: Path) -> list[str]:
@@ -55,14 +60,56 @@ def test_the_loop_is_eight_lines() -> None:
     assert len([line for line in lines if not line.startswith(("from ", "import "))]) <= 8
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("*.md")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*sorted(ROOT.glob("*.md")), *CARDS], ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
         assert target.startswith("https://") or (path.parent / target).exists(), target
 
 
-def test_readme_lists_every_term() -> None:
-    from seqreg.build import term_names
+@pytest.mark.parametrize("path", CARDS, ids=lambda path: path.name)
+def test_card_examples_print_what_they_say(path: Path) -> None:
+    names = {"model": zoo.make("bart"), "batch": zoo.batch("bart")}
+    (example,) = blocks(path)
+    test = doctest.DocTestParser().get_doctest(example, names, path.name, str(path), 0)
+    runner = doctest.DocTestRunner()
+    runner.run(test)
+    assert runner.summarize().failed == 0
+    assert runner.tries > 3
 
+
+def test_every_term_has_a_card_with_its_measured_cost() -> None:
+    measured = cost.ratios()
+    assert [path.stem for path in CARDS] == term_names() == sorted(measured)
+    for path in CARDS:
+        text = path.read_text()
+        term = build_term(path.stem)
+        stated = f"{term.cost.forwards} extra forwards and {term.cost.backwards} extra backwards"
+        assert stated in text
+        assert f"{measured[path.stem]:.2f} times the floating-point" in text
+        assert all(
+            heading in text for heading in ("**Formula.**", "**When", "**Cost.**", "**What released", "**Attrib")
+        )
+
+
+@pytest.mark.parametrize("name", term_names())
+def test_docstring_states_the_cost(name: str) -> None:
+    """The Cost line of the docstring, read with the default number of steps, is what the contract counts."""
+    term = build_term(name)
+    text = re.search(r"Cost:\n(.*?)\n\n", type(term).__doc__ or "", re.S)
+    assert text is not None
+    line = " ".join(text.group(1).split())
+    if line.startswith("nothing"):
+        assert term.cost == Cost(0, 0)
+        return
+    stated = re.match(r"(.+?) extra forwards?(?: without a graph)?, (.+?) (?:extra )?backwards?\b", line)
+    assert stated is not None, line
+    steps = getattr(term, "steps", 0)
+    forwards, backwards = (
+        eval(number.replace("no", "0").replace("2 steps", "2 * steps"), {"steps": steps}) for number in stated.groups()
+    )
+    assert Cost(forwards, backwards) == term.cost
+
+
+def test_readme_lists_every_term() -> None:
     text = (ROOT / "README.md").read_text()
     assert all(f"[`{name}`](seqreg/terms/{name}.py)" in text for name in term_names())

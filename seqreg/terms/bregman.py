@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,8 @@ class Bregman(Term):
     divergence: Divergence = "symmetric_kl"
     per: Per = "token"
 
+    remembers: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for setting in ("beta", "beta_late"):
@@ -74,6 +76,16 @@ class Bregman(Term):
         held: Literal["second"] = "second"
         return Agreement(own, view, self.divergence, held, self.per)
 
+    def anatomy(self, ctx: Context) -> dict[str, float]:
+        """distance: how far the weights are from their average, |w - w'| / |w|."""
+        average = self.average(ctx)
+        own = {
+            name: at_least_float32(p.detach()) for name, p in ctx.forward.module.named_parameters() if p.requires_grad
+        }
+        apart = sum(float((own[name] - average[name]).square().sum()) for name in own)
+        whole = sum(float(weight.square().sum()) for weight in own.values())
+        return {"distance": (apart / whole) ** 0.5 if whole else 0.0}
+
     def average(self, ctx: Context) -> dict[str, Tensor]:
         """The averaged weights, brought up to date if an optimizer step was made since they were last used."""
         module = ctx.forward.module
@@ -84,6 +96,8 @@ class Bregman(Term):
             kept = {f"w/{name}": _copy(parameter) for name, parameter in trained.items()}
             ctx.memory[self.name] = {**kept, "seen": now, "updates": torch.tensor(0)}
         elif not torch.equal(kept["seen"], now):
+            for name, parameter in trained.items():  # a loaded average is on the CPU
+                kept[f"w/{name}"] = kept[f"w/{name}"].to(parameter.device)
             beta = self.beta if int(kept["updates"]) < self.switch else self.beta_late
             with torch.no_grad():
                 for name, parameter in trained.items():

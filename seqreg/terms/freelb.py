@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from seqreg.adversary import Adversarial, begin, climb
+from seqreg import anatomy
+from seqreg.adversary import Adversarial, ascend, begin, climb, climbed
 from seqreg.context import Context
 from seqreg.criterion import Cost
 from seqreg.noise import Noise, Norm, Over
@@ -79,6 +80,15 @@ class FreeLB(Adversarial):
     def cost(self) -> Cost:
         quiet = 1 if self.dropout == "off" else 0
         return Cost(self.points + quiet, 2 * self.points - 1)
+
+    def anatomy(self, ctx: Context) -> dict[str, float]:
+        """See `anatomy.size`, `adversary.climbed`; `rise` is the loss at the end of the ascent over the clean loss."""
+        clean = ctx.reference(self.dropout)
+        ascent = ascend(self, ctx, clean, lambda view: ctx.task_loss(view).masked_fill(~ctx.mask, 0.0).sum())
+        shift = self.shift(ascent.final)
+        end = ctx.reduce(ctx.task_loss(ctx.forward(shift, dropout=self.dropout)))
+        rise = float(end / ctx.reduce(ctx.task_loss(clean)))
+        return {**climbed(self, ascent), **anatomy.size(ctx, clean, shift), "rise": rise}
 
     def __call__(self, ctx: Context) -> Tensor:
         deltas, balls = begin(self, ctx, ctx.reference(self.dropout))

@@ -10,9 +10,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from seqreg import anatomy
 from seqreg.context import Context, Shift, Where
 from seqreg.criterion import Cost, Term
 from seqreg.noise import sample
+from seqreg.schedules import weight_at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,10 @@ class NEFTune(Term):
             return sample("uniform", embeds, bound, mask)
 
         return Shift({name: partial(noise, mask=mask) for name, mask in masks.items()})
+
+    def anatomy(self, ctx: Context) -> dict[str, float]:
+        """See `seqreg.anatomy.size`."""
+        return anatomy.size(ctx, ctx.clean, self.input_shift(ctx, weight_at(self.weight, ctx.step)))
 
     def __call__(self, ctx: Context) -> Tensor:
         return ctx.clean.logits.new_zeros((), dtype=torch.float32)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
+from seqreg import anatomy
 from seqreg.context import Context, Dropout, Per, Shift, View, Where
 from seqreg.criterion import Agreement, Cost, Term
 from seqreg.divergences import Divergence
@@ -92,10 +93,24 @@ class R3F(Term):
 
     def __call__(self, ctx: Context) -> Agreement:
         clean = ctx.reference(self.dropout)
-        delta = {site: self._delta(ctx, site, clean) for site in ctx.sites(self.where)}
-        noised = ctx.forward(Shift(delta), dropout=self.dropout, grad=self.detach != "noised")
+        noised = ctx.forward(self._shift(ctx, clean), dropout=self.dropout, grad=self.detach != "noised")
+        return self._agreement(clean, noised)
+
+    def _agreement(self, clean: View, noised: View) -> Agreement:
         held: dict[str, Literal["none", "first", "second"]] = {"none": "none", "clean": "first", "noised": "second"}
         return Agreement(clean, noised, self.divergence, held[self.detach], self.per, self.padding)
+
+    def anatomy(self, ctx: Context) -> dict[str, float]:
+        """See `seqreg.anatomy`."""
+        clean = ctx.reference(self.dropout)
+        shift = self._shift(ctx, clean)
+        return {
+            **anatomy.size(ctx, clean, shift),
+            **anatomy.shares(ctx, shift, self.dropout, lambda view: self._agreement(clean, view).value(ctx)),
+        }
+
+    def _shift(self, ctx: Context, clean: View) -> Shift:
+        return Shift({site: self._delta(ctx, site, clean) for site in ctx.sites(self.where)})
 
     def _delta(self, ctx: Context, name: str, clean: View) -> Tensor:
         site, embeds = ctx.forward.sites[name], clean.embeds[name, "embedding"]

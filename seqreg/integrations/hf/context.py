@@ -39,7 +39,7 @@ class HFForward(Forward):
             taps = _readers(self.stacks)
             for tap in taps.values():
                 exits.enter_context(tap)
-            output = self.model(**self.inputs, **asked)
+            output = (self.module if self.aside else self.model)(**self.inputs, **asked)
         logits = output.logits[:, :-1] if self.task == "causal" else output.logits
         dtype = next((tap.dtype for tap in taps.values() if tap.dtype is not None), None)
         return View(logits, _Tapped(taps), _hidden_states(output) if hidden else (), output, dtype)

@@ -22,22 +22,34 @@ RAW_HEAD = "seqreg_head.safetensors"
 """Raw weights of a spectrally normalised head, beside the folded ones that `from_pretrained` reads."""
 
 
+TERM_STATE = "seqreg_terms.safetensors"
+"""What the terms of a criterion keep from step to step."""
+
+
 class RegularizedTrainer(Trainer):
     """`transformers.Trainer` with `criterion=`: for classifiers, regression heads and language models.
 
     The loss, also of a baseline without terms, is the criterion's alone; terms are off in evaluation. Every log has
     part/<name> (these add up to the loss), value/<name> and weight/<name>. An R4F head is saved folded, so that
     `from_pretrained` reads it, with what a resumed training needs beside it.
+
+    Args:
+        criterion: the loss
+        anatomy_steps: log `Criterion.anatomy` under anatomy/ every so many steps; 0 for never
     """
 
     loss_is_scaled_for_ga = True
 
-    def __init__(self, *args: Any, criterion: Criterion, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, criterion: Criterion, anatomy_steps: int = 500, **kwargs: Any) -> None:
         if not isinstance(criterion, Criterion):
             raise BadInput(f"criterion={criterion!r}: expected a Criterion, such as Criterion(R3F(weight=0.1))")
         super().__init__(*args, **kwargs)
-        self.criterion = criterion
+        if isinstance(anatomy_steps, bool) or not isinstance(anatomy_steps, int) or anatomy_steps < 0:
+            raise BadInput(f"anatomy_steps={anatomy_steps!r}: expected a whole number >= 0")
+        self.criterion, self.anatomy_steps = criterion, anatomy_steps
         self._window = _Window(criterion)
+        self._anatomy: dict[str, float] = {}
+        self._anatomy_at = -1
         settings = self.args
         if settings.label_smoothing_factor:
             raise BadInput(
@@ -62,6 +74,8 @@ class RegularizedTrainer(Trainer):
         step = self.state.global_step
         ctx = context(model, inputs, step=step, count=whole)
         report = self.criterion(ctx)
+        if ctx.training and self.anatomy_steps and step % self.anatomy_steps == 0 and step != self._anatomy_at:
+            self._anatomy, self._anatomy_at = self.criterion.anatomy(ctx), step
         if ctx.training:
             self._window.add(report, 1 / self.current_gradient_accumulation_steps)
         return (report.total, ctx.clean.output) if return_outputs else report.total
@@ -69,7 +83,26 @@ class RegularizedTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs.update(self._window.flush(self.accelerator))
+            logs.update({f"anatomy/{key}": number for key, number in self._anatomy.items()})
+            self._anatomy = {}
         super().log(logs, start_time)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        state = self.criterion.state_dict()
+        if state and self.args.should_save:
+            state = {key: value.contiguous() for key, value in state.items()}
+            safetensors.torch.save_file(state, os.path.join(output_dir, TERM_STATE))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        path = os.path.join(checkpoint, TERM_STATE)
+        if os.path.exists(path):
+            self.criterion.load_state_dict(safetensors.torch.load_file(path))
+        elif any(term.remembers for term in self.criterion.terms):
+            raise BadInput(f"{path} is missing: a term of this criterion remembers, and cannot resume without it")
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         raw = heads.raw_state(self.model)
