@@ -115,14 +115,10 @@ class _Ball:
     @classmethod
     def at(cls, term: Adversarial, ctx: Context, name: str, clean: View) -> _Ball:
         site, embeds = ctx.forward.sites[name], clean.embeds[name, term.point].detach()
-        if site.mask is not None and site.mask.shape != embeds.shape[:2]:
-            raise BadInput(
-                f"{term.name}: the {name} has {embeds.shape[1]} positions at inject={term.inject!r} and "
-                f"{site.mask.shape[1]} tokens: use inject='scaled'"
-            )
-        unit: float | Tensor = float(rms(embeds, site.mask)) if term.relative else 1.0
+        real = ctx.real(name, embeds)
+        unit: float | Tensor = float(rms(embeds, real)) if term.relative else 1.0
         unit = unit * site.scale if term.inject == "word" else unit
-        width, length = embeds.shape[-1], _lengths(embeds, site.mask)
+        width, length = embeds.shape[-1], _lengths(embeds, real)
         entries: float | Tensor = 1.0
         if term.norm == "l2":
             entries = math.sqrt(width) if term.over == "token" else (length * width).sqrt()
@@ -130,9 +126,9 @@ class _Ball:
         start = unit / (length * width).sqrt() if term.spread == "sentence" else unit
         share = 1.0 if term.relative else 1 / entries
         reach = torch.as_tensor(unit * (term.scale if term.projection == "none" else term.radius * share))
-        if complaint := too_small(float(reach.max()), embeds, site.mask, clean.dtype):
+        if complaint := too_small(float(reach.max()), embeds, real, clean.dtype):
             raise BadInput(f"{term.name}: {complaint}")
-        mask = None if term.padding else site.mask
+        mask = None if term.padding else real
         return cls(mask, term.scale * start, term.step_size * ball, term.radius * ball)
 
 
@@ -256,7 +252,7 @@ class AdversarialAgreement(Adversarial):
         return {
             **climbed(self, ascent),
             **anatomy.size(ctx, clean, shift),
-            **anatomy.shares(ctx, shift, self.dropout, lambda view: self.agreement(clean, view).value(ctx)),
+            **anatomy.shares(ctx, clean, shift, self.dropout, lambda a, b: self.agreement(a, b).value(ctx)),
         }
 
     def agreement(self, clean: View, view: View) -> Agreement:

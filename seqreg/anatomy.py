@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,25 +12,26 @@ from seqreg.context import Context, Dropout, Shift, View
 Numbers = dict[str, float]
 
 
-def shares(ctx: Context, shift: Shift, dropout: Dropout, value: Callable[[View], Tensor]) -> Numbers:
+def shares(ctx: Context, clean: View, shift: Shift, dropout: Dropout, value: Callable[[View, View], Tensor]) -> Numbers:
     """Where the value of a perturbation term comes from, as shares of that value.
 
-    noise_share: the same perturbation with the dropout masks of the clean pass; dropout_share: no perturbation, new
-    masks; rounding_share: the part of the noise's value that does not shrink with its square when the perturbation is
-    halved, which for a small perturbation is the error of the arithmetic. The shares need not add up to 1.
+    noise_share: the same perturbation with the dropout masks of the clean pass, in float32; dropout_share: no
+    perturbation, new masks; rounding_share: what lower precision adds to the noise's value. They need not add up to 1.
+    A model whose own weights are in lower precision has no float32 pass to compare with, and no rounding_share.
     """
     same: Dropout = "off" if dropout == "off" else "shared"
-    half = replace(shift, delta={name: delta / 2 for name, delta in shift.delta.items() if isinstance(delta, Tensor)})
-    total = float(value(ctx.forward(shift, dropout=dropout)))
-    noise = float(value(ctx.forward(shift, dropout=same)))
-    less = float(value(ctx.forward(half, dropout=same)))
-    masks = float(value(ctx.forward(dropout=dropout))) if dropout == "independent" else 0.0
-    rounding = max(noise - 4 / 3 * (noise - less), 0.0)
-    return {
-        "noise_share": _ratio(noise - min(rounding, noise), total),
-        "dropout_share": _ratio(masks, total),
-        "rounding_share": _ratio(min(rounding, noise), total),
-    }
+    forward = ctx.forward
+    total = float(value(clean, forward(shift, dropout=dropout)))
+    noise = exact = float(value(clean, forward(shift, dropout=same)))
+    masks = float(value(clean, forward(dropout=dropout))) if dropout == "independent" else 0.0
+    found = {"dropout_share": _ratio(masks, total)}
+    own = next(forward.module.parameters(), torch.empty(0)).dtype
+    if own in (torch.float32, torch.float64):
+        if clean.dtype not in (None, own):
+            with forward.full_precision():
+                exact = float(value(forward(dropout=same), forward(shift, dropout=same)))
+        found["rounding_share"] = _ratio(abs(noise - exact), total)
+    return {"noise_share": _ratio(exact, total), **found}
 
 
 def size(ctx: Context, clean: View, shift: Shift) -> Numbers:

@@ -24,6 +24,8 @@ def term_names() -> list[str]:
 
 def term_class(name: str) -> type[Term]:
     """The class behind a file name ("r3f") or a dotted name of your own ("my_package.my_term", or "....MyTerm")."""
+    if not isinstance(name, str):
+        raise BadInput(f"term {name!r}: expected a name")
     if "." not in name:
         if name == "r4f":
             raise BadInput(
@@ -34,17 +36,24 @@ def term_class(name: str) -> type[Term]:
         return _only_term(importlib.import_module(f"{terms.__name__}.{name}"))
     parent, _, attribute = name.rpartition(".")
     try:
-        if importlib.util.find_spec(name) is not None:
+        if _is_module(name):
             return _only_term(importlib.import_module(name))
-    except ModuleNotFoundError:
-        pass
-    try:
         found = getattr(importlib.import_module(parent), attribute)
-    except (ModuleNotFoundError, AttributeError) as error:
+    except (ImportError, AttributeError) as error:
         raise BadInput(f"term {name!r} cannot be imported: {error}") from error
     if not (inspect.isclass(found) and issubclass(found, Term)):
         raise BadInput(f"{name!r} is not a Term")
     return found
+
+
+def _is_module(name: str) -> bool:
+    """Whether a dotted name is a module. A package on the way to it that fails to import is an error, not a no."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError as error:
+        if error.name is not None and name.startswith(error.name):
+            return False  # its parent is a module or a class, or does not exist
+        raise
 
 
 def _only_term(module: ModuleType) -> type[Term]:
@@ -68,7 +77,7 @@ def build_weight(value: Any) -> Weight:
         raise BadInput(
             f"weight={dict(value)}: a schedule is written {{'schedule': 'warmup', 'weight': 0.1, 'steps': 9}}"
         )
-    if name not in SCHEDULES:
+    if not isinstance(name, str) or name not in SCHEDULES:
         raise BadInput(f"unknown schedule {name!r}; {nearest(str(name), SCHEDULES)}")
     schedule = SCHEDULES[name]
     known = {f.name for f in fields(schedule)}
@@ -82,11 +91,11 @@ def build_term(name: str, settings: Mapping[str, Any] | None = None) -> Term:
     if settings is not None and not isinstance(settings, Mapping):
         raise BadInput(f"{name}: expected a mapping of settings, such as {{'weight': 0.1}}, not {settings!r}")
     settings = dict(settings or {})
+    if "term" in settings:
+        settings.setdefault("name", name)
     cls = term_class(settings.pop("term", name))
     if "weight" in settings:
         settings["weight"] = build_weight(settings["weight"])
-    if cls.__module__.rpartition(".")[2] != name and "." not in name:
-        settings.setdefault("name", name)
     return cls(**settings)
 
 

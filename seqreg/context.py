@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +77,10 @@ class View:
     dtype: torch.dtype | None = None
 
 
+_stepped: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+"""The optimizer step of the last clean pass through a model."""
+
+
 class Forward(ABC):
     """Runs the model on one batch. A framework implements `run`, `module` and `sites`; the policies live here."""
 
@@ -84,6 +89,8 @@ class Forward(ABC):
     reentrant: bool = False
     aside: bool = False
     """Passes now are for observation: a framework's wrapper that prepares for backward is to be left out."""
+    ragged: bool = False
+    """Passes drop different layers, and gradients are synchronised across ranks: extra passes need shared dropout."""
     _start: tuple[Tensor, Tensor | None] | None = None
     _always: tuple[Shift, ...] = ()
     _replaying: bool = False
@@ -92,17 +99,23 @@ class Forward(ABC):
     def run(self, shifts: Sequence[Shift], *, hidden: bool) -> View:
         """One pass of the model, with these shifts applied one after the other."""
 
-    def clean(self, *shifts: Shift, hidden: bool = False) -> View:
+    def clean(self, *shifts: Shift, step: int | None = None, hidden: bool = False) -> View:
         """The pass that the base loss is taken of; remembers the generator's state for passes that share its dropout.
 
         Args:
             shifts: part of the input for this batch: later passes have them too, with the same values
+            step: the optimizer step; only its first clean pass moves the state of parametrized weights
         """
         self._always = tuple(
             replace(shift, delta={name: self._once(change) for name, change in shift.delta.items()}) for shift in shifts
         )
         self._start = _generator_state(self._device)
-        return self.run(self._always, hidden=hidden)
+        again = step is not None and _stepped.get(self.module) == step
+        with training_off(self._parametrizations if again else iter(())):
+            view = self.run(self._always, hidden=hidden)
+        if step is not None and self.module.training and not self.aside:
+            _stepped[self.module] = step
+        return view
 
     def __call__(
         self,
@@ -147,6 +160,12 @@ class Forward(ABC):
                 yield
             finally:
                 self.aside = False
+
+    @contextlib.contextmanager
+    def full_precision(self) -> Iterator[None]:
+        """Passes inside are made without autocast."""
+        with torch.autocast(self._device.type, enabled=False):
+            yield
 
     def _once(self, change: Tensor | Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """A change that is drawn in the clean pass and then kept; drawn again, alike, where that pass is replayed."""
@@ -253,6 +272,9 @@ class Context:
     memory: dict[str, dict[str, Tensor]]
     """What terms keep from step to step, by name; set by the criterion and part of its state."""
 
+    per: Per = "token"
+    """What the base loss is averaged over; set by the criterion."""
+
     input_shifts: tuple[Shift, ...] = ()
     """Changes of the input itself, for the clean pass and all others; set by the criterion."""
 
@@ -281,7 +303,7 @@ class Context:
     @cached_property
     def clean(self) -> View:
         """The unperturbed pass: run once, shared by the base loss and every term."""
-        return self.forward.clean(*self.input_shifts)
+        return self.forward.clean(*self.input_shifts, step=self.step)
 
     @cached_property
     def quiet(self) -> View:
@@ -297,9 +319,21 @@ class Context:
         """True on real source tokens, [B, S]; None when all are real."""
         return self.forward.sites[self.sites("input")[0]].mask
 
+    def real(self, site: str, embeds: Tensor) -> Tensor | None:
+        """The mask of a site, [B, S], for embeddings [B, S, D] that were tapped there; None when all are real."""
+        mask = self.forward.sites[site].mask
+        if mask is not None and mask.shape != embeds.shape[:2]:
+            raise BadInput(
+                f"the {site} has {list(mask.shape)} tokens and {list(embeds.shape[:2])} positions where it is to be "
+                "perturbed: this model cannot be perturbed there"
+            )
+        return mask
+
     def sites(self, where: Where) -> tuple[str, ...]:
         """Names of the perturbable sites. "input" is the encoder, or the only stack of a model that has one."""
         names = tuple(self.forward.sites)
+        if not names:
+            raise BadInput("this model has no embeddings that seqreg can perturb")
         wanted = {"input": names[:1], "both": ("encoder", "decoder")}.get(where, (where,))
         for name in wanted:
             if name not in names:
@@ -312,9 +346,9 @@ class Context:
         Args:
             values: one number a position                           # [B, T] or [B]
             per: "token" divides by the labels of the whole optimizer step, "sequence" by its rows. "fairseq" is what
-                fairseq's sample_size does: the mean over the rows of this micro-batch, weighted by its share of the
-                labels; "sum" is the sum over this micro-batch, weighted likewise. These two depend on how a batch is
-                cut
+                fairseq's sample_size does: the mean over the rows of this micro-batch, weighted by its share of what
+                the base loss is averaged over; "sum" is the sum over this micro-batch, weighted likewise. These two
+                depend on how a batch is cut
             padding: also count positions without a label, as fairseq's R3F does
         """
         if values.shape != self.mask.shape:
@@ -327,5 +361,8 @@ class Context:
             return total / max(self.count.labels, 1.0)
         if per == "sequence":
             return total / max(self.count.sequences, 1.0)
-        share = Count.of(self.mask).labels / max(self.count.labels, 1.0)
+        here = Count.of(self.mask)
+        share = here.labels / max(self.count.labels, 1.0)
+        if self.per == "sequence":
+            share = here.sequences / max(self.count.sequences, 1.0)
         return total * share / (len(values) if per == "fairseq" else 1)

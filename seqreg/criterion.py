@@ -74,7 +74,7 @@ class _Settings(ABCMeta):
             raise BadInput(f"{cls.__name__} takes its settings by name, such as {cls.__name__}(weight={values[0]!r})")
         preset = settings.get("preset")
         if preset is not None:
-            if preset not in term.presets:
+            if not isinstance(preset, str) or preset not in term.presets:
                 hint = nearest(str(preset), term.presets) if term.presets else "it has none"
                 raise BadInput(f"{cls.__name__}: unknown preset {preset!r}; {hint}")
             settings = {**term.presets[preset], **settings}
@@ -121,7 +121,10 @@ class Term(ABC, metaclass=_Settings):
             raise BadInput(f"{self.name}: {error}") from None
 
     def _check_types(self) -> None:
-        hints = typing.get_type_hints(type(self))
+        try:
+            hints = typing.get_type_hints(type(self))
+        except NameError:  # an annotation that exists for type checkers only says nothing here
+            return
         for f in fields(self):
             value = getattr(self, f.name)
             if f.name != "weight" and not _fits(value, hints[f.name]):
@@ -311,10 +314,15 @@ class Criterion:
                     f"{term.name} needs torch.autograd.grad, which reentrant gradient checkpointing forbids: "
                     "set gradient_checkpointing_kwargs={'use_reentrant': False}"
                 )
+            if ctx.forward.ragged and term.cost.forwards and getattr(term, "dropout", "independent") != "shared":
+                raise BadInput(
+                    f"{term.name}: layerdrop drops other layers in every pass, which DistributedDataParallel cannot "
+                    "synchronise: set the model's layerdrop to 0, or dropout='shared'"
+                )
         ctx.input_shifts = tuple(
             shift for term, weight in active if (shift := term.input_shift(ctx, weight)) is not None
         )
-        ctx.memory = self.memory
+        ctx.memory, ctx.per = self.memory, self.per
         ctx.task_loss = lambda view: self.base_loss(view, ctx)[0]
 
     def state_dict(self) -> dict[str, Tensor]:

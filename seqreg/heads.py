@@ -45,14 +45,19 @@ class SpectralNorm(nn.Module):
         self.u.copy_(functional.normalize(weight @ self.v, dim=0))
 
     def forward(self, weight: Tensor) -> Tensor:
-        if self.training:
-            self.iterate(weight)
-        u, v = self.u.clone(), self.v.clone()  # the buffers move on before backward has used them
-        return weight / torch.dot(u, weight @ v)
+        with torch.autocast(weight.device.type, enabled=False):
+            if self.training:
+                self.iterate(weight)
+            u, v = self.u.clone(), self.v.clone()  # the buffers move on before backward has used them
+            sigma = torch.dot(u, weight @ v)
+            return weight / torch.where(sigma.abs() < 1e-12, torch.ones_like(sigma), sigma)
 
 
 def spectral_norm(head: nn.Module, layers: Layers = "all", warmup: int = 15) -> list[str]:
-    """Normalise the linear layers of `head` in place; one power iteration a clean forward pass.
+    """Normalise the linear layers of `head` in place.
+
+    One power iteration a training pass, as in fairseq; but a `Context` lets only the first clean pass of an optimizer
+    step iterate, so that extra passes see the same head and accumulation does not change the gradient.
 
     Args:
         layers: "all" weight matrices (the paper), or the last one, "out_proj" (fairseq)
@@ -76,8 +81,13 @@ def spectral_norm(head: nn.Module, layers: Layers = "all", warmup: int = 15) -> 
 
 
 def fold(model: nn.Module) -> nn.Module:
-    """Replace every normalised weight by its value, in place: afterwards the model is a plain one."""
+    """Replace every normalised weight by its value, in place: afterwards the model is a plain one.
+
+    To save in the middle of a training, leave the model as it is: save_pretrained(..., state_dict=folded_state(model)).
+    """
     for _, module in list(_normalised(model)):
+        cls = type(module)  # copies of a model share it, and folding removes a property from it
+        module.__class__ = type(cls.__name__, cls.__bases__, dict(vars(cls)))
         with training_off(module.modules()):
             parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
     return model
@@ -87,16 +97,17 @@ def folded_state(model: nn.Module) -> dict[str, Tensor]:
     """The state dict that the folded model would have; the model itself is left alone."""
     state = dict(model.state_dict())
     for name, module in _normalised(model):
-        for key in [key for key in state if key.startswith(f"{name}.parametrizations.")]:
+        prefix = f"{name}." if name else ""
+        for key in [key for key in state if key.startswith(f"{prefix}parametrizations.")]:
             del state[key]
         with training_off(module.modules()), torch.no_grad():
-            state[f"{name}.weight"] = module.weight.detach().clone()
+            state[f"{prefix}weight"] = module.weight.detach().clone()
     return state
 
 
 def raw_state(model: nn.Module) -> dict[str, Tensor]:
     """What `folded_state` leaves out and a resumed training needs: raw weights and power-iteration vectors."""
-    prefixes = tuple(f"{name}.parametrizations." for name, _ in _normalised(model))
+    prefixes = tuple(f"{name}.parametrizations.".lstrip(".") for name, _ in _normalised(model))
     return {key: value for key, value in model.state_dict().items() if key.startswith(prefixes)}
 
 

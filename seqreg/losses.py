@@ -34,6 +34,8 @@ def label_smoothed_nll(
     Returns:
         (smoothed, nll), float32                                    # [...], [...]
     """
+    if logits.shape[:-1] != labels.shape:
+        raise BadInput(f"labels {list(labels.shape)} do not fit logits {list(logits.shape)}: one label a position")
     logp = torch.log_softmax(at_least_float32(logits), -1)
     ignored = labels == IGNORE
     nll = -logp.gather(-1, labels.masked_fill(ignored, 0).unsqueeze(-1)).squeeze(-1).masked_fill(ignored, 0.0)
@@ -49,6 +51,8 @@ def label_smoothed_nll(
 def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
     """Mean squared error of every row of a regression head: outputs [B, K], labels [B] or [B, K] -> [B]."""
     outputs = at_least_float32(outputs)
+    if outputs.numel() != labels.numel():
+        raise BadInput(f"labels {list(labels.shape)} do not fit outputs {list(outputs.shape)}: one number an output")
     return (outputs - labels.reshape(outputs.shape).to(outputs.dtype)).square().mean(-1)
 
 

@@ -58,7 +58,8 @@ def project(delta: Tensor, radius: float | Tensor, kind: Norm, over: Over) -> Te
 def rms(embeds: Tensor, mask: Tensor | None = None) -> Tensor:
     """Root mean square of the embeddings of the real tokens: a float32 scalar without gradient."""
     embeds = at_least_float32(embeds.detach())
-    return (embeds if mask is None else embeds[mask]).square().mean().sqrt()
+    embeds = embeds if mask is None else embeds[mask]
+    return embeds.square().mean().sqrt() if embeds.numel() else embeds.new_zeros(())
 
 
 def resolution(dtype: torch.dtype, size: float) -> float:

@@ -44,7 +44,7 @@ def test_rounding_is_told_from_noise() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         coarse = anatomy(net, "bart", R3F(scale=1e-4, dropout="shared", unresolved="warn"))
     assert exact["r3f/rounding_share"] < 0.05
-    assert coarse["r3f/rounding_share"] > 0.3
+    assert coarse["r3f/rounding_share"] > 0.5
 
 
 def test_an_ascent_tells_where_it_points() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,6 +114,9 @@ BAD: list[tuple[Any, str]] = [
     (lambda: Criterion(R3F(weight=Every(k=2)))(ctx()), "is a schedule: pass the optimizer step"),
     (lambda: build_term("r4f"), "R4F is a property of the model"),
     (lambda: build_criterion(None), "expected a mapping"),
+    (lambda: build_criterion({"terms": {3: {}}}), "term 3: expected a name"),
+    (lambda: build_criterion({"terms": {"r3f": {"weight": {"schedule": []}}}}), "unknown schedule []"),
+    (lambda: R3F(preset=["fairseq"]), "unknown preset ['fairseq']"),
     (lambda: build_criterion({"terms": {"r3f": 0.1}}), "r3f: expected a mapping of settings"),
     (lambda: build_criterion({"terms": {"r3f": {"weight": {"warmup": {}}}}}), "a schedule is written {'schedule':"),
     (lambda: R3F(scale=True), "scale=True"),
@@ -149,6 +153,21 @@ def test_bad_input_is_answered_in_one_line(make: Any, message: str) -> None:
         make()
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_real_reason_of_a_failed_import_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_term.py").write_text("import no_such_dependency\n")
+    (tmp_path / "broken_package").mkdir()
+    (tmp_path / "broken_package" / "__init__.py").write_text("")
+    (tmp_path / "broken_package" / "term.py").write_text("import no_such_dependency\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("broken_term.Term", "broken_package.term"):
+        with pytest.raises(BadInput, match="No module named 'no_such_dependency'"):
+            build_term(name)
+
+
+def test_the_key_names_the_part_where_the_class_is_given() -> None:
+    assert build_term("outside_term", {"term": "tests.outside_term"}).name == "outside_term"
 
 
 def test_dicts_and_python_build_the_same() -> None:

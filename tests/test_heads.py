@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from seqreg import BadInput, Criterion, heads
-from seqreg.integrations.hf import context, r4f
+from seqreg.integrations.hf import context, count, r4f
 from seqreg.terms.r3f import R3F
 from tests import zoo
 
@@ -90,6 +91,69 @@ def test_extra_passes_use_the_norm_of_the_clean_pass() -> None:
     assert torch.equal(ctx.forward(dropout="shared").logits, clean)
     after = [value for key, value in heads.raw_state(net).items() if key.endswith(".u")]
     assert all(torch.equal(a, b) for a, b in zip(moved, after, strict=True))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 4])
+def test_gradient_does_not_depend_on_accumulation(accumulate: int) -> None:
+    """One power iteration an optimizer step, however many passes it takes."""
+
+    def gradient(pieces: int) -> Tensor:
+        net = zoo.dropout_off(r4f(zoo.make("roberta"), warmup=1))
+        batch = zoo.batch("roberta", rows=4)
+        parts = [{k: v[i::pieces] for k, v in batch.items()} for i in range(pieces)]
+        whole = count(net, parts)
+        for part in parts:
+            Criterion()(context(net, part, count=whole, step=0)).total.backward()
+        return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+
+    one, several = gradient(1), gradient(accumulate)
+    assert (one - several).norm() <= 1e-6 * one.norm()
+
+
+def test_the_head_itself_iterates_in_every_pass() -> None:
+    net = r4f(zoo.make("roberta"), "out_proj", warmup=0)
+    batch = {k: v for k, v in zoo.batch("roberta").items() if k != "labels"}
+
+    def vector() -> Tensor:
+        return next(value.clone() for key, value in heads.raw_state(net).items() if key.endswith(".u"))
+
+    (net(**batch).logits.sum() + net(**batch).logits.sum()).backward()  # the first graph outlives the second iteration
+    before = vector()
+    net(**batch)
+    assert not torch.equal(before, vector())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype: torch.dtype) -> None:
+    net = r4f(zoo.make("roberta"))
+    with torch.autocast("cpu", dtype):
+        report = Criterion(R3F(scale=0.1))(context(net, zoo.batch("roberta")))
+    report.total.backward()
+    assert torch.isfinite(report.total)
+
+
+def test_folding_in_training_mode_or_a_copy_leaves_the_rest_alone() -> None:
+    net = r4f(zoo.make("roberta"), warmup=0)
+    batch = {k: v for k, v in zoo.batch("roberta").items() if k != "labels"}
+    net(**batch)
+    state = heads.folded_state(net)
+    copied = heads.fold(copy.deepcopy(net))
+    assert all(torch.equal(value, copied.state_dict()[key]) for key, value in state.items())
+    expected = net.eval()(**batch).logits
+    assert torch.equal(copied.eval()(**batch).logits, expected)
+    heads.fold(net)
+    assert torch.equal(net(**batch).logits, expected)
+
+
+def test_a_bare_layer_and_a_zero_layer() -> None:
+    layer = nn.Linear(3, 2)
+    heads.spectral_norm(layer)
+    assert set(heads.folded_state(layer)) == {"weight", "bias"}
+    assert heads.raw_state(layer).keys() >= {"parametrizations.weight.original"}
+    zero = nn.Linear(3, 2)
+    nn.init.zeros_(zero.weight)
+    heads.spectral_norm(zero)
+    assert torch.isfinite(zero(torch.ones(1, 3))).all()
 
 
 def test_trains_under_r3f() -> None:

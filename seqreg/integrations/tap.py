@@ -78,7 +78,7 @@ class EmbeddingTap:
         stack = self.stack
         self._handles = [
             stack.module.register_forward_pre_hook(self._begin),
-            stack.module.register_forward_hook(self._end, always_call=True),
+            stack.module.register_forward_hook(self._end),
         ]
         if self.at == "embedding" or stack.norm is None:
             self._handles.append(stack.embedding.register_forward_hook(self._at_embedding))

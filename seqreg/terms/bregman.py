@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from seqreg.context import Context, Dropout, Per
 from seqreg.criterion import Agreement, Cost, Term
 from seqreg.divergences import Divergence
+from seqreg.errors import BadInput
 from seqreg.losses import at_least_float32
 
 
@@ -90,12 +91,14 @@ class Bregman(Term):
         """The averaged weights, brought up to date if an optimizer step was made since they were last used."""
         module = ctx.forward.module
         trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-        now = torch.tensor([ctx.step or 0, sum(parameter._version for parameter in trained.values())])
+        if ctx.step is None:
+            raise BadInput(f"{self.name} averages once an optimizer step: pass context(..., step=step)")
+        now = torch.tensor(ctx.step)
         kept = ctx.memory.get(self.name)
         if kept is None:
             kept = {f"w/{name}": _copy(parameter) for name, parameter in trained.items()}
-            ctx.memory[self.name] = {**kept, "seen": now, "updates": torch.tensor(0)}
-        elif not torch.equal(kept["seen"], now):
+            ctx.memory[self.name] = {**kept, "step": now, "updates": torch.tensor(0)}
+        elif kept["step"] != now:
             for name, parameter in trained.items():  # a loaded average is on the CPU
                 kept[f"w/{name}"] = kept[f"w/{name}"].to(parameter.device)
             beta = self.beta if int(kept["updates"]) < self.switch else self.beta_late
@@ -103,7 +106,7 @@ class Bregman(Term):
                 for name, parameter in trained.items():
                     kept[f"w/{name}"].lerp_(at_least_float32(parameter.detach()), 1 - beta)
             kept["updates"] += 1
-            kept["seen"] = now
+            kept["step"] = now
         kept = ctx.memory[self.name]
         return {name: kept[f"w/{name}"] for name in trained}
 

@@ -106,7 +106,7 @@ class R3F(Term):
         shift = self._shift(ctx, clean)
         return {
             **anatomy.size(ctx, clean, shift),
-            **anatomy.shares(ctx, shift, self.dropout, lambda view: self._agreement(clean, view).value(ctx)),
+            **anatomy.shares(ctx, clean, shift, self.dropout, lambda a, b: self._agreement(a, b).value(ctx)),
         }
 
     def _shift(self, ctx: Context, clean: View) -> Shift:
@@ -114,11 +114,12 @@ class R3F(Term):
 
     def _delta(self, ctx: Context, name: str, clean: View) -> Tensor:
         site, embeds = ctx.forward.sites[name], clean.embeds[name, "embedding"]
-        unit = float(rms(embeds, site.mask)) if self.relative else 1.0
+        mask = ctx.real(name, embeds)
+        unit = float(rms(embeds, mask)) if self.relative else 1.0
         scale = self.scale * unit * (site.scale if self.inject == "word" else 1.0)
-        complaint = too_small(scale, embeds, site.mask, clean.dtype)
+        complaint = too_small(scale, embeds, mask, clean.dtype)
         if complaint and self.unresolved == "error":
             raise BadInput(f"{self.name}: {complaint}")
         if complaint:
             warnings.warn(f"{self.name}: {complaint}", stacklevel=2)
-        return sample(self.noise, embeds, scale, None if self.padding else site.mask)
+        return sample(self.noise, embeds, scale, None if self.padding else mask)

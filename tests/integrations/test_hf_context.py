@@ -198,6 +198,78 @@ def test_padding_left_in_the_labels_is_warned_of() -> None:
         context(zoo.make("bart"), batch)
 
 
+def test_masks_of_the_decoder() -> None:
+    given = {
+        **zoo.batch("bart"),
+        "decoder_attention_mask": torch.tensor([[1] * 6, [1] * 4 + [0] * 2, [1] * 3 + [0] * 3]),
+    }
+    mask = context(zoo.make("bart"), given).forward.sites["decoder"].mask
+    assert mask is not None
+    assert torch.equal(mask, given["decoder_attention_mask"].bool())
+    made = context(zoo.make("t5"), zoo.batch("t5")).forward.sites["decoder"].mask
+    assert made is not None
+    assert made.sum(-1).tolist() == [6, 5, 4]
+    assert made[:, 0].all(), "T5 starts with its padding token, which is real there"
+    shifted = context(zoo.make("bart_classifier"), zoo.batch("bart_classifier")).forward.sites["decoder"].mask
+    assert shifted is not None
+    assert shifted.sum(-1).tolist() == [8, 6, 4], "a classifier's decoder reads the source"
+
+
+def test_regression_counts_rows() -> None:
+    """Also with integer labels, and with several outputs a row."""
+    net = zoo.make("roberta", num_labels=1)
+    batch = {**zoo.batch("roberta"), "labels": torch.tensor([1, 2, 5])}
+    assert Criterion()(context(net.eval(), batch)).total.item() == pytest.approx(net(
+        **{**batch, "labels": batch["labels"].float()}).loss.item(), rel=1e-5)  # fmt: skip
+    several = zoo.make("roberta", num_labels=2, problem_type="regression").eval()
+    batch["labels"] = torch.rand(3, 2)
+    whole = count(several, [batch])
+    assert whole == Count(3.0, 3.0)
+    ctx = context(several, batch, count=whole)
+    assert ctx.mask.shape == (3,)
+    assert Criterion()(ctx).total.item() == pytest.approx(several(**batch).loss.item(), rel=1e-5)
+    with pytest.raises(BadInput, match=r"labels \[3, 2\] do not fit outputs \[3, 1\]"):
+        Criterion()(context(net, batch))
+
+
+def test_labels_must_fit_the_logits() -> None:
+    net = zoo.make("bart")
+    batch = {**zoo.batch("bart"), "decoder_input_ids": torch.ones(3, 9, dtype=torch.long)}
+    with pytest.raises(BadInput, match=r"labels \[3, 6\] do not fit logits \[3, 9, 48\]"):
+        Criterion()(context(net, batch))
+
+
+def test_special_tokens_may_be_missing_or_many() -> None:
+    net = zoo.make("bert2bert")
+    del net.config.eos_token_id
+    assert torch.isfinite(Criterion()(context(net, zoo.batch("bert2bert"))).total)
+    many = zoo.make("mbart")
+    many.config.eos_token_id = [zoo.EOS, 5]
+    batch = zoo.batch("mbart")
+    batch["labels"][1] = -100
+    assert torch.isfinite(Criterion()(context(many, batch)).total)
+
+
+@pytest.mark.parametrize("name", ["Bart", "Pegasus", "Marian"])
+def test_decoders_of_seq2seq_models_do_not_shift_and_scale_where_they_did(name: str) -> None:
+    base = zoo.make(name.lower()).config
+    base.is_encoder_decoder, base.is_decoder = False, True
+    net = getattr(transformers, f"{name}ForCausalLM")(base).eval()
+    batch = zoo.batch("gpt2")
+    ctx = context(net, batch)
+    assert Criterion()(ctx).total.item() == pytest.approx(net(**batch).loss.item(), rel=1e-5)
+    assert ctx.forward.sites["encoder"].scale == (1.0 if name == "Bart" else 4.0)
+
+
+def test_a_multiplier_of_the_embeddings_is_seen() -> None:
+    config = transformers.GraniteConfig(
+        vocab_size=zoo.VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=64, embedding_multiplier=12.0, pad_token_id=zoo.PAD,
+    )  # fmt: skip
+    ctx = context(transformers.GraniteForCausalLM(config), zoo.batch("gpt2"))
+    assert ctx.forward.sites["decoder"].scale == 12.0
+
+
 def test_masked_and_token_level_models() -> None:
     config = transformers.RobertaConfig(
         vocab_size=zoo.VOCAB, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
@@ -231,7 +303,10 @@ class Ascending(Term):
 def test_reentrant_checkpointing_is_refused_where_it_cannot_work(reentrant: bool) -> None:
     net = zoo.make("bart")
     net.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
-    assert isinstance(net.model.encoder._gradient_checkpointing_func, functools.partial)
+    function = net.model.encoder._gradient_checkpointing_func
+    assert isinstance(function, functools.partial)
+    if reentrant:  # which is also torch's own default
+        net.model.encoder._gradient_checkpointing_func = functools.partial(function.func)
     if reentrant:
         with pytest.raises(BadInput, match="'use_reentrant': False"):
             Criterion(Ascending())(context(net, zoo.batch("bart")))

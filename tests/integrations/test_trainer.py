@@ -25,6 +25,16 @@ class Gradients(transformers.TrainerCallback):  # type: ignore[misc]
         self.steps.append(torch.cat([p.grad.flatten().clone() for p in model.parameters() if p.grad is not None]))
 
 
+class Watch(transformers.TrainerCallback):  # type: ignore[misc]
+    """Keeps every evaluation's loss."""
+
+    def __init__(self, seen: list[float]) -> None:
+        self.seen = seen
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
+        self.seen.append(metrics["eval_loss"])
+
+
 def rows(model: str, number: int = 8) -> list[dict[str, Tensor]]:
     batch = zoo.batch(model, rows=number)
     return [{key: value[row] for key, value in batch.items()} for row in range(number)]
@@ -156,12 +166,44 @@ def test_r4f_checkpoints_load_anywhere_and_resume_exactly(tmp_path: Path) -> Non
 
 def test_load_best_model_restores_an_r4f_head(tmp_path: Path) -> None:
     one = trainer(
-        "roberta", tmp_path, net=r4f(zoo.make("roberta")), max_steps=4, save_strategy="steps", save_steps=2,
-        eval_strategy="steps", eval_steps=2, load_best_model_at_end=True,
+        "roberta", tmp_path, net=r4f(zoo.make("roberta")), max_steps=6, save_strategy="steps", save_steps=2,
+        eval_strategy="steps", eval_steps=2, load_best_model_at_end=True, learning_rate=0.5, greater_is_better=True,
+        metric_for_best_model="eval_loss", lr_scheduler_type="constant",
     )  # fmt: skip
+    seen = []
+    one.add_callback(Watch(seen))
     one.train()
-    best = one.state.best_metric
-    assert one.evaluate()["eval_loss"] == pytest.approx(best, rel=1e-6)
+    assert seen[-1] != max(seen), "the best must not be the last for this to say anything"
+    assert one.evaluate()["eval_loss"] == pytest.approx(max(seen), rel=1e-6)
+
+
+def test_a_second_training_starts_a_new_window(tmp_path: Path) -> None:
+    one = trainer("bart", tmp_path, R3F(), max_steps=3, logging_steps=2)
+    one.train()
+    one.train()
+    for row in losses(one):
+        assert row["part/base"] + row["part/r3f"] == pytest.approx(row["loss"], rel=1e-6)
+
+
+def test_the_loss_can_be_asked_for_before_training(tmp_path: Path) -> None:
+    one = trainer("bart", tmp_path, R3F())
+    assert one.compute_loss(one.model.train(), zoo.batch("bart")) > 0
+
+
+def test_data_without_labels_is_one_line(tmp_path: Path) -> None:
+    one = trainer("bart", tmp_path)
+    one.train_dataset = [{k: v for k, v in row.items() if k != "labels"} for row in rows("bart")]
+    with pytest.raises(BadInput, match="has no tensor 'labels'"):
+        one.train()
+
+
+def test_generation_does_not_continue_the_labels(tmp_path: Path) -> None:
+    net = zoo.make("bart")
+    settings = {"predict_with_generate": True, "generation_max_length": 12, "net": net}
+    plain = trainer("bart", tmp_path, **settings).predict(rows("bart")).predictions
+    one = trainer("bart", tmp_path, **settings)
+    given = [{**row, "decoder_input_ids": torch.full((6,), 7)} for row in rows("bart")]
+    assert (one.predict(given).predictions == plain).all()
 
 
 def test_a_nan_is_seen_in_the_log(tmp_path: Path) -> None:
@@ -182,6 +224,10 @@ def test_settings_that_would_be_ignored_are_refused(tmp_path: Path) -> None:
             compute_loss_func=lambda *_: 0,
             criterion=Criterion(),
         )
+    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True)
+    arguments._n_gpu = 2
+    with pytest.raises(BadInput, match="use torchrun"):
+        RegularizedTrainer(zoo.make("roberta"), arguments, criterion=Criterion())
     for wrong in ({"terms": {"r3f": {}}}, R3F(), Criterion, None):
         with pytest.raises(BadInput, match="expected a Criterion"):
             RegularizedTrainer(zoo.make("roberta"), criterion=wrong)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from seqreg import BadInput, Cost, Criterion
-from seqreg.integrations.hf import context
+from seqreg.integrations.hf import context, count
 from seqreg.terms.r3f import R3F
 from tests import zoo
 
@@ -91,6 +91,74 @@ def test_shared_dropout_replays_the_same_masks() -> None:
     assert torch.equal(torch.get_rng_state(), after)
     assert not torch.equal(ctx.forward(dropout="independent").logits, clean.logits)
     assert torch.equal(ctx.forward(dropout="off").logits, ctx.quiet.logits)
+
+
+@pytest.mark.parametrize("model", ["bart", "roberta", "t5_classifier"])
+def test_dropout_off_is_off_on_both_sides(model: str, monkeypatch: Any) -> None:
+    """A model with dropout, the policy "off", gives what the same model without dropout gives."""
+    monkeypatch.setattr(
+        "seqreg.terms.r3f.sample", lambda noise, like, scale, mask: scale * torch.sin(9 * like.detach())
+    )
+    term = R3F(scale=0.1, dropout="off")
+    quiet = value(zoo.dropout_off(zoo.make(model)), model, term)
+    assert value(zoo.make(model), model, term) == pytest.approx(quiet, rel=1e-6)
+
+
+def test_a_pass_without_gradient_has_none() -> None:
+    ctx = context(zoo.make("bart"), zoo.batch("bart"))
+    assert ctx.clean.logits.requires_grad
+    assert not ctx.forward(dropout="shared", grad=False).logits.requires_grad
+    assert ctx.clean.output.past_key_values is None
+
+
+@pytest.mark.parametrize("padding", [True, False])
+@pytest.mark.parametrize("noise", ["normal", "uniform"])
+def test_size_of_the_noise(noise: Any, padding: bool) -> None:
+    """Its standard deviation or bound is the scale, on real tokens, or on all of them."""
+    seen: dict[str, Tensor] = {}
+    ctx = context(zoo.make("bart"), zoo.batch("bart", rows=24))
+    inner = ctx.forward.run
+    ctx.forward.run = lambda shifts, *, hidden: ([seen.update(s.delta) for s in shifts], inner(shifts, hidden=hidden))[
+        1
+    ]  # type: ignore
+    Criterion(R3F(scale=0.02, noise=noise, padding=padding))(ctx)
+    real = zoo.batch("bart", rows=24)["attention_mask"].bool()
+    delta = seen["encoder"]
+    assert (delta[~real] != 0).all() if padding else (delta[~real] == 0).all()
+    kept = delta.flatten() if padding else delta[real].flatten()
+    if noise == "normal":
+        assert kept.std().item() == pytest.approx(0.02, rel=0.1)
+    else:
+        assert kept.abs().max().item() == pytest.approx(0.02, rel=0.02)
+
+
+@pytest.mark.parametrize("where", ["decoder", "both"])
+@pytest.mark.parametrize("model", ["bart", "t5", "mbart", "m2m100", "bart_classifier", "t5_classifier"])
+def test_padding_of_the_decoder_does_not_matter(model: str, where: Any) -> None:
+    net = zoo.dropout_off(zoo.make(model)).double()
+    term = R3F(scale=0.05, relative=True, where=where)
+    assert value(net, model, term, pad=4) == pytest.approx(value(net, model, term), rel=1e-6)
+
+
+def test_fairseq_weighs_micro_batches_as_the_base_loss_does() -> None:
+    """By tokens, or by rows under --sentence-avg."""
+    net = zoo.dropout_off(zoo.make("bart"))
+    batch = zoo.batch("bart", rows=3)
+    pieces = [{k: v[:1] for k, v in batch.items()}, {k: v[1:] for k, v in batch.items()}]
+    term = R3F(preset="fairseq", scale=0.1)
+
+    def mean(piece: dict[str, Tensor]) -> float:
+        torch.manual_seed(0)
+        return float(Criterion(R3F(scale=0.1, per="sequence", padding=True))(context(net, piece)).values["r3f"])
+
+    for per, sizes in (("token", (6, 9)), ("sequence", (1, 2))):
+        whole = count(net, pieces)
+        total = 0.0
+        for piece in pieces:
+            torch.manual_seed(0)
+            total += float(Criterion(term, per=per)(context(net, piece, count=whole)).values["r3f"])  # type: ignore
+        expected = sum(mean(piece) * size for piece, size in zip(pieces, sizes, strict=True)) / sum(sizes)
+        assert total == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("where", ["input", "encoder", "decoder", "both"])

@@ -20,13 +20,18 @@ from seqreg.losses import IGNORE, check_labels
 class HFForward(Forward):
     """Runs a transformers model, wrapped or not, on the inputs of one batch (without its labels)."""
 
-    def __init__(self, model: nn.Module, inputs: Mapping[str, Any], task: hf.Task) -> None:
+    def __init__(
+        self, model: nn.Module, inputs: Mapping[str, Any], task: hf.Task, labels: Tensor | None = None
+    ) -> None:
         self.model, self.inputs, self.task = model, dict(inputs), task
         module = hf.unwrap(model)
         self.module, self.config = module, module.config
         self.stacks = hf.stacks(module)
-        self.sites = {name: Site(stack.inner * stack.outer, self._mask(name)) for name, stack in self.stacks.items()}
+        self.sites = {
+            name: Site(stack.inner * stack.outer, self._mask(name, labels)) for name, stack in self.stacks.items()
+        }
         self.reentrant = hf.uses_reentrant_checkpointing(module)
+        self.ragged = module.training and _ranks() > 1 and model is not module and hf.drops_layers(module)
         if task in ("seq2seq", "causal"):
             self.inputs.setdefault("use_cache", False)
 
@@ -44,7 +49,18 @@ class HFForward(Forward):
         dtype = next((tap.dtype for tap in taps.values() if tap.dtype is not None), None)
         return View(logits, _Tapped(taps), _hidden_states(output) if hidden else (), output, dtype)
 
-    def _mask(self, name: str) -> Tensor | None:
+    @contextlib.contextmanager
+    def full_precision(self) -> Iterator[None]:
+        """Also without the autocast that Accelerate wraps around `forward`."""
+        wrapped = vars(self.module).pop("forward", None)
+        try:
+            with super().full_precision():
+                yield
+        finally:
+            if wrapped is not None:
+                self.module.forward = wrapped
+
+    def _mask(self, name: str, labels: Tensor | None) -> Tensor | None:
         """True on the real tokens of a stack's input."""
         source = self.inputs.get("attention_mask")
         source = source.bool() if isinstance(source, Tensor) and source.dim() == 2 else None
@@ -53,15 +69,11 @@ class HFForward(Forward):
         given = self.inputs.get("decoder_attention_mask")
         if given is not None:
             return cast("Tensor", given.bool())
-        ids, pad = self.inputs.get("decoder_input_ids"), self.config.pad_token_id
-        if ids is not None and pad is not None:
-            real = cast("Tensor", ids != pad)
-        elif source is not None and self.task == "classification":
-            real = source.roll(1, dims=-1)  # the model feeds the shifted source to its decoder
-        else:
+        if self.task == "classification":
+            return source  # the model feeds the shifted source to its decoder, and reads it where the source ends
+        if labels is None:
             return None
-        real[:, 0] = True  # T5 starts with its padding token
-        return real
+        return labels.ne(IGNORE).flip(-1).cummax(-1).values.flip(-1)  # up to the last label; what follows has no effect
 
 
 class _Tapped(Mapping[tuple[str, Point], Tensor]):
@@ -116,31 +128,34 @@ def context(
     """
     module = hf.unwrap(model)
     task = hf.task_of(module)
-    labels = _labels(batch, module, task)
-    inputs = {key: value for key, value in batch.items() if key != "labels"}
+    labels = labels_of(batch)
     kind = _kind(labels, module, task)
+    labels = _checked(labels, batch, module, task, kind)
+    inputs = {key: value for key, value in batch.items() if key != "labels"}
     if task == "seq2seq" and "decoder_input_ids" not in inputs and "decoder_inputs_embeds" not in inputs:
         inputs["decoder_input_ids"] = hf.decoder_inputs(module, labels)
     if count is None and module.training and _ranks() > 1 and model is not module:
         raise BadInput("several ranks train one model: pass count=count(model, batches), or ranks weigh unequally")
     aligned = labels[:, 1:] if task == "causal" else labels
-    forward = HFForward(model, inputs, task)
+    forward = HFForward(model, inputs, task, labels)
     return Context(forward, aligned, kind=kind, step=step, count=count, training=module.training)
 
 
-def _labels(batch: Mapping[str, Any], model: Any, task: hf.Task) -> Tensor:
+def _checked(labels: Tensor, batch: Mapping[str, Any], model: Any, task: hf.Task, kind: Kind) -> Tensor:
     """The labels of a batch, checked before anything runs."""
-    labels = labels_of(batch)
     ids, mask = batch.get("input_ids"), batch.get("attention_mask")
     if isinstance(ids, Tensor) and (ids.dim() != 2 or len(labels) != len(ids) or ids.numel() == 0):
         raise BadInput(f"input_ids {list(ids.shape)}, labels {list(labels.shape)}: expected as many rows, at least one")
     if task == "classification":
         labels = labels.reshape(len(labels)) if labels.shape == (len(labels), 1) else labels
+        if kind == "classes" and labels.dim() != 1:
+            raise BadInput(f"labels {list(labels.shape)}: expected one class id a row")
     elif labels.is_floating_point() or labels.dim() != 2:
         raise BadInput(f"labels are {labels.dtype} {list(labels.shape)}: expected token ids, one row a sequence")
     elif task != "seq2seq" and isinstance(ids, Tensor) and labels.shape != ids.shape:
         raise BadInput(f"labels {list(labels.shape)} must align with input_ids {list(ids.shape)}: do not shift them")
-    if not labels.is_floating_point():
+    if kind != "regression":
+        labels = labels.long()
         size = hf.classes_of(model, task)
         fix = "classes count from 0; is num_labels right?" if task == "classification" else "is the tokenizer larger?"
         check_labels(labels, size, fix)
@@ -160,8 +175,8 @@ def labels_of(batch: Any) -> Tensor:
 
 
 def _warn_of_padding(labels: Tensor, mask: Any, model: Any, task: hf.Task) -> None:
-    pad = model.config.pad_token_id
-    if task == "seq2seq" and pad is not None and pad != model.config.eos_token_id and (labels == pad).any():
+    pad = hf.special(model, "pad_token_id")
+    if task == "seq2seq" and pad is not None and pad != hf.special(model, "eos_token_id") and (labels == pad).any():
         warnings.warn(f"labels contain the padding token {pad}, which will be learnt: use {IGNORE}", stacklevel=4)
     aligned = task in ("causal", "tokens") and isinstance(mask, Tensor) and mask.shape == labels.shape
     if aligned and ((mask == 0) & (labels != IGNORE)).any():
@@ -171,7 +186,7 @@ def _warn_of_padding(labels: Tensor, mask: Any, model: Any, task: hf.Task) -> No
 def _kind(labels: Tensor, model: Any, task: hf.Task) -> Kind:
     if task != "classification":
         return "tokens"
-    problem = model.config.problem_type
+    problem = getattr(model.config, "problem_type", None)
     if problem == "regression" or (problem is None and model.config.num_labels == 1):
         return "regression"
     if problem == "multi_label_classification" or labels.is_floating_point():
@@ -192,7 +207,7 @@ def count(model: nn.Module, batches: Iterable[Mapping[str, Any]], accelerator: A
     task = hf.task_of(module)
     if isinstance(batches, Mapping):
         raise BadInput("count takes the list of an optimizer step's batches: count(model, [batch])")
-    here = [Count.of(_label_mask(labels_of(batch), task)) for batch in batches]
+    here = [Count.of(_label_mask(labels_of(batch), module, task)) for batch in batches]
     labels, sequences = sum(one.labels for one in here), sum(one.sequences for one in here)
     ranks = _ranks()
     if ranks > 1:
@@ -203,8 +218,8 @@ def count(model: nn.Module, batches: Iterable[Mapping[str, Any]], accelerator: A
     return Count(labels, sequences, world)
 
 
-def _label_mask(labels: Tensor, task: hf.Task) -> Tensor:
-    if labels.is_floating_point():
+def _label_mask(labels: Tensor, model: Any, task: hf.Task) -> Tensor:
+    if _kind(labels, model, task) == "regression":
         return torch.ones(len(labels), dtype=torch.bool, device=labels.device)
     return (labels[:, 1:] if task == "causal" else labels) != IGNORE
 

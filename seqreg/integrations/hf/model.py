@@ -18,12 +18,17 @@ Task = Literal["seq2seq", "causal", "tokens", "classification"]
 
 _CLASSES: dict[Task, set[str]] = {
     "seq2seq": {"EncoderDecoderModel", *auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.values()},
-    "causal": set(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    - set(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()),  # XLM is both, and does not shift
     "tokens": {
         *auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values(),
         *auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES.values(),
+        *(
+            f"{name}ForCausalLM"
+            for name in "Bart BigBirdPegasus Blenderbot BlenderbotSmall MBart Marian Mvp PLBart".split()
+        ),
+        *(f"{name}ForCausalLM" for name in "Pegasus ProphetNet".split()),  # decoders of seq2seq models do not shift
     },
+    "causal": set(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    - set(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()),  # XLM is both, and does not shift
     "classification": set(auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.values()),
 }
 
@@ -61,14 +66,17 @@ def classes_of(model: PreTrainedModel, task: Task) -> int:
 def stacks(model: PreTrainedModel) -> dict[str, Stack]:
     """The stacks that embed tokens, input side first."""
     if getattr(model.config, "is_encoder_decoder", False):
-        return {"encoder": _stack(model.get_encoder()), "decoder": _stack(model.get_decoder())}
-    name = "decoder" if task_of(model) == "causal" or getattr(model.config, "is_decoder", False) else "encoder"
-    return {name: _stack(model)}
+        found = {"encoder": model.get_encoder(), "decoder": model.get_decoder()}
+    else:
+        found = {"decoder" if task_of(model) == "causal" else "encoder": model}
+    return {name: _stack(module) for name, module in found.items() if hasattr(module, "get_input_embeddings")}
 
 
 def _stack(module: Any) -> Stack:
     embedding = module.get_input_embeddings()
-    inner, outer = getattr(embedding, "embed_scale", None), getattr(module, "embed_scale", None)
+    owner = next((part for part in module.modules() if embedding in part._modules.values()), module)
+    inner = getattr(embedding, "embed_scale", None)
+    outer = getattr(owner, "embed_scale", None) or getattr(owner, "embedding_multiplier", None)
     return Stack(
         module,
         embedding,
@@ -80,19 +88,30 @@ def _stack(module: Any) -> Stack:
     )
 
 
+def special(model: PreTrainedModel, name: str) -> int | None:
+    """A special token of the configuration; the first where there are several."""
+    value = getattr(model.config, name, None)
+    return value[0] if isinstance(value, (list, tuple)) else value
+
+
+def drops_layers(model: PreTrainedModel) -> bool:
+    return any(getattr(model.config, f"{part}layerdrop", 0.0) for part in ("", "encoder_", "decoder_"))
+
+
 def decoder_inputs(model: PreTrainedModel, labels: Tensor) -> Tensor:
     """Labels shifted right, the way this model was trained; M2M100 and Blenderbot have no method of their own."""
     shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     empty = (labels == IGNORE).all(-1)
-    if model.config.eos_token_id is not None and empty.any():  # mBART looks for the end of every row
+    eos = special(model, "eos_token_id")
+    if eos is not None and empty.any():  # mBART looks for the end of every row
         labels = labels.clone()
-        labels[empty, 0] = model.config.eos_token_id
+        labels[empty, 0] = eos
     if shift is not None:
         return shift(labels=labels)  # type: ignore[no-any-return]
-    start, pad = model.config.decoder_start_token_id, model.config.pad_token_id
-    for key, value in {"decoder_start_token_id": start, "pad_token_id": pad}.items():
-        if value is None:
-            raise BadInput(f"config.{key} is not set, so decoder inputs cannot be made from labels: set it")
+    start, pad = special(model, "decoder_start_token_id"), special(model, "pad_token_id")
+    if start is None or pad is None:
+        missing = "decoder_start_token_id" if start is None else "pad_token_id"
+        raise BadInput(f"config.{missing} is not set, so decoder inputs cannot be made from labels: set it")
     shifted = labels.roll(1, dims=-1)
     shifted[:, 0] = start
     return shifted.masked_fill(shifted == IGNORE, pad)
@@ -119,7 +138,8 @@ def classification_head(model: PreTrainedModel) -> nn.ModuleDict:
 def r4f(model: nn.Module, layers: heads.Layers = "all", warmup: int = 15) -> Any:
     """Normalise the classification head of a transformers model in place, and return the model.
 
-    The trainers export it folded. In a loop of your own, call `seqreg.heads.fold(model)` before `save_pretrained`.
+    The trainers export it folded. In a loop of your own, `save_pretrained(..., state_dict=heads.folded_state(model))`
+    saves it in the middle of training, and `heads.fold(model)` makes it a plain model at the end.
 
     Args:
         layers: "all" weight matrices of the head (the paper) or only the last, "out_proj" (fairseq)

@@ -63,6 +63,10 @@ class RegularizedTrainer(Trainer):
             raise BadInput("an R4F head cannot be exported under FSDP or DeepSpeed yet: train it with DDP")
         settings.logging_nan_inf_filter = False  # a NaN must be seen in the log, not replaced by the last good loss
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        self._window = _Window(self.criterion)
+        return super().train(*args, **kwargs)
+
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[Any, Any]:
         samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         return samples, count(self.model, samples) if samples else None
@@ -77,7 +81,7 @@ class RegularizedTrainer(Trainer):
         if ctx.training and self.anatomy_steps and step % self.anatomy_steps == 0 and step != self._anatomy_at:
             self._anatomy, self._anatomy_at = self.criterion.anatomy(ctx), step
         if ctx.training:
-            self._window.add(report, 1 / self.current_gradient_accumulation_steps)
+            self._window.add(report, 1 / getattr(self, "current_gradient_accumulation_steps", 1))
         return (report.total, ctx.clean.output) if return_outputs else report.total
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
