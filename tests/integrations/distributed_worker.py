@@ -19,6 +19,7 @@ from torch import Tensor
 from seqreg import BadInput, Criterion
 from seqreg.integrations.hf import context, count
 from seqreg.terms.r3f import R3F
+from seqreg.terms.smart import SMART
 from tests import zoo
 from tests.integrations.test_hf_context import fixed_noise
 from tests.integrations.test_trainer import Gradients, losses, trainer
@@ -27,6 +28,7 @@ TERMS: dict[str, tuple[Any, ...]] = {
     "none": (),
     "r3f": (R3F(scale=0.1),),
     "r3f_rows": (R3F(scale=0.1, per="sequence"),),
+    "smart": (SMART(relative=False),),
 }
 
 
@@ -72,6 +74,18 @@ def by_hand(rank: int, world: int, accelerator: Any) -> Iterator[tuple[str, Tens
                 yield f"{kind}/bart/{name}/{accumulate}", gradient
 
 
+def layerdrop_is_refused(world: int) -> None:
+    """Passes that drop different layers cannot be synchronised; torch would fail in the middle of training."""
+    if world == 1:
+        return
+    model = torch.nn.parallel.DistributedDataParallel(zoo.make("bart", encoder_layerdrop=0.5))
+    batch = zoo.batch("bart")
+    whole = count(model, [batch])
+    with pytest.raises(BadInput, match="set the model's layerdrop to 0, or dropout='shared'"):
+        Criterion(R3F())(context(model, batch, count=whole))
+    Criterion(R3F(dropout="shared"))(context(model, batch, count=whole)).total.backward()
+
+
 def main(out: str) -> None:
     torch.set_num_threads(1)
     accelerator = accelerate.Accelerator(cpu=True)
@@ -79,6 +93,7 @@ def main(out: str) -> None:
     gradients, logs = {}, {}
     with pytest.MonkeyPatch.context() as patch:
         fixed_noise(patch)
+        layerdrop_is_refused(world)
         for key, gradient in by_hand(rank, world, accelerator):
             gradients[key] = gradient
         for key, gradient, log in through_trainer(world):

@@ -32,7 +32,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
 @pytest.mark.parametrize(
     ("way", "model"), [("trainer", "bart"), ("trainer", "roberta"), ("ddp", "bart"), ("accelerate", "bart")]
 )
-@pytest.mark.parametrize("term", ["none", "r3f", "r3f_rows"])
+@pytest.mark.parametrize("term", ["none", "r3f", "r3f_rows", "smart"])
 def test_gradient(seen: dict[int, Any], model: str, term: str, way: str) -> None:
     expected = seen[1][0][0][f"{way}/{model}/{term}/1"]
     assert expected.norm() > 0
@@ -41,15 +41,19 @@ def test_gradient(seen: dict[int, Any], model: str, term: str, way: str) -> None
             for gradients, _ in ranks:
                 found = gradients[f"{way}/{model}/{term}/{accumulate}"]
                 error = (found - expected).norm() / expected.norm()
-                assert error <= 1e-6, f"world {world}, accumulation {accumulate}: {error:.1e}"
+                # An ascent starts where the divergence is flat, and so turns rounding into a direction.
+                assert error <= (1e-4 if term == "smart" else 1e-6), (
+                    f"world {world}, accumulation {accumulate}: {error:.1e}"
+                )
 
 
 def test_all_ways_agree(seen: dict[int, Any]) -> None:
     gradients = seen[2][0][0]
-    for term in ("none", "r3f", "r3f_rows"):
+    for term in ("none", "r3f", "r3f_rows", "smart"):
         expected = gradients[f"ddp/bart/{term}/2"]
         for way in ("trainer", "accelerate"):
-            assert (gradients[f"{way}/bart/{term}/2"] - expected).norm() <= 1e-6 * expected.norm()
+            tolerance = 1e-4 if term == "smart" else 1e-6
+            assert (gradients[f"{way}/bart/{term}/2"] - expected).norm() <= tolerance * expected.norm()
 
 
 def test_logged_loss_and_parts_do_not_depend_on_the_cut(seen: dict[int, Any]) -> None:
@@ -60,4 +64,5 @@ def test_logged_loss_and_parts_do_not_depend_on_the_cut(seen: dict[int, Any]) ->
                 parts = {name: value for name, value in row.items() if name.startswith("part/")}
                 assert sum(parts.values()) == pytest.approx(row["loss"], rel=1e-6)
                 for name in ("loss", "value/nll", *parts):
-                    assert row[name] == pytest.approx(expected[name], rel=1e-5), (key, name)
+                    tolerance = 1e-4 if name == "part/smart" else 1e-5
+                    assert row[name] == pytest.approx(expected[name], rel=tolerance), (key, name)

@@ -361,9 +361,8 @@ def test_gradient_does_not_depend_on_accumulation(model: str, cut: int, per: Any
 
 def fixed_noise(monkeypatch: Any) -> None:
     """Noise that depends on the embedding alone, so that it does not matter in which piece a row comes."""
-    monkeypatch.setattr(
-        "seqreg.terms.r3f.sample", lambda noise, like, scale, mask: scale * torch.sin(1000 * like.detach())
-    )
+    for place in ("seqreg.terms.r3f", "seqreg.adversary"):
+        monkeypatch.setattr(f"{place}.sample", lambda noise, like, scale, mask: scale * torch.sin(1000 * like.detach()))
 
 
 def test_count_of_a_causal_batch_leaves_out_the_first_label() -> None:

@@ -119,7 +119,7 @@ def test_passes_are_as_stated(term: str, model: str) -> None:
 @everywhere
 def test_clean_pass_runs_once_for_any_number_of_terms(term: str, model: str) -> None:
     terms = [build_term(term, {"name": name}) for name in ("one", "two", "three")]
-    ctx = context(zoo.make(model), zoo.batch(model))
+    ctx = context(zoo.make(model), zoo.batch(model), step=0)
     counter = Counter(ctx)
     report = Criterion(*terms)(ctx)
     assert counter.forwards == 1 + sum(one.cost.forwards for one in terms)
@@ -146,7 +146,7 @@ def test_off_costs_nothing(term: str, model: str, reason: str) -> None:
 @everywhere
 def test_everything_is_restored_after_an_exception(term: str, model: str, fail_at: int) -> None:
     net = zoo.make(model)
-    ctx = context(net, zoo.batch(model))
+    ctx = context(net, zoo.batch(model), step=0)
     Counter(ctx, fail_at)
     before = fingerprint(net)
     with contextlib.suppress(RuntimeError):
