@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -67,7 +67,9 @@ class Adversarial(Term):
     embedding_grad: bool = True
     padding: bool = False
 
-    ascends: ClassVar[bool] = True
+    @property
+    def ascends(self) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -65,14 +65,14 @@ class View:
     Args:
         logits: outputs, aligned with the labels                    # [B, T, V] or [B, C]
         embeds: what the stacks consumed, by site and point         # [B, S, D]
-        hidden: states of every layer, when asked for
+        hidden: outputs of every layer, by stack, when asked for    # [B, S, D] each
         output: the framework's own output object
         dtype: the coarsest that the embeddings met, where autocast is switched on inside the model
     """
 
     logits: Tensor
     embeds: Mapping[tuple[str, Point], Tensor] = field(default_factory=dict)
-    hidden: tuple[Tensor, ...] = ()
+    hidden: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
     output: Any = None
     dtype: torch.dtype | None = None
 
@@ -125,6 +125,7 @@ class Forward(ABC):
         hidden: bool = False,
         grad: bool = True,
         weights: Mapping[str, Tensor] | None = None,
+        rate: float | None = None,
     ) -> View:
         """An extra pass.
 
@@ -134,6 +135,7 @@ class Forward(ABC):
             hidden: also return the states of every layer
             grad: False runs the pass under no_grad
             weights: parameters to use in place of the model's own, by name; needs grad=False
+            rate: dropout probability to use everywhere in place of the model's own
         """
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(grad and torch.is_grad_enabled()))
@@ -144,11 +146,17 @@ class Forward(ABC):
                 stack.enter_context(_replay(self._start, self._device))
                 self._replaying = True
                 stack.callback(setattr, self, "_replaying", False)
+            if rate is not None:
+                stack.enter_context(_dropout_rate(self.module, rate))
             if weights is not None:
                 if torch.is_grad_enabled():
                     raise RuntimeError("a pass with other weights carries no gradient: use grad=False")
                 stack.enter_context(_borrowed(self.module, weights))
             return self.run((*self._always, *(() if shift is None else (shift,))), hidden=hidden)
+
+    def other_source(self) -> View | None:
+        """A pass in which every row reads the source of another row; None for models without a separate source."""
+        return None
 
     @contextlib.contextmanager
     def observed(self) -> Iterator[None]:
@@ -219,6 +227,23 @@ def training_off(modules: Iterator[nn.Module]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _dropout_rate(module: nn.Module, rate: float) -> Iterator[None]:
+    """Another dropout probability inside: nn.Dropout has it in `p`, transformers in attributes of the modules."""
+    changed: list[tuple[nn.Module, str, float]] = []
+    try:
+        for part in module.modules():
+            for name, value in list(vars(part).items()):
+                known = name == "p" if isinstance(part, nn.Dropout) else "dropout" in name
+                if known and isinstance(value, float):
+                    changed.append((part, name, value))
+                    setattr(part, name, rate)
+        yield
+    finally:
+        for part, name, value in changed:
+            setattr(part, name, value)
+
+
+@contextlib.contextmanager
 def _borrowed(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
     """Other values in some parameters inside. Only the storage is exchanged: graphs that saved the originals hold."""
     own = {name: parameter.data for name, parameter in module.named_parameters() if name in weights}
@@ -259,7 +284,8 @@ class Context:
 
     Args:
         forward: runs the model
-        labels: targets, `IGNORE` where there is none               # [B, T] or [B]
+        labels: targets, `IGNORE` where there is none; None for unlabelled data, on which only terms that need no labels
+            count, over the positions of `mask`                     # [B, T] or [B]
         kind: "tokens" (a distribution a position), "classes" (one a row) or "regression"
         step: the optimizer step, from 0; None if it was not given, which schedules do not accept
         count: what one optimizer step averages over; this batch alone by default
@@ -275,15 +301,19 @@ class Context:
     per: Per = "token"
     """What the base loss is averaged over; set by the criterion."""
 
+    hidden: bool = False
+    """Whether the clean pass keeps the outputs of every layer; set by the criterion."""
+
     input_shifts: tuple[Shift, ...] = ()
     """Changes of the input itself, for the clean pass and all others; set by the criterion."""
 
     def __init__(
         self,
         forward: Forward,
-        labels: Tensor,
+        labels: Tensor | None,
         *,
         kind: Kind,
+        mask: Tensor | None = None,
         step: int | None = None,
         count: Count | None = None,
         training: bool = True,
@@ -292,18 +322,24 @@ class Context:
             raise BadInput(f"step={step!r}: expected the number of the optimizer step, from 0")
         if count is not None and not isinstance(count, Count):
             raise BadInput(f"count={count!r}: expected what seqreg.integrations.hf.count(model, batches) gives")
-        self.forward, self.labels, self.kind, self.step, self.training = forward, labels, kind, step, training
-        regression = kind == "regression"
-        self.mask = torch.ones_like(labels, dtype=torch.bool) if regression else labels != IGNORE  # [B, T] or [B]
-        if regression:
-            self.mask = self.mask.reshape(labels.shape[0], -1)[:, 0]
+        self.forward, self.kind, self.step, self.training = forward, kind, step, training
+        self.labelled = labels is not None
+        if labels is None:
+            if mask is None:
+                raise BadInput("unlabelled data need a mask of the positions that count")
+            labels = torch.full(mask.shape, IGNORE, device=mask.device)
+        elif kind == "regression":
+            mask = torch.ones(len(labels), dtype=torch.bool, device=labels.device)
+        else:
+            mask = labels != IGNORE
+        self.labels, self.mask = labels, mask  # [B, T] or [B]
         self.count = count or Count.of(self.mask)
         self.memory = {}
 
     @cached_property
     def clean(self) -> View:
         """The unperturbed pass: run once, shared by the base loss and every term."""
-        return self.forward.clean(*self.input_shifts, step=self.step)
+        return self.forward.clean(*self.input_shifts, step=self.step, hidden=self.hidden)
 
     @cached_property
     def quiet(self) -> View:
@@ -318,6 +354,12 @@ class Context:
     def source_mask(self) -> Tensor | None:
         """True on real source tokens, [B, S]; None when all are real."""
         return self.forward.sites[self.sites("input")[0]].mask
+
+    def reduce_rows(self, values: Tensor) -> Tensor:
+        """The mean over the rows of the whole optimizer step that have a position that counts, of values [B]."""
+        counted = self.mask.reshape(len(self.mask), -1).any(-1)
+        total = at_least_float32(values).masked_fill(~counted, 0.0).sum() * self.count.world
+        return total / max(self.count.sequences, 1.0)
 
     def real(self, site: str, embeds: Tensor) -> Tensor | None:
         """The mask of a site, [B, S], for embeddings [B, S, D] that were tapped there; None when all are real."""

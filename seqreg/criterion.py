@@ -106,8 +106,8 @@ class Term(ABC, metaclass=_Settings):
     preset: str | None = None
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    ascends: ClassVar[bool] = False
-    """True for a term that calls `torch.autograd.grad`, which reentrant checkpointing forbids."""
+    needs_hidden: ClassVar[bool] = False
+    """True for a term that looks at the outputs of every layer."""
     remembers: ClassVar[bool] = False
     """True for a term that keeps something from step to step in `Context.memory`."""
 
@@ -142,6 +142,19 @@ class Term(ABC, metaclass=_Settings):
     def refuse(self, setting: str, fix: str) -> typing.NoReturn:
         """Raise for a bad setting: one line that names it, its value and the fix."""
         raise BadInput(f"{self.name}: {setting}={getattr(self, setting)!r}: {fix}")
+
+    @property
+    def ascends(self) -> bool:
+        """True for a term that calls `torch.autograd.grad`, which reentrant checkpointing forbids."""
+        return False
+
+    def counts(self, ctx: Context) -> bool:
+        """Whether the term has a say on this batch: by default on labelled ones."""
+        return ctx.labelled
+
+    def alone(self, step: int | None) -> bool:
+        """Whether the base loss is left out at this step."""
+        return False
 
     @property
     @abstractmethod
@@ -265,13 +278,15 @@ class Criterion:
                     "under torch.no_grad()",
                     stacklevel=2,
                 )
-        weighted = [(term, weight_at(term.weight, ctx.step)) for term in self.terms] if training else []
+        weighted = self._weighted(ctx) if training else []
         active = [(term, weight) for term, weight in weighted if weight > 0]
         self._prepare(ctx, active)
         smoothed, nll = self.base_loss(ctx.clean, ctx)
         total = ctx.reduce(smoothed, per=self.per)
-        parts = {"base": total.detach()}
         values = {} if nll is None else {"nll": ctx.reduce(nll.detach(), per=self.per)}
+        if any(term.alone(ctx.step) for term, _ in active) or not ctx.labelled:
+            total = torch.zeros_like(total)
+        parts = {"base": total.detach()}
         for term, weight in active:
             value = self._value(term, ctx)
             total = total + weight * value
@@ -284,10 +299,9 @@ class Criterion:
         For all of them `share_of_loss`, the weighted term over the base loss. Costs several passes, and changes
         nothing: no gradient, generator, or result of training.
         """
-        weighted = [(term, weight_at(term.weight, ctx.step)) for term in self.terms]
-        active = [(term, weight) for term, weight in weighted if weight > 0]
+        active = [(term, weight) for term, weight in self._weighted(ctx) if weight > 0]
         found: dict[str, float] = {}
-        fresh = {"clean", "quiet"} - vars(ctx).keys()
+        fresh, known = {"clean", "quiet"} - vars(ctx).keys(), set(self.memory)
         with ctx.forward.observed(), torch.no_grad():
             self._prepare(ctx, active)
             base = float(ctx.reduce(self.base_loss(ctx.clean, ctx)[0], per=self.per))
@@ -297,7 +311,12 @@ class Criterion:
                 found |= {f"{term.name}/{key}": number for key, number in term.anatomy(ctx).items()}
         for name in fresh:  # these views carry no gradient: training must not find them
             vars(ctx).pop(name, None)
+        for name in set(self.memory) - known:  # and what terms remember begins with training
+            del self.memory[name]
         return found
+
+    def _weighted(self, ctx: Context) -> list[tuple[Term, float]]:
+        return [(term, weight_at(term.weight, ctx.step)) for term in self.terms if term.counts(ctx)]
 
     def _value(self, term: Term, ctx: Context) -> Tensor:
         result = term(ctx)
@@ -323,6 +342,7 @@ class Criterion:
             shift for term, weight in active if (shift := term.input_shift(ctx, weight)) is not None
         )
         ctx.memory, ctx.per = self.memory, self.per
+        ctx.hidden = any(term.needs_hidden for term, _ in active)
         ctx.task_loss = lambda view: self.base_loss(view, ctx)[0]
 
     def state_dict(self) -> dict[str, Tensor]:

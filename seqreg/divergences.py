@@ -8,7 +8,7 @@ summing `p * (log p - log q)` there loses the answer by cancellation.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -29,7 +29,10 @@ def kl(first: Tensor, second: Tensor) -> Tensor:
     The summand is p d - p + q with d = log p - log q, which adds nothing to the sum and cannot cancel; near d = 0 it
     is p (expm1(-d) + d).
     """
-    logp, logq = _log_probabilities(first, second)
+    return _kl(*_log_probabilities(first, second))
+
+
+def _kl(logp: Tensor, logq: Tensor) -> Tensor:
     p, q, d = logp.exp(), logq.exp(), logp - logq
     near = d.clamp(-1.0, 1.0)
     return torch.where(d.abs() < 1.0, p * (torch.expm1(-near) + near), p * d - p + q).sum(-1)
@@ -59,6 +62,13 @@ def js(first: Tensor, second: Tensor) -> Tensor:
     large = t * d - size - 2 * torch.log1p(torch.exp(-size)) + 2 * math.log(2)
     m = (logp.exp() + logq.exp()) / 2
     return (m * torch.where(size < 1.0, small, large) / 2).sum(-1)
+
+
+def js_of(logits: Sequence[Tensor]) -> Tensor:
+    """Jensen-Shannon of any number of distributions: the mean of KL(p_k || m), m the mean of all p_k."""
+    logs = torch.stack([torch.log_softmax(at_least_float32(one), -1) for one in logits])
+    middle = torch.logsumexp(logs, 0) - math.log(len(logits))
+    return _kl(logs, middle.expand_as(logs)).mean(0)
 
 
 def mse(first: Tensor, second: Tensor) -> Tensor:

@@ -285,7 +285,9 @@ def test_masked_and_token_level_models() -> None:
 class Ascending(Term):
     """A term that needs torch.autograd.grad."""
 
-    ascends = True
+    @property
+    def ascends(self) -> bool:
+        return True
 
     @property
     def cost(self) -> Cost:

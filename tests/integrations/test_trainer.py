@@ -40,7 +40,16 @@ def rows(model: str, number: int = 8) -> list[dict[str, Tensor]]:
     return [{key: value[row] for key, value in batch.items()} for row in range(number)]
 
 
-def trainer(model: str, out: Path, *terms: Any, net: Any = None, **settings: Any) -> Any:
+def trainer(
+    model: str,
+    out: Path,
+    *terms: Any,
+    net: Any = None,
+    unlabeled_dataset: Any = None,
+    update: Any = None,
+    smoothness_steps: int = 0,
+    **settings: Any,
+) -> Any:
     seq2seq = model in zoo.SEQ2SEQ
     arguments = transformers.Seq2SeqTrainingArguments if seq2seq else transformers.TrainingArguments
     settings = {
@@ -54,6 +63,9 @@ def trainer(model: str, out: Path, *terms: Any, net: Any = None, **settings: Any
         train_dataset=rows(model),
         eval_dataset=rows(model),
         criterion=Criterion(*terms, label_smoothing=0.1),
+        unlabeled_dataset=unlabeled_dataset,
+        update=update,
+        smoothness_steps=smoothness_steps,
     )
 
 

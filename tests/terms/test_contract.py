@@ -93,9 +93,11 @@ def test_same_seed_same_value(term: str, model: str) -> None:
 @everywhere
 @pytest.mark.filterwarnings("ignore:.*two passes agree exactly")
 def test_padding_does_not_matter(term: str, model: str) -> None:
+    quiet = {"uegr": {"low": 0.0, "high": 0.0}}.get(term, {})  # a term that sets dropout itself
+
     def report(**batch: Any) -> LossReport:
         net = zoo.dropout_off(zoo.make(model))
-        return second_step(net.double() if exact else net, model, build_term(term, {"name": "term"}), **batch)
+        return second_step(net.double() if exact else net, model, build_term(term, {"name": "term", **quiet}), **batch)
 
     exact = model != "prophetnet"  # which gives NaN in float64
     narrow, wide = report(), report(pad=4)
@@ -147,6 +149,7 @@ def test_off_costs_nothing(term: str, model: str, reason: str) -> None:
 def test_everything_is_restored_after_an_exception(term: str, model: str, fail_at: int) -> None:
     net = zoo.make(model)
     ctx = context(net, zoo.batch(model), step=0)
+    ctx.forward.run((), hidden=True)  # transformers puts hooks of its own on the layers, for good
     Counter(ctx, fail_at)
     before = fingerprint(net)
     with contextlib.suppress(RuntimeError):

@@ -47,7 +47,20 @@ class HFForward(Forward):
             output = (self.module if self.aside else self.model)(**self.inputs, **asked)
         logits = output.logits[:, :-1] if self.task == "causal" else output.logits
         dtype = next((tap.dtype for tap in taps.values() if tap.dtype is not None), None)
-        return View(logits, _Tapped(taps), _hidden_states(output) if hidden else (), output, dtype)
+        return View(logits, _Tapped(taps), _hidden_states(output, self.stacks) if hidden else {}, output, dtype)
+
+    def other_source(self) -> View | None:
+        if self.task != "seq2seq":
+            return None
+        inputs = self.inputs
+        try:
+            self.inputs = {
+                k: v if k.startswith("decoder_") or not isinstance(v, Tensor) else v.roll(1, 0)
+                for k, v in inputs.items()
+            }
+            return self(dropout="off", grad=False)
+        finally:
+            self.inputs = inputs
 
     @contextlib.contextmanager
     def full_precision(self) -> Iterator[None]:
@@ -108,13 +121,23 @@ def _readers(stacks: Mapping[str, Stack]) -> dict[tuple[str, Point], EmbeddingTa
     }
 
 
-def _hidden_states(output: Any) -> tuple[Tensor, ...]:
-    named = ("encoder_hidden_states", "decoder_hidden_states", "hidden_states")
-    return tuple(state for name in named for state in (output.get(name) or ()))
+def _hidden_states(output: Any, stacks: Mapping[str, Stack]) -> dict[str, tuple[Tensor, ...]]:
+    """Outputs of the layers of every stack; what a stack starts from is left out."""
+    found = {}
+    for name in stacks:
+        states = output.get(f"{name}_hidden_states") if len(stacks) > 1 else output.get("hidden_states")
+        if states is not None:
+            found[name] = tuple(states[1:])
+    return found
 
 
 def context(
-    model: nn.Module, batch: Mapping[str, Any], *, step: int | None = None, count: Count | None = None
+    model: nn.Module,
+    batch: Mapping[str, Any],
+    *,
+    step: int | None = None,
+    count: Count | None = None,
+    unlabelled: bool = False,
 ) -> Context:
     """One batch of a transformers model, ready for a criterion.
 
@@ -125,9 +148,13 @@ def context(
         batch: what the model takes, with "labels" (-100 where there is none); decoder inputs are made when absent
         step: the number of the optimizer step; schedules need it
         count: what the optimizer step averages over, from `count`; needed with gradient accumulation and several ranks
+        unlabelled: ignore labels: only terms that need none count. Where a seq2seq batch has no decoder_input_ids, the
+            decoder sees its start token alone
     """
     module = hf.unwrap(model)
     task = hf.task_of(module)
+    if unlabelled:
+        return _unlabelled(model, batch, step, count)
     labels = labels_of(batch)
     kind = _kind(labels, module, task)
     labels = _checked(labels, batch, module, task, kind)
@@ -139,6 +166,30 @@ def context(
     aligned = labels[:, 1:] if task == "causal" else labels
     forward = HFForward(model, inputs, task, labels)
     return Context(forward, aligned, kind=kind, step=step, count=count, training=module.training)
+
+
+def _unlabelled(model: nn.Module, batch: Mapping[str, Any], step: int | None, count: Count | None) -> Context:
+    module = hf.unwrap(model)
+    task = hf.task_of(module)
+    inputs = {key: value for key, value in batch.items() if key != "labels"}
+    ids = inputs.get("input_ids")
+    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.numel() == 0:
+        raise BadInput("an unlabelled batch needs input_ids, one row a sequence")
+    if task == "seq2seq" and "decoder_input_ids" not in inputs:
+        start = hf.special(module, "decoder_start_token_id")
+        if start is None:
+            raise BadInput("config.decoder_start_token_id is not set, so the decoder has no input: set it")
+        inputs["decoder_input_ids"] = torch.full((len(ids), 1), start, device=ids.device)
+    rows = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
+    mask = inputs.get("attention_mask", torch.ones_like(ids)).bool()
+    if task == "seq2seq":
+        mask = inputs.get("decoder_attention_mask", torch.ones_like(inputs["decoder_input_ids"])).bool()
+    elif task == "causal":
+        mask = mask[:, 1:]
+    kind: Kind = "classes" if task == "classification" else "tokens"
+    counted = rows if task == "classification" else mask
+    forward = HFForward(model, inputs, task)
+    return Context(forward, None, kind=kind, mask=counted, step=step, count=count, training=module.training)
 
 
 def _checked(labels: Tensor, batch: Mapping[str, Any], model: Any, task: hf.Task, kind: Kind) -> Tensor:

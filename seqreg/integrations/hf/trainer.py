@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -10,20 +11,23 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import Tensor, nn
-from transformers import Seq2SeqTrainer, Trainer
+from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
 
 from seqreg import heads
-from seqreg.context import Count
+from seqreg.context import Count, training_off
 from seqreg.criterion import Criterion, LossReport
 from seqreg.errors import BadInput
+from seqreg.gradients import Update
 from seqreg.integrations.hf.context import context, count
+from seqreg.smoothness import observe
 
 RAW_HEAD = "seqreg_head.safetensors"
 """Raw weights of a spectrally normalised head, beside the folded ones that `from_pretrained` reads."""
 
 
 TERM_STATE = "seqreg_terms.safetensors"
-"""What the terms of a criterion keep from step to step."""
+"""What the terms of a criterion keep from step to step, and the update."""
+UPDATE, REFERENCE = "#update", "#reference"
 
 
 class RegularizedTrainer(Trainer):
@@ -36,20 +40,47 @@ class RegularizedTrainer(Trainer):
     Args:
         criterion: the loss
         anatomy_steps: log `Criterion.anatomy` under anatomy/ every so many steps; 0 for never
+        unlabeled_dataset: rows for terms that take unlabelled data: after every optimizer step on labelled ones another
+            is made on these, of the terms alone. Their order depends on the seed and the step, so that it resumes
+        update: a change of the optimizer's step, such as `seqreg.gradients.SelectiveUpdate()`
+        smoothness_steps: log the Jacobian norm, the effective rank and the CKA to the model at the start, of every
+            layer, under smoothness/ every so many steps, on the first rows of the evaluation (or training) data
     """
 
     loss_is_scaled_for_ga = True
 
-    def __init__(self, *args: Any, criterion: Criterion, anatomy_steps: int = 500, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        criterion: Criterion,
+        anatomy_steps: int = 500,
+        unlabeled_dataset: Any = None,
+        update: Update | None = None,
+        smoothness_steps: int = 0,
+        **kwargs: Any,
+    ) -> None:
         if not isinstance(criterion, Criterion):
             raise BadInput(f"criterion={criterion!r}: expected a Criterion, such as Criterion(R3F(weight=0.1))")
         super().__init__(*args, **kwargs)
         if isinstance(anatomy_steps, bool) or not isinstance(anatomy_steps, int) or anatomy_steps < 0:
             raise BadInput(f"anatomy_steps={anatomy_steps!r}: expected a whole number >= 0")
-        self.criterion, self.anatomy_steps = criterion, anatomy_steps
+        if isinstance(smoothness_steps, bool) or not isinstance(smoothness_steps, int) or smoothness_steps < 0:
+            raise BadInput(f"smoothness_steps={smoothness_steps!r}: expected a whole number >= 0")
+        self.criterion, self.anatomy_steps, self.smoothness_steps = criterion, anatomy_steps, smoothness_steps
+        self._reference: dict[str, Tensor] | None = None
         self._window = _Window(criterion)
         self._anatomy: dict[str, float] = {}
-        self._anatomy_at = -1
+        self._anatomy_at = self._smoothness_at = -1
+        self.update = update
+        if update is not None:
+            self.add_callback(_Around(update))
+        self.unlabeled_dataset = unlabeled_dataset
+        self._unlabelled: dict[str, list[Tensor]] = defaultdict(list)
+        waiting = [term.name for term in criterion.terms if getattr(term, "mode", None) == "alternate"]
+        if waiting and unlabeled_dataset is None:
+            raise BadInput(f"{waiting[0]}: mode='alternate' needs unlabeled_dataset=")
+        if unlabeled_dataset is not None:
+            self.add_callback(_Alternate(self))
         settings = self.args
         if settings.label_smoothing_factor:
             raise BadInput(
@@ -79,7 +110,12 @@ class RegularizedTrainer(Trainer):
         ctx = context(model, inputs, step=step, count=whole)
         report = self.criterion(ctx)
         if ctx.training and self.anatomy_steps and step % self.anatomy_steps == 0 and step != self._anatomy_at:
-            self._anatomy, self._anatomy_at = self.criterion.anatomy(ctx), step
+            anatomy = self.criterion.anatomy(ctx)
+            self._anatomy |= {f"anatomy/{key}": number for key, number in anatomy.items()}
+            self._anatomy_at = step
+        if ctx.training and self.smoothness_steps and step % self.smoothness_steps == 0 and step != self._smoothness_at:
+            self._anatomy |= {f"smoothness/{key}": number for key, number in self._smoothness(model).items()}
+            self._smoothness_at = step
         if ctx.training:
             self._window.add(report, 1 / getattr(self, "current_gradient_accumulation_steps", 1))
         return (report.total, ctx.clean.output) if return_outputs else report.total
@@ -87,14 +123,70 @@ class RegularizedTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs.update(self._window.flush(self.accelerator))
-            logs.update({f"anatomy/{key}": number for key, number in self._anatomy.items()})
+            logs.update(self._anatomy)
             self._anatomy = {}
+            for name, values in self._unlabelled.items():
+                logs[f"unlabelled/{name}"] = float(torch.stack(values).float().mean())
+            self._unlabelled.clear()
         super().log(logs, start_time)
+
+    def _smoothness(self, model: nn.Module) -> dict[str, float]:
+        rows = self.train_dataset if self.eval_dataset is None else self.eval_dataset
+        size = min(self.args.per_device_eval_batch_size, len(rows))
+        collate = self._get_collator_with_removed_columns(self.data_collator, "smoothness")
+        batch = self._prepare_inputs(collate([rows[i] for i in range(size)]))
+        ctx = context(self.model, batch)
+        Criterion(label_smoothing=self.criterion.label_smoothing)._prepare(ctx, ())
+        with training_off(self.model.modules()):
+            numbers, own = observe(ctx, self._reference)
+        if self._reference is None:
+            self._reference = own
+        return numbers
+
+    @property
+    def _remembers(self) -> bool:
+        return (
+            self.update is not None or self.smoothness_steps > 0 or any(term.remembers for term in self.criterion.terms)
+        )
+
+    def regularizer_step(self, step: int) -> None:
+        """One optimizer step on unlabelled rows, of the terms alone."""
+        model, settings = self.model_wrapped.train(), self.args
+        batch = self._prepare_inputs(self._unlabelled_batch(step))
+        with self.compute_loss_context_manager():
+            ctx = context(model, batch, unlabelled=True, step=step)
+            here, world = Count.of(ctx.mask), self.accelerator.num_processes
+            ctx.count = Count(here.labels * world, here.sequences * world, world)
+            report = self.criterion(ctx)
+        self.accelerator.backward(report.total)
+        if settings.max_grad_norm:
+            self.accelerator.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
+        with contextlib.nullcontext() if self.update is None else self.update.around(model.parameters()):
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        for name, part in report.parts.items():
+            if name != "base":
+                self._unlabelled[name].append(part)
+
+    def _unlabelled_batch(self, step: int) -> Any:
+        """The rows of this rank at a step: epochs of a permutation that depends on the seed alone."""
+        rows, size, world = self.unlabeled_dataset, self.args.per_device_train_batch_size, self.args.world_size
+        first = (step * world + self.args.process_index) * size
+        chosen = []
+        for place in range(first, first + size):
+            epoch, index = divmod(place, len(rows))
+            order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.args.seed + epoch))
+            chosen.append(rows[int(order[index])])
+        return self._get_collator_with_removed_columns(self.data_collator, "unlabelled")(chosen)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
         state = self.criterion.state_dict()
-        if state and self.args.should_save:
+        if self._reference is not None:
+            state |= {f"{REFERENCE}/{key}": value for key, value in self._reference.items()}
+        if self.update is not None:
+            state |= {f"{UPDATE}/{key}": value for key, value in self.update.state_dict().items()}
+        if self._remembers and self.args.should_save:  # also while there is nothing to remember yet
             state = {key: value.contiguous() for key, value in state.items()}
             safetensors.torch.save_file(state, os.path.join(output_dir, TERM_STATE))
 
@@ -104,8 +196,14 @@ class RegularizedTrainer(Trainer):
             return
         path = os.path.join(checkpoint, TERM_STATE)
         if os.path.exists(path):
-            self.criterion.load_state_dict(safetensors.torch.load_file(path))
-        elif any(term.remembers for term in self.criterion.terms):
+            state = safetensors.torch.load_file(path)
+            reference = {key: state.pop(key) for key in list(state) if key.startswith(f"{REFERENCE}/")}
+            self._reference = {key.removeprefix(f"{REFERENCE}/"): value for key, value in reference.items()} or None
+            of_update = {key: state.pop(key) for key in list(state) if key.startswith(f"{UPDATE}/")}
+            self.criterion.load_state_dict(state)
+            if self.update is not None:
+                self.update.load_state_dict({key.removeprefix(f"{UPDATE}/"): value for key, value in of_update.items()})
+        elif self._remembers:
             raise BadInput(f"{path} is missing: a term of this criterion remembers, and cannot resume without it")
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
@@ -147,6 +245,29 @@ class RegularizedTrainer(Trainer):
 def _is_folded(key: str, raw: Mapping[str, Tensor]) -> bool:
     layer, _, name = key.rpartition(".")
     return f"{layer}.parametrizations.{name}.original" in raw
+
+
+class _Around(TrainerCallback):
+    """Lets an update do its work before and after the optimizer's step."""
+
+    def __init__(self, update: Update) -> None:
+        self.update = update
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        self.update.before([parameter for parameter in model.parameters() if parameter.grad is not None])
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        self.update.after([parameter for parameter in model.parameters() if parameter.grad is not None])
+
+
+class _Alternate(TrainerCallback):
+    """A step on unlabelled rows after every step on labelled ones."""
+
+    def __init__(self, trainer: RegularizedTrainer) -> None:
+        self.trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer.regularizer_step(state.global_step - 1)
 
 
 class RegularizedSeq2SeqTrainer(RegularizedTrainer, Seq2SeqTrainer):

@@ -1,0 +1,163 @@
+"""How smooth and how rich a model's representations are: estimates for terms and for monitors.
+
+All on a `Context`, so for any model; monitors run off the training path and change no result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from seqreg.context import Context, Shift, View
+from seqreg.errors import BadInput
+from seqreg.losses import at_least_float32
+from seqreg.noise import rms, sample
+
+Layers = Literal["all", "encoder", "decoder", "logits"]
+States = dict[str, tuple[Tensor, Tensor | None]]
+"""Outputs by layer: values [B, S, D] or [B, C], and the mask of the positions that count."""
+Norms = dict[str, tuple[Tensor, Tensor | None]]
+"""Squared norms of the Jacobian and, where asked for, the Hessian of every layer: means over rows."""
+
+
+def states(ctx: Context, view: View, layers: Layers = "all") -> States:
+    """The outputs of the chosen layers."""
+    found: States = {}
+    for stack, outputs in view.hidden.items():
+        if layers in ("all", stack):
+            mask = ctx.forward.sites[stack].mask
+            found |= {f"{stack}.{i}": (output, mask) for i, output in enumerate(outputs, start=1)}
+    if layers in ("all", "logits"):
+        found["logits"] = (view.logits, ctx.mask if view.logits.dim() == 3 else None)
+    if not found:
+        raise BadInput(f"layers={layers!r}: this model has {' and '.join(view.hidden)}")
+    return {name: (at_least_float32(values), mask) for name, (values, mask) in found.items()}
+
+
+def masked(values: Tensor, mask: Tensor | None) -> Tensor:
+    """0 where nothing counts; what a model appends to its input does not count."""
+    if mask is None or values.dim() == 2:
+        return values
+    return values * pad(mask, (0, values.shape[1] - mask.shape[1])).unsqueeze(-1)
+
+
+def differences(
+    ctx: Context, *, epsilon: float = 0.01, hessian: bool = False, layers: Layers = "all", name: str = "smoothness"
+) -> Norms:
+    """|J|^2 of every layer with respect to the input embeddings, and rms(x)^2 |H|^2, by finite differences.
+
+    One Gaussian direction v gives |(f(x + ev) - f(x)) / e|^2; with a second one, w, the mixed second difference gives
+    the Hessian. (The symmetric one, H[v, v], estimates another number: 2 |H|^2 and the square of its trace.) Every pass
+    replays the dropout masks of the clean one, without which the difference is of dropout; under autocast all passes
+    are made in float32.
+    """
+    with _exact(ctx, name) as clean:
+        site = ctx.sites("input")[0]
+        embeds = clean.embeds[site, "embedding"]
+        mask = ctx.real(site, embeds)
+        unit = float(rms(embeds, mask)) or 1.0
+        size = unit * epsilon
+
+        def at(delta: Tensor) -> States:
+            return states(ctx, ctx.forward(Shift({site: delta}), dropout="shared", hidden=True), layers)
+
+        v = sample("normal", embeds, 1.0, mask)
+        w = sample("normal", embeds, 1.0, mask) if hessian else None
+        base, along = states(ctx, clean, layers), at(size * v)
+        across, both = (None, None) if w is None else (at(size * w), at(size * (v + w)))
+        found: Norms = {}
+        for layer, (f, kept) in base.items():
+            slope = _rows(ctx, (along[layer][0] - f) / size, kept)
+            bend = None
+            if across is not None and both is not None:
+                second = ((both[layer][0] - along[layer][0]) - (across[layer][0] - f)) / size**2
+                bend = _rows(ctx, second, kept) * unit**2
+            found[layer] = (slope, bend)
+        return found
+
+
+@contextlib.contextmanager
+def _exact(ctx: Context, name: str) -> Iterator[View]:
+    """The clean view in float32 arithmetic, and the same arithmetic for the passes inside."""
+    dtype = next(ctx.forward.module.parameters(), torch.empty(0)).dtype
+    if dtype not in (torch.float32, torch.float64):
+        raise BadInput(f"{name}: differences are lost in {dtype}: keep the weights in float32 and use autocast")
+    if ctx.clean.dtype in (None, dtype):
+        yield ctx.clean
+    else:
+        with ctx.forward.full_precision():
+            yield ctx.forward(dropout="shared", hidden=True)
+
+
+def _rows(ctx: Context, values: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean over rows of the squares of what counts."""
+    squares = masked(values, mask).square()
+    return ctx.reduce_rows(squares.reshape(len(squares), -1).sum(-1))
+
+
+def tokens(values: Tensor, mask: Tensor | None) -> Tensor:
+    """The states of the real tokens, one a row: [N, D]."""
+    if values.dim() == 2 or mask is None:
+        return values.reshape(-1, values.shape[-1])
+    return values[pad(mask, (0, values.shape[1] - mask.shape[1]))]
+
+
+def linear_cka(first: Tensor, second: Tensor) -> float:
+    """Linear centred kernel alignment of two sets of representations of the same tokens, debiased: [N, D] and [N, E].
+
+    1 for representations that are equal up to rotation and scale. The HSIC estimates leave out the diagonal, which
+    without that makes any two wide representations of few tokens look alike.
+    """
+    if len(first) < 4:
+        raise BadInput(f"{len(first)} tokens are too few to compare representations: at least 4")
+    a, b = (_without_diagonal(x.double()) for x in (first, second))
+    return float(_hsic(a, b) / (_hsic(a, a) * _hsic(b, b)).clamp_min(1e-300).sqrt())
+
+
+def _without_diagonal(x: Tensor) -> Tensor:
+    kernel = x @ x.t()
+    return kernel - torch.diag(kernel.diagonal())
+
+
+def _hsic(a: Tensor, b: Tensor) -> Tensor:
+    n = len(a)
+    whole = (a * b).sum() + a.sum() * b.sum() / ((n - 1) * (n - 2)) - 2 / (n - 2) * (a.sum(0) * b.sum(0)).sum()
+    return whole / (n * (n - 3))
+
+
+def effective_rank(values: Tensor) -> float:
+    """exp of the entropy of the normalised singular values of centred representations [N, D]: 1 to min(N, D)."""
+    values = values.double() - values.double().mean(0)
+    singular = torch.linalg.svdvals(values)
+    share = singular / singular.sum().clamp_min(1e-300)
+    return float(torch.exp(-(share * share.clamp_min(1e-300).log()).sum()))
+
+
+@torch.no_grad()
+def observe(ctx: Context, reference: Mapping[str, Tensor] | None = None) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Jacobian norm, effective rank and, against a `reference`, CKA of every layer, and this model's own reference.
+
+    For seq2seq models also `source_gap`: how much the loss grows when every row is given another row's source. A model
+    that ignores its source has a gap of 0.
+    """
+    ctx.hidden = True
+    numbers: dict[str, float] = {}
+    with ctx.forward.observed():
+        own = {name: tokens(values, mask).cpu() for name, (values, mask) in states(ctx, ctx.clean).items()}
+        for name, (slope, _) in differences(ctx).items():
+            numbers[f"jacobian/{name}"] = float(slope)
+        swapped = ctx.forward.other_source()
+        if swapped is not None and ctx.labelled:
+            gap = ctx.reduce(ctx.task_loss(swapped)) - ctx.reduce(ctx.task_loss(ctx.clean))
+            numbers["source_gap"] = float(gap)
+    for name, values in own.items():
+        if name != "logits":
+            numbers[f"rank/{name}"] = effective_rank(values)
+            if reference is not None and name in reference:
+                numbers[f"cka/{name}"] = linear_cka(reference[name], values)
+    return numbers, own

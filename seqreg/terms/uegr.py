@@ -1,0 +1,104 @@
+"""UEGR, forward stage: adversarial samples under several dropout rates should give one output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from seqreg.adversary import Adversarial, begin, climb
+from seqreg.context import Context
+from seqreg.criterion import Cost
+from seqreg.divergences import js_of
+from seqreg.errors import BadInput
+from seqreg.noise import Norm, Over
+
+
+@dataclass(frozen=True, kw_only=True)
+class UEGR(Adversarial):
+    """Our reading of UEGR's forward stage: adversarial samples under several dropout rates, made to agree.
+
+    Only the abstract of the paper and summaries of it were at hand, and no code of it is public. What they say:
+    adversarial samples; several forward passes with adaptive dropout, whose number and range are studied; a
+    Jensen-Shannon divergence over the passes' outputs besides the adversarial losses. What is ours: everything below.
+
+    Formula:
+        (1/K) sum over k of L(x + d; dropout p_k) + alpha * JS(P_1 .. P_K)  -  L(x),
+        d = radius * g / |g|_2, g = grad of L(x) with respect to the embeddings of the sentence,
+        p_k from `low` to `high` in equal steps,  JS = (1/K) sum over k of KL(P_k || mean of P)
+
+    Args:
+        weight: 1 makes the whole loss that of the adversarial passes; less mixes in the clean loss
+        passes: K
+        low, high: the range of dropout rates
+        alpha: of the divergence
+        radius: a tenth of the norm of the sentence's embeddings
+
+        The backward stage is `seqreg.gradients.SelectiveUpdate`.
+
+    Cost:
+        passes + 1 extra forwards, passes + 1 extra backwards (one of them reaches the embeddings alone).
+
+    Differs from:
+        nothing public to differ from.
+
+    References:
+        UEGR, arXiv 2503.16550
+
+    Example:
+        >>> from seqreg import Criterion
+        >>> from seqreg.gradients import SelectiveUpdate
+        >>> from seqreg.terms.uegr import UEGR
+        >>> criterion, update = Criterion(UEGR(passes=2)), SelectiveUpdate(ratio=0.3)
+        >>> UEGR(passes=4).cost
+        Cost(forwards=5, backwards=5)
+    """
+
+    norm: Norm = "l2"
+    over: Over = "sentence"
+    rule: Literal["normalised", "raw", "power"] = "power"
+    passes: int = 2
+    low: float = 0.05
+    high: float = 0.2
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.passes < 2:
+            self.refuse("passes", "expected a whole number >= 2: one pass agrees with itself")
+        if not 0 <= self.low <= self.high < 1:
+            self.refuse("low", f"expected 0 <= low <= high < 1, and high is {self.high}")
+        if self.alpha < 0:
+            self.refuse("alpha", "expected a number >= 0")
+        if self.steps != 1 or self.rule != "power":
+            self.refuse("steps", "the attack is a single normalised step: leave steps and rule alone")
+
+    @property
+    def cost(self) -> Cost:
+        return Cost(self.passes + 1, self.passes + 1)
+
+    def rates(self) -> list[float]:
+        return [self.low + k * (self.high - self.low) / (self.passes - 1) for k in range(self.passes)]
+
+    def __call__(self, ctx: Context) -> Tensor:
+        if ctx.kind == "regression":
+            raise BadInput(f"{self.name}: a regression head has no distributions to agree: leave the term out")
+        shift = self.shift(self.attack(ctx))
+        views = [ctx.forward(shift, dropout="independent", rate=rate) for rate in self.rates()]
+        losses = torch.stack([ctx.reduce(ctx.task_loss(view)) for view in views]).mean()
+        agreement = ctx.reduce(js_of([view.logits for view in views]))
+        return losses + self.alpha * agreement - ctx.reduce(ctx.task_loss(ctx.clean))
+
+    def attack(self, ctx: Context) -> dict[str, Tensor]:
+        """One step from the clean input along the gradient of the task loss."""
+        start, balls = begin(self, ctx, ctx.clean)
+        live = {name: torch.zeros_like(delta).requires_grad_() for name, delta in start.items()}
+        with torch.enable_grad():
+            losses = ctx.task_loss(ctx.forward(self.shift(live), dropout="shared"))
+            found = torch.autograd.grad(losses.masked_fill(~ctx.mask, 0.0).sum(), list(live.values()))
+        return {
+            name: climb(self, live[name].detach(), gradient, balls[name], last=True)
+            for name, gradient in zip(live, found, strict=True)
+        }

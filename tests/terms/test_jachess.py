@@ -1,0 +1,354 @@
+"""JacHess: estimates against exact derivatives, and their parameter gradients against float64."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from seqreg import BadInput, Criterion, Shift, StartAt
+from seqreg.integrations.hf import context
+from seqreg.terms.bregman import Bregman
+from seqreg.terms.jachess import JacHess
+from tests import zoo
+from tests.integrations.test_trainer import losses, rows, trainer
+from tests.terms.test_adversarial import sentences, trained  # noqa: F401 - a fixture
+from tools import cost
+
+
+def small(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """One row, three source and two target tokens: small enough for whole Jacobians and Hessians."""
+    return {key: value[2:3, : 2 if key == "labels" else 3] for key, value in batch.items()}
+
+
+def make(dropout: bool = False, attention: str = "eager", **extra: Any) -> Any:
+    net = zoo.make("bart", attn_implementation=attention, d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8, **extra)
+    return net if dropout else zoo.dropout_off(net)
+
+
+def outputs(net: Any, batch: dict[str, Tensor], term: JacHess, delta: Tensor) -> dict[str, Tensor]:
+    ctx = context(net, batch)
+    ctx.hidden = True
+    _ = ctx.clean
+    view = ctx.forward(Shift({"encoder": delta}), dropout="shared", hidden=True)
+    return {name: values for name, (values, _) in term.states(ctx, view).items()}
+
+
+@pytest.fixture(scope="module")
+def exact() -> dict[str, tuple[float, float]]:
+    """|J|_F^2 and sum |H|_F^2 of every layer by brute force, in float64."""
+    net, batch, term = make().double(), small(zoo.batch("bart")), JacHess()
+    zero = torch.zeros(1, 3, 8, dtype=torch.float64)
+    found = {}
+    for name in outputs(net, batch, term, zero):
+
+        def output(delta: Tensor, name: str = name) -> Tensor:
+            return outputs(net, batch, term, delta)[name].flatten()
+
+        jacobian = torch.autograd.functional.jacobian(output, zero)
+        hessian = 0.0
+        for index in range(len(output(zero))):
+            one = torch.autograd.functional.hessian(lambda delta, i=index, f=output: f(delta)[i], zero)
+            hessian += float(one.square().sum())  # type: ignore[union-attr]
+        found[name] = (float(jacobian.square().sum()), hessian)  # type: ignore[union-attr]
+    return found
+
+
+def test_estimates_match_the_exact_norms_in_expectation(exact: dict[str, tuple[float, float]]) -> None:
+    """Four standard errors (a confidence of 99.99%) over 1500 probes, for J and for the mixed H, layer by layer."""
+    net, batch = make().double(), small(zoo.batch("bart"))
+    term = JacHess(hessian=1.0, epsilon=1e-3)
+    drawn: dict[str, list[tuple[float, float]]] = {name: [] for name in exact}
+    torch.manual_seed(0)
+    ctx = context(net, batch)
+    ctx.hidden = True
+    unit = float(ctx.clean.embeds["encoder", "embedding"].square().mean().sqrt().detach())
+    with torch.no_grad():
+        for _ in range(1500):
+            for name, (slope, bend) in term.norms(ctx).items():
+                assert bend is not None
+                drawn[name].append((float(slope), float(bend) / unit**2))
+    for name, (jacobian, hessian) in exact.items():
+        for index, truth in enumerate((jacobian, hessian)):
+            values = torch.tensor([pair[index] for pair in drawn[name]], dtype=torch.float64)
+            error = 4 * values.std() / len(values) ** 0.5 + 1e-3 * truth
+            assert abs(values.mean() - truth) < error, (name, index)
+
+
+def test_reverse_matches_the_exact_norms_in_expectation(exact: dict[str, tuple[float, float]]) -> None:
+    """One joint probe estimates the weighted sum of all layers."""
+    net, batch = make().double(), small(zoo.batch("bart"))
+    criterion = Criterion(JacHess(estimator="reverse"))
+    criterion.memory["jachess"] = {name: torch.tensor(2.0 + i) for i, name in enumerate(exact)}
+    truth = sum(exact[name][0] / (len(exact) * (2.0 + i)) for i, name in enumerate(exact))
+    torch.manual_seed(0)
+    ctx = context(net, batch)
+    values = torch.tensor([float(criterion(ctx).values["jachess"]) for _ in range(1500)], dtype=torch.float64)
+    assert abs(values.mean() - truth) < 4 * values.std() / len(values) ** 0.5 + 1e-6 * truth
+
+
+def primitive_layer_norm(x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    x = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt()
+    return x if weight is None else x * weight + bias
+
+
+def gradients(net: Any, value: Tensor) -> Tensor:
+    found = torch.autograd.grad(value, list(net.parameters()), allow_unused=True)
+    return torch.cat(
+        [
+            (torch.zeros_like(p) if g is None else g).flatten().double()
+            for p, g in zip(net.parameters(), found, strict=True)
+        ]
+    )
+
+
+def relative(ours: Tensor, reference: Tensor) -> float:
+    return float((ours - reference).norm() / reference.norm())
+
+
+def medium() -> tuple[Any, Any, dict[str, Tensor]]:
+    """The same model in float32 and in float64."""
+    net = zoo.dropout_off(zoo.make("bart", d_model=32, encoder_layers=2, decoder_layers=2, attn_implementation="eager"))
+    return net, copy.deepcopy(net).double(), zoo.batch("bart")
+
+
+def test_parameter_gradient_of_j_finite_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within 1% of d |J v|^2 / d theta, with J v by double backward through LayerNorm from primitive operations."""
+    net, double, batch = medium()
+    term = JacHess()
+    factors = {name: torch.tensor(1.0) for name in outputs(net, batch, term, torch.zeros(3, 8, 32))}
+    v = torch.randn(3, 8, 32) * batch["attention_mask"].unsqueeze(-1)
+    monkeypatch.setattr("seqreg.smoothness.sample", lambda *_: v)
+    criterion = Criterion(term)
+    criterion.memory["jachess"] = dict(factors)
+    ctx = context(net, batch, step=0)
+    ours = gradients(net, criterion(ctx).total - ctx.reduce(ctx.task_loss(ctx.clean)))
+
+    monkeypatch.setattr(functional, "layer_norm", primitive_layer_norm)
+    delta = torch.zeros(3, 8, 32, dtype=torch.float64, requires_grad=True)
+    ctx = context(double, batch)
+    ctx.hidden = True
+    view = (ctx.clean, ctx.forward(Shift({"encoder": delta}), dropout="shared", hidden=True))[1]
+    total = torch.zeros((), dtype=torch.float64)
+    for values, mask in term.states(ctx, view).values():
+        u = torch.zeros_like(values, requires_grad=True)
+        kept = values if mask is None else values * mask.unsqueeze(-1)
+        (pulled,) = torch.autograd.grad((kept * u).sum(), delta, create_graph=True)
+        (pushed,) = torch.autograd.grad((pulled * v.double()).sum(), u, create_graph=True)
+        total = total + pushed.square().sum() / 3 / len(factors)
+    assert relative(ours, 0.1 * gradients(double, total)) < 0.01
+
+
+def test_parameter_gradient_of_j_reverse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Native LayerNorm is right in double backward: within 1e-5 of the primitive one, on the same probe."""
+    _, double, batch = medium()
+    found = []
+    for patched in (False, True):
+        if patched:
+            monkeypatch.setattr(functional, "layer_norm", primitive_layer_norm)
+        criterion = Criterion(JacHess(estimator="reverse", weight=1.0))
+        torch.manual_seed(0)
+        ctx = context(double, batch, step=0)
+        found.append(gradients(double, criterion(ctx).total - ctx.reduce(ctx.task_loss(ctx.clean))))
+    assert relative(found[0], found[1]) < 1e-5
+
+
+def test_parameter_gradient_of_the_mixed_hessian(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32 within 15% of float64 with a difference a hundred times smaller, on the same probes."""
+    net, double, batch = medium()
+    mask = batch["attention_mask"].unsqueeze(-1)
+    probes = [torch.randn(3, 8, 32) * mask for _ in range(2)]
+    found = []
+    for model, epsilon in ((net, None), (double, 3e-4)):
+        order = iter(probes)
+        monkeypatch.setattr("seqreg.smoothness.sample", lambda *_, order=order: next(order))
+        term = JacHess(hessian=1.0, epsilon=epsilon, layers="decoder")
+        ctx = context(model, batch, step=0)
+        ctx.hidden = True
+        bends = [bend for _, bend in term.norms(ctx).values()]
+        found.append(gradients(model, torch.stack(bends).sum()))  # type: ignore[arg-type]
+    assert relative(found[0], found[1]) < 0.15
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_dropout_masks_are_replayed(attention: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the masks of the clean pass the difference is within 0.1% of exact; with others it is off by orders."""
+    net = zoo.make("bart", attn_implementation=attention, d_model=256, spread=1.0).double()
+    if checkpointing:
+        net.gradient_checkpointing_enable()
+    batch = zoo.batch("bart")
+    v = torch.randn(3, 8, 256, dtype=torch.float64) * batch["attention_mask"].unsqueeze(-1)
+    monkeypatch.setattr("seqreg.smoothness.sample", lambda *_: v)
+    ctx = context(net, batch)
+    ctx.hidden = True
+    norms = {eps: JacHess(epsilon=eps).norms(ctx) for eps in (1e-2, 1e-5)}
+    for name in norms[1e-2]:
+        near, exact = (float(norms[eps][name][0].detach()) for eps in (1e-2, 1e-5))
+        assert near == pytest.approx(exact, rel=1e-3), name
+    apart = ctx.forward(dropout="independent", hidden=True).logits - ctx.clean.logits
+    size = 1e-2 * float(ctx.clean.embeds["encoder", "embedding"].square().mean().sqrt().detach())
+    independent = float((apart / size).square()[ctx.mask].sum().detach()) / 3
+    assert independent > 100 * float(norms[1e-2]["logits"][0].detach())
+
+
+def test_flops() -> None:
+    plain = cost.step_flops()
+    assert cost.step_flops(JacHess()) / plain <= 2.05
+    assert cost.step_flops(JacHess(hessian=0.1)) / plain <= 4.1
+
+
+def test_training_lowers_the_jacobian_at_unchanged_accuracy(trained: Any) -> None:  # noqa: F811
+    net = copy.deepcopy(trained).float()
+    test = sentences(256)
+
+    def measure() -> tuple[float, float]:
+        net.eval()
+        ctx = context(net, test)
+        ctx.hidden = True
+        with torch.no_grad():
+            norm = float(JacHess(layers="logits").norms(ctx)["logits"][0])
+        hits = (ctx.clean.logits.argmax(-1) == test["labels"]).float().mean()
+        net.train()
+        return norm, float(hits)
+
+    before = measure()
+    criterion = Criterion(JacHess(weight=0.3))
+    optimizer = torch.optim.Adam(net.parameters(), 1e-3)
+    for number in range(150):
+        optimizer.zero_grad()
+        criterion(context(net, sentences(16), step=number)).total.backward()
+        optimizer.step()
+    after = measure()
+    assert after[0] < 0.6 * before[0]
+    assert after[1] >= before[1] - 0.02
+
+
+def test_value_starts_at_one_and_is_kept_in_the_checkpoint() -> None:
+    net = zoo.dropout_off(zoo.make("bart"))
+    criterion = Criterion(JacHess())
+    first = criterion(context(net, zoo.batch("bart"), step=0))
+    assert first.values["jachess"].item() == pytest.approx(1, rel=1e-5)
+    other = Criterion(JacHess())
+    other.load_state_dict(criterion.state_dict())
+    torch.manual_seed(1)
+    expected = criterion(context(net, zoo.batch("bart"), step=1)).total
+    torch.manual_seed(1)
+    assert other(context(net, zoo.batch("bart"), step=1)).total == expected
+
+
+def test_floor_stops_the_push() -> None:
+    net = zoo.dropout_off(zoo.make("bart"))
+    criterion = Criterion(JacHess(floor=0.5, weight=1.0))
+    criterion(context(net, zoo.batch("bart"), step=0))
+    for key in criterion.memory["jachess"]:
+        criterion.memory["jachess"][key] *= 10.0  # as if every J had fallen to a tenth
+    ctx = context(net, zoo.batch("bart"), step=1)
+    report = criterion(ctx)
+    assert report.values["jachess"].item() == pytest.approx(0.5, rel=1e-5)
+    pushed = gradients(net, report.total - ctx.reduce(ctx.task_loss(ctx.clean)))
+    assert (pushed == 0).all()
+
+
+def test_two_phases() -> None:
+    net = zoo.make("bart")
+    criterion = Criterion(JacHess(mode="two_phase", switch=2))
+    first = criterion(context(net, zoo.batch("bart"), step=1))
+    assert first.parts["base"] == 0
+    assert first.total.item() == pytest.approx(first.parts["jachess"].item())
+    assert criterion(context(net, zoo.batch("bart"), step=2)).parts["base"] > 0
+
+
+@pytest.mark.parametrize("model", ["bart", "roberta", "gpt2", "t5", "bart_classifier"])
+def test_unlabelled_batches(model: str) -> None:
+    net = zoo.make(model)
+    batch = {key: value for key, value in zoo.batch(model).items() if key != "labels"}
+    criterion = Criterion(JacHess(mode="alternate"))
+    report = criterion(context(net, batch, unlabelled=True, step=0))
+    assert report.parts["base"] == 0
+    assert report.parts["jachess"] > 0
+    report.total.backward()
+    assert list(criterion(context(net, zoo.batch(model), step=0)).parts) == ["base"]
+
+
+def test_alternate_runs_and_resumes_exactly(tmp_path: Path) -> None:
+    settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3}
+    unlabelled = [{key: value for key, value in row.items() if key != "labels"} for row in rows("bart", 5)]
+
+    def build(out: str) -> Any:
+        return trainer("bart", tmp_path / out, JacHess(mode="alternate"), unlabeled_dataset=unlabelled, **settings)
+
+    whole, again = build("whole"), build("again")
+    whole.train()
+    assert all(row["unlabelled/jachess"] > 0 for row in losses(whole))
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    for a, b in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(BadInput, match="needs unlabeled_dataset="):
+        trainer("bart", tmp_path, JacHess(mode="alternate"))
+
+
+def test_unlabelled_rows_go_round_in_epochs(tmp_path: Path) -> None:
+    unlabelled = [{"input_ids": torch.tensor([i, 2]), "attention_mask": torch.tensor([1, 1])} for i in range(4, 9)]
+    one = trainer("bart", tmp_path, JacHess(), unlabeled_dataset=unlabelled)
+    seen = [int(i) for step in range(5) for i in one._unlabelled_batch(step)["input_ids"][:, 0]]
+    assert len(seen) == 20
+    for epoch in range(4):
+        assert sorted(seen[5 * epoch : 5 * epoch + 5]) == [4, 5, 6, 7, 8]
+
+
+def test_a_term_that_has_nothing_to_remember_yet_can_resume(tmp_path: Path) -> None:
+    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    term = Bregman(weight=StartAt(1.0, start=3))
+    whole = trainer("bart", tmp_path / "whole", term, **settings)
+    whole.train()
+    again = trainer("bart", tmp_path / "again", term, **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    for a, b in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_lower_precision() -> None:
+    """Under autocast the differences are taken in float32; weights in lower precision are refused."""
+    net = zoo.dropout_off(zoo.make("bart"))
+    found = []
+    for precision in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        ctx = context(net, zoo.batch("bart"))
+        ctx.hidden = True
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+            found.append({name: float(slope.detach()) for name, (slope, _) in JacHess().norms(ctx).items()})
+    assert found[0] == pytest.approx(found[1], rel=1e-3)
+    with pytest.raises(BadInput, match="keep the weights in float32"):
+        Criterion(JacHess())(context(zoo.make("bart").bfloat16(), zoo.batch("bart")))
+
+
+@pytest.mark.parametrize("model", ["bart", "roberta", "gpt2"])
+def test_released_code_hessian_has_no_gradient(model: str) -> None:
+    """With the published estimator the Hessian is in the value and not in the gradient; it runs on sdpa."""
+    net = zoo.make(model)
+    report = Criterion(JacHess(preset="published", layers="logits"))(context(net, zoo.batch(model), step=0))
+    assert torch.isfinite(report.total)
+    report.total.backward()
+
+
+def test_settings() -> None:
+    for settings, message in (
+        ({"hessian": -1.0}, "hessian=-1.0"),
+        ({"epsilon": 0.0}, "epsilon=0.0"),
+        ({"floor": 1.0}, "floor=1.0"),
+        ({"switch": -1}, "switch=-1"),
+        ({"hessian": 0.1, "estimator": "reverse"}, "wrong third derivatives"),
+        ({"estimator": "forward"}, "estimator='forward'"),
+    ):
+        with pytest.raises(BadInput) as caught:
+            JacHess(**settings)  # type: ignore[arg-type]
+        assert message in str(caught.value)
+    with pytest.raises(BadInput, match="layers='decoder': this model has encoder"):
+        Criterion(JacHess(layers="decoder"))(context(zoo.make("roberta"), zoo.batch("roberta")))

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from seqreg import BadInput, Criterion
+from seqreg.integrations.hf import context
+from seqreg.smoothness import effective_rank, linear_cka, observe
+from tests import zoo
+from tests.integrations.test_trainer import losses, trainer
+
+
+def test_cka() -> None:
+    """1 for rotations and rescalings, about 0 for unrelated representations, also wide ones of few tokens."""
+    x = torch.randn(60, 30)
+    rotation, _ = torch.linalg.qr(torch.randn(30, 30))
+    assert linear_cka(x, 3 * x @ rotation) == pytest.approx(1, abs=1e-4)
+    unrelated = [linear_cka(torch.randn(20, 300), torch.randn(20, 300)) for _ in range(20)]
+    assert abs(sum(unrelated) / 20) < 0.05
+    with pytest.raises(BadInput, match="3 tokens are too few"):
+        linear_cka(torch.randn(3, 4), torch.randn(3, 4))
+
+
+def test_cka_by_the_formula() -> None:
+    """The debiased HSIC of Song et al., summed element by element."""
+    x, y = torch.randn(6, 4, dtype=torch.float64), torch.randn(6, 5, dtype=torch.float64)
+
+    def hsic(a: Any, b: Any) -> float:
+        k, l = a @ a.t(), b @ b.t()  # noqa: E741
+        k.fill_diagonal_(0)
+        l.fill_diagonal_(0)
+        n = 6
+        ones = torch.ones(n, dtype=torch.float64)
+        first = torch.trace(k @ l)
+        second = (ones @ k @ ones) * (ones @ l @ ones) / ((n - 1) * (n - 2))
+        third = 2 / (n - 2) * (ones @ k @ l @ ones)
+        return float((first + second - third) / (n * (n - 3)))
+
+    expected = hsic(x, y) / (hsic(x, x) * hsic(y, y)) ** 0.5
+    assert linear_cka(x, y) == pytest.approx(expected, rel=1e-9)
+
+
+def test_effective_rank() -> None:
+    basis, _ = torch.linalg.qr(torch.randn(200, 16))
+    assert effective_rank(basis - basis.mean(0)) == pytest.approx(16, rel=0.05)
+    line = torch.randn(200, 1) @ torch.randn(1, 16)
+    assert effective_rank(line) == pytest.approx(1, rel=1e-3)
+
+
+@pytest.mark.parametrize("model", ["bart", "t5", "roberta", "gpt2", "led"])
+def test_observe(model: str) -> None:
+    net = zoo.make(model).eval()
+    ctx = context(net, zoo.batch(model))
+    with torch.no_grad():
+        Criterion()(ctx)
+    numbers, own = observe(context_with_loss(net, model))
+    again, _ = observe(context_with_loss(net, model), own)
+    ckas = [value for key, value in again.items() if key.startswith("cka/")]
+    assert ckas
+    assert all(value == pytest.approx(1, abs=1e-4) for value in ckas)
+    assert all(value > 0 for key, value in numbers.items() if key.startswith("jacobian/"))
+    assert all(value >= 1 for key, value in numbers.items() if key.startswith("rank/"))
+    assert ("source_gap" in numbers) == (model in zoo.SEQ2SEQ)
+
+
+def context_with_loss(net: Any, model: str) -> Any:
+    ctx = context(net, zoo.batch(model))
+    with torch.no_grad():
+        Criterion()(ctx)
+    vars(ctx).pop("clean")
+    return ctx
+
+
+def test_trainers_log_it_and_train_the_same(tmp_path: Path) -> None:
+    def run(steps: int, out: str, **settings: Any) -> Any:
+        one = trainer("bart", tmp_path / out, smoothness_steps=steps, max_steps=4, **settings)
+        one.train()
+        return one
+
+    plain, observed = run(0, "plain"), run(2, "observed", save_strategy="steps", save_steps=2)
+    for a, b in zip(plain.model.parameters(), observed.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    first, second = (row for row in losses(observed) if any(key.startswith("smoothness/") for key in row))
+    assert {"smoothness/jacobian/logits", "smoothness/rank/encoder.1", "smoothness/source_gap"} <= first.keys()
+    assert 0 < second["smoothness/cka/decoder.1"] < 1 + 1e-6
+    again = trainer("bart", tmp_path / "again", smoothness_steps=2, max_steps=4)
+    again.train(resume_from_checkpoint=str(tmp_path / "observed" / "checkpoint-2"))
+    (resumed,) = (row for row in losses(again) if "smoothness/cka/decoder.1" in row)
+    assert resumed["smoothness/cka/decoder.1"] == pytest.approx(second["smoothness/cka/decoder.1"], rel=1e-5)
