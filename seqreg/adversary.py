@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +20,19 @@ from seqreg.noise import Noise, Norm, Over, norm, project, rms, sample, too_smal
 
 Inject = Literal["scaled", "word", "layernorm", "normalised"]
 Deltas = Mapping[str, Tensor]
+
+RESCALED_ASCENT: Mapping[str, Any] = {
+    "inject": "layernorm",
+    "scale": 1e-5,
+    "step_size": 1e-3,
+    "radius": 1.0,
+    "relative": False,
+    "rule": "raw",
+    "projection": "rescale",
+    "stabiliser": 1e-6,
+    "dropout": "independent",
+}
+"""The ascent that mt-dnn, smart-pytorch and ALUM's code share: a raw gradient, rescaled to norm 1."""
 
 
 @dataclass(frozen=True, kw_only=True)

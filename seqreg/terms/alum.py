@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from seqreg.adversary import AdversarialAgreement
+from seqreg.adversary import RESCALED_ASCENT, AdversarialAgreement
 from seqreg.divergences import Divergence
 
 
@@ -49,17 +49,5 @@ class ALUM(AdversarialAgreement):
     detach: Literal["none", "clean", "perturbed", "teachers"] = "teachers"
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "alum_v02": {
-            "inject": "layernorm",
-            "scale": 1e-5,
-            "step_size": 1e-3,
-            "radius": 1.0,
-            "relative": False,
-            "rule": "raw",
-            "projection": "rescale",
-            "stabiliser": 1e-6,
-            "dropout": "independent",
-            "inner_mean": True,
-            "embedding_grad": False,
-        },
+        "alum_v02": {**RESCALED_ASCENT, "inner_mean": True, "embedding_grad": False},
     }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from seqreg.adversary import AdversarialAgreement
+from seqreg.adversary import RESCALED_ASCENT, AdversarialAgreement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,31 +49,9 @@ class SMART(AdversarialAgreement):
     """
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "mtdnn": {
-            "inject": "layernorm",
-            "scale": 1e-5,
-            "step_size": 1e-3,
-            "radius": 1.0,
-            "relative": False,
-            "rule": "raw",
-            "projection": "rescale",
-            "stabiliser": 1e-6,
-            "dropout": "independent",
-            "inner": "stable_kl",
-            "detach": "teachers",
-            "per": "fairseq",
-            "padding": True,
-        },
+        "mtdnn": {**RESCALED_ASCENT, "inner": "stable_kl", "detach": "teachers", "per": "fairseq", "padding": True},
         "smart_pytorch": {
-            "inject": "layernorm",
-            "scale": 1e-5,
-            "step_size": 1e-3,
-            "radius": 1.0,
-            "relative": False,
-            "rule": "raw",
-            "projection": "rescale",
-            "stabiliser": 1e-6,
-            "dropout": "independent",
+            **RESCALED_ASCENT,
             "inner": "kl",
             "inner_mean": True,
             "detach": "teachers",
