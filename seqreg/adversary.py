@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -131,8 +132,8 @@ class _Ball:
     def at(cls, term: Adversarial, ctx: Context, name: str, clean: View) -> _Ball:
         site, embeds = ctx.forward.sites[name], clean.embeds[name, term.point].detach()
         real = ctx.real(name, embeds)
-        unit: float | Tensor = float(rms(embeds, real)) if term.relative else 1.0
-        unit = unit * site.scale if term.inject == "word" else unit
+        factor = site.scale if term.inject == "word" else 1.0
+        unit: float | Tensor = float(rms(embeds, real)) if term.relative else factor
         width, length = embeds.shape[-1], _lengths(embeds, real)
         entries: float | Tensor = 1.0
         if term.norm == "l2":
@@ -143,8 +144,11 @@ class _Ball:
         reach = torch.as_tensor(unit * (term.scale if term.projection == "none" else term.radius * share))
         if complaint := too_small(float(reach.max()), embeds, real, clean.dtype):
             raise BadInput(f"{term.name}: {complaint}")
+        if complaint := too_small(float(torch.as_tensor(term.scale * start).max()), embeds, real, embeds.dtype):
+            raise BadInput(f"{term.name}: the start is lost: {complaint}")
         mask = None if term.padding else real
-        return cls(mask, term.scale * start, term.step_size * ball, term.radius * ball)
+        step = ball * factor if term.rule == "raw" else ball  # a word embedding's gradient is larger by the factor
+        return cls(mask, term.scale * start, term.step_size * step, term.radius * ball)
 
 
 def _lengths(embeds: Tensor, mask: Tensor | None) -> Tensor:
@@ -208,13 +212,25 @@ def ascend(term: Adversarial, ctx: Context, clean: View, objective: Callable[[Vi
     return Ascent(start, deltas, gradients, {name: ball.radius for name, ball in balls.items()})
 
 
+@contextlib.contextmanager
+def _precisely(ctx: Context, clean: View, dropout: Dropout) -> Iterator[View]:
+    """The clean view to ascend from. Near it a divergence is flat, and bfloat16 rounds it away: inside is float32."""
+    own = next(ctx.forward.module.parameters(), torch.empty(0)).dtype
+    if clean.dtype in (None, own) or own not in (torch.float32, torch.float64):
+        yield clean
+    else:
+        with ctx.forward.full_precision():
+            yield ctx.forward(dropout="off" if dropout == "off" else "shared", grad=False)
+
+
 def climbed(term: Adversarial, ascent: Ascent) -> dict[str, float]:
     """The largest |delta| over the radius, and the cosines of the perturbation with its start and the last gradient."""
-    reach = max(
-        float((norm(delta, term.norm, term.over) / ascent.radius[name]).max()) for name, delta in ascent.final.items()
+    reach = torch.cat(
+        [(norm(delta, term.norm, term.over) / ascent.radius[name]).flatten() for name, delta in ascent.final.items()]
     )
+    size = {"delta_over_radius": float(reach.max()), "mean_delta_over_radius": float(reach[reach > 0].mean())}
     return {
-        "delta_over_radius": reach,
+        **(size if term.projection != "none" else {}),
         "cosine_start": anatomy.cosine(ascent.final, ascent.start),
         "cosine_gradient": anatomy.cosine(ascent.final, ascent.gradient),
     }
@@ -251,13 +267,17 @@ class AdversarialAgreement(Adversarial):
         return self.agreement(clean, ctx.forward(shift, dropout=self.dropout, grad=self.detach != "perturbed"))
 
     def attack(self, ctx: Context, clean: View) -> Ascent:
+        if ctx.kind == "regression" and self.inner != "mse":
+            self.refuse("inner", "a KL is 0 on a regression head: use inner='mse' and divergence='mse'")
+
         def objective(view: View) -> Tensor:
-            values = Agreement(clean, view, self.inner, "first").values(ctx)
+            values = Agreement(reference, view, self.inner, "first").values(ctx)
             kept = torch.ones_like(ctx.mask) if self.padding else ctx.mask
             total = values.masked_fill(~kept, 0.0).sum()
             return total / kept.sum().clamp_min(1) if self.inner_mean else total
 
-        return ascend(self, ctx, clean, objective)
+        with _precisely(ctx, clean, self.dropout) as reference:
+            return ascend(self, ctx, clean, objective)
 
     def anatomy(self, ctx: Context) -> dict[str, float]:
         """See `seqreg.anatomy` and `climbed`."""

@@ -21,15 +21,17 @@ def shares(ctx: Context, clean: View, shift: Shift, dropout: Dropout, value: Cal
     """
     same: Dropout = "off" if dropout == "off" else "shared"
     forward = ctx.forward
-    total = float(value(clean, forward(shift, dropout=dropout)))
-    noise = exact = float(value(clean, forward(shift, dropout=same)))
-    masks = float(value(clean, forward(dropout=dropout))) if dropout == "independent" else 0.0
+    nothing = float(value(clean, clean))  # not 0 for a divergence that contains entropies
+    total = float(value(clean, forward(shift, dropout=dropout))) - nothing
+    noise = exact = float(value(clean, forward(shift, dropout=same))) - nothing
+    masks = float(value(clean, forward(dropout=dropout))) - nothing if dropout == "independent" else 0.0
     found = {"dropout_share": _ratio(masks, total)}
     own = next(forward.module.parameters(), torch.empty(0)).dtype
     if own in (torch.float32, torch.float64):
         if clean.dtype not in (None, own):
             with forward.full_precision():
-                exact = float(value(forward(dropout=same), forward(shift, dropout=same)))
+                base = forward(dropout=same)
+                exact = float(value(base, forward(shift, dropout=same))) - float(value(base, base))
         found["rounding_share"] = _ratio(abs(noise - exact), total)
     return {"noise_share": _ratio(exact, total), **found}
 

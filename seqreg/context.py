@@ -89,6 +89,10 @@ class Forward(ABC):
     reentrant: bool = False
     aside: bool = False
     """Passes now are for observation: a framework's wrapper that prepares for backward is to be left out."""
+    drops_layers: bool = False
+    """Whole layers are left out at random."""
+    no_double_backward: str = ""
+    """Why a gradient of a gradient would fail in the middle of training, and the fix."""
     ragged: bool = False
     """Passes drop different layers, and gradients are synchronised across ranks: extra passes need shared dropout."""
     _start: tuple[Tensor, Tensor | None] | None = None
@@ -153,6 +157,11 @@ class Forward(ABC):
                     raise RuntimeError("a pass with other weights carries no gradient: use grad=False")
                 stack.enter_context(_borrowed(self.module, weights))
             return self.run((*self._always, *(() if shift is None else (shift,))), hidden=hidden)
+
+    @property
+    def shifted(self) -> bool:
+        """Whether the clean pass had a changed input."""
+        return bool(self._always)
 
     def other_source(self) -> View | None:
         """A pass in which every row reads the source of another row; None for models without a separate source."""
@@ -228,25 +237,27 @@ def training_off(modules: Iterator[nn.Module]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _dropout_rate(module: nn.Module, rate: float) -> Iterator[None]:
-    """Another dropout probability inside: nn.Dropout has it in `p`, transformers in attributes of the modules."""
-    changed: list[tuple[nn.Module, str, float]] = []
+    """Another dropout probability inside: nn.Dropout has it in `p`, transformers in modules or their configuration."""
+    changed: list[tuple[Any, str, Any]] = []
+    owners = {id(owner): owner for part in module.modules() for owner in (part, getattr(part, "config", part))}
     try:
-        for part in module.modules():
-            for name, value in list(vars(part).items()):
-                known = name == "p" if isinstance(part, nn.Dropout) else "dropout" in name
-                if known and isinstance(value, float):
-                    changed.append((part, name, value))
-                    setattr(part, name, rate)
+        for owner in owners.values():
+            for name, value in list(vars(owner).items()):
+                known = name == "p" if isinstance(owner, nn.modules.dropout._DropoutNd) else "dropout" in name
+                if known and isinstance(value, (int, float)) and not isinstance(value, bool):
+                    changed.append((owner, name, value))
+                    setattr(owner, name, rate)
         yield
     finally:
-        for part, name, value in changed:
-            setattr(part, name, value)
+        for owner, name, value in changed:
+            setattr(owner, name, value)
 
 
 @contextlib.contextmanager
 def _borrowed(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
     """Other values in some parameters inside. Only the storage is exchanged: graphs that saved the originals hold."""
     own = {name: parameter.data for name, parameter in module.named_parameters() if name in weights}
+    torch.clear_autocast_cache()  # of casts of the same parameters
     try:
         for name, parameter in module.named_parameters():
             if name in weights:
@@ -256,6 +267,7 @@ def _borrowed(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None
         for name, parameter in module.named_parameters():
             if name in own:
                 parameter.data = own[name]
+        torch.clear_autocast_cache()
 
 
 @dataclass(frozen=True)
@@ -354,6 +366,10 @@ class Context:
     def source_mask(self) -> Tensor | None:
         """True on real source tokens, [B, S]; None when all are real."""
         return self.forward.sites[self.sites("input")[0]].mask
+
+    def task_mean(self, view: View) -> Tensor:
+        """The base loss of a view, averaged as the criterion averages it."""
+        return self.reduce(self.task_loss(view), per=self.per)
 
     def reduce_rows(self, values: Tensor) -> Tensor:
         """The mean over the rows of the whole optimizer step that have a position that counts, of values [B]."""

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 import torch
 from torch import Tensor
 
-from seqreg.context import Context, Per, Shift, View
+from seqreg.context import Context, Count, Per, Shift, View
 from seqreg.divergences import DIVERGENCES, Divergence, kl
 from seqreg.errors import BadInput, nearest
 from seqreg.losses import Smoothing, check_smoothing, label_smoothed_nll, squared_error
@@ -53,6 +53,8 @@ class Agreement:
         """The divergence at every position."""
         if ctx.kind == "regression" and self.divergence != "mse":
             raise BadInput(f"divergence={self.divergence!r} is 0 on a regression head: use divergence='mse'")
+        if self.divergence == "stable_kl" and self.detach == "second":
+            raise BadInput("divergence='stable_kl' has a gradient on its second side alone, which is held fixed here")
         first, second = self.first.logits, self.second.logits
         if self.detach == "teachers":
             if self.divergence != "symmetric_kl":
@@ -108,12 +110,16 @@ class Term(ABC, metaclass=_Settings):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     needs_hidden: ClassVar[bool] = False
     """True for a term that looks at the outputs of every layer."""
+    takes_unlabelled: ClassVar[bool] = False
+    """True for a term that can count on unlabelled batches."""
     remembers: ClassVar[bool] = False
     """True for a term that keeps something from step to step in `Context.memory`."""
 
     def __post_init__(self) -> None:
         if not self.name:
             object.__setattr__(self, "name", type(self).__name__.lower())
+        if "/" in str(self.name):
+            self.refuse("name", "expected a name without '/'")
         self._check_types()
         try:
             weight_at(self.weight, 0)
@@ -301,18 +307,19 @@ class Criterion:
         """
         active = [(term, weight) for term, weight in self._weighted(ctx) if weight > 0]
         found: dict[str, float] = {}
-        fresh, known = {"clean", "quiet"} - vars(ctx).keys(), set(self.memory)
+        fresh, count = {"clean", "quiet"} - vars(ctx).keys(), ctx.count
+        ctx.count = Count.of(ctx.mask)  # of this batch, whatever its share in the optimizer step
         with ctx.forward.observed(), torch.no_grad():
             self._prepare(ctx, active)
+            ctx.memory = {name: {k: v.clone() for k, v in kept.items()} for name, kept in self.memory.items()}
             base = float(ctx.reduce(self.base_loss(ctx.clean, ctx)[0], per=self.per))
             for term, weight in active:
                 value = weight * float(self._value(term, ctx))
                 found[f"{term.name}/share_of_loss"] = value / base if base else 0.0
                 found |= {f"{term.name}/{key}": number for key, number in term.anatomy(ctx).items()}
+        ctx.count = count
         for name in fresh:  # these views carry no gradient: training must not find them
             vars(ctx).pop(name, None)
-        for name in set(self.memory) - known:  # and what terms remember begins with training
-            del self.memory[name]
         return found
 
     def _weighted(self, ctx: Context) -> list[tuple[Term, float]]:
@@ -341,6 +348,10 @@ class Criterion:
         ctx.input_shifts = tuple(
             shift for term, weight in active if (shift := term.input_shift(ctx, weight)) is not None
         )
+        if ctx.input_shifts and "clean" in vars(ctx) and not ctx.forward.shifted:
+            raise BadInput(
+                "a term changes the input, and this context's clean pass has been made without: make a new one"
+            )
         ctx.memory, ctx.per = self.memory, self.per
         ctx.hidden = any(term.needs_hidden for term, _ in active)
         ctx.task_loss = lambda view: self.base_loss(view, ctx)[0]
@@ -357,7 +368,7 @@ class Criterion:
             name, _, key = path.partition("/")
             if name not in names:
                 raise BadInput(f"the saved state is of a term {name!r} that this criterion does not have")
-            self.memory.setdefault(name, {})[key] = value
+            self.memory.setdefault(name, {})[key] = value.clone()
 
     def base_loss(self, view: View, ctx: Context) -> tuple[Tensor, Tensor | None]:
         """The per-position base loss of a view, and its plain negative log-likelihood if it has one."""

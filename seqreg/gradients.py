@@ -36,7 +36,7 @@ class Update(ABC):
 
     @abstractmethod
     def before(self, parameters: list[nn.Parameter]) -> None:
-        """After backward, before the step."""
+        """After backward, before the step. All parameters, always in the same order, also those without a gradient."""
 
     def after(self, parameters: list[nn.Parameter]) -> None:  # noqa: B027 - most have nothing to do
         """After the step."""
@@ -44,10 +44,10 @@ class Update(ABC):
     @contextlib.contextmanager
     def around(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
         """Inside, call `optimizer.step()` once."""
-        trained = [parameter for parameter in parameters if parameter.grad is not None]
-        self.before(trained)
+        everything = list(parameters)
+        self.before(everything)
         yield
-        self.after(trained)
+        self.after(everything)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {}
@@ -62,11 +62,11 @@ class SelectiveUpdate(Update):
 
     Saliency is the square of the gradient, summed since the mask was last chosen. Entries outside the mask truly stay
     still: masking gradients would not do that, because Adam's momentum and weight decay still move them; so their
-    values are put back after the step.
+    values are put back after the step. A tensor that first has a gradient between two choices is given a mask then.
 
     Args:
         ratio: share of the entries of every tensor that may change
-        refresh: choose the mask anew every so many steps
+        refresh: choose the masks anew every so many steps
     """
 
     def __init__(self, ratio: float = 0.3, refresh: int = 1) -> None:
@@ -74,66 +74,77 @@ class SelectiveUpdate(Update):
         if isinstance(refresh, bool) or not isinstance(refresh, int) or refresh < 1:
             raise BadInput(f"refresh={refresh!r}: expected a whole number >= 1")
         self.ratio, self.refresh, self.steps = ratio, refresh, 0
-        self.saliency: list[Tensor] = []
-        self.masks: list[Tensor] = []
-        self._kept: list[Tensor] = []
+        self.saliency: dict[int, Tensor] = {}  # by the place of a parameter among all of the model's
+        self.masks: dict[int, Tensor] = {}
+        self._kept: dict[int, Tensor] = {}
 
     @torch.no_grad()
     def before(self, parameters: list[nn.Parameter]) -> None:
-        squares = [p.grad.float().square() for p in parameters if p.grad is not None]
-        if self.saliency and [s.shape for s in self.saliency] != [s.shape for s in squares]:
-            raise BadInput(
-                "the parameters that have gradients changed between two steps: SelectiveUpdate cannot follow"
-            )
-        self.saliency = (
-            [a.to(b.device) + b for a, b in zip(self.saliency, squares, strict=True)] if self.saliency else squares
-        )
+        live = {i: p for i, p in enumerate(parameters) if p.grad is not None}
+        for i, parameter in live.items():
+            assert parameter.grad is not None
+            square = parameter.grad.float().square()
+            self.saliency[i] = self.saliency[i].to(square.device) + square if i in self.saliency else square
         if self.steps % self.refresh == 0:
-            self.masks = [largest(saliency, self.ratio) for saliency in self.saliency]
-            self.saliency = [torch.zeros_like(saliency) for saliency in self.saliency]
-        self.masks = [mask.to(p.device) for mask, p in zip(self.masks, parameters, strict=True)]
-        self._kept = [p.detach().clone() for p in parameters]
+            self.masks = {i: largest(saliency, self.ratio) for i, saliency in self.saliency.items()}
+            self.saliency = {}
+        for i, parameter in live.items():
+            if i not in self.masks:
+                self.masks[i] = largest(self.saliency[i], self.ratio)
+            self.masks[i] = self.masks[i].to(parameter.device)
+        self._kept = {i: parameter.detach().clone() for i, parameter in live.items()}
         self.steps += 1
 
     @torch.no_grad()
     def after(self, parameters: list[nn.Parameter]) -> None:
-        for parameter, kept, mask in zip(parameters, self._kept, self.masks, strict=True):
-            parameter.copy_(torch.where(mask, parameter, kept))
-        self._kept = []
+        for i, kept in self._kept.items():
+            parameters[i].copy_(torch.where(self.masks[i], parameters[i], kept))
+        self._kept = {}
 
     def state_dict(self) -> dict[str, Tensor]:
         return {
             "steps": torch.tensor(self.steps),
-            **{f"saliency/{i}": value for i, value in enumerate(self.saliency)},
-            **{f"mask/{i}": value for i, value in enumerate(self.masks)},
+            **{f"saliency/{i}": value for i, value in self.saliency.items()},
+            **{f"mask/{i}": value for i, value in self.masks.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self.steps = int(state["steps"])
-        numbers = range(sum(key.startswith("mask/") for key in state))
-        self.saliency = [state[f"saliency/{i}"] for i in numbers]
-        self.masks = [state[f"mask/{i}"] for i in numbers]
+        self.saliency, self.masks = (
+            {int(key.partition("/")[2]): value for key, value in state.items() if key.startswith(f"{kind}/")}
+            for kind in ("saliency", "mask")
+        )
 
 
 class ChildTuningF(Update):
     """Child-Tuning without a task: a random share of the gradient's entries, scaled up to keep its expectation.
 
-    As in the released code the gradient is masked, not the update: momentum and weight decay still move the rest.
+    As in the released code the gradient is masked, not the update: momentum and weight decay still move the rest. The
+    masks depend on the seed and the step alone, so that all ranks have the same.
 
     Args:
         reserve: share of entries that keep their gradient
+        seed: of the masks
     """
 
-    def __init__(self, reserve: float = 0.3) -> None:
+    def __init__(self, reserve: float = 0.3, seed: int = 0) -> None:
         _check_share("reserve", reserve)
-        self.reserve = reserve
+        self.reserve, self.seed, self.steps = reserve, seed, 0
 
     @torch.no_grad()
     def before(self, parameters: list[nn.Parameter]) -> None:
+        generator = torch.Generator().manual_seed(self.seed + self.steps)
         for parameter in parameters:
-            assert parameter.grad is not None
-            kept = torch.bernoulli(torch.full_like(parameter.grad, self.reserve))
-            parameter.grad.mul_(kept / self.reserve)
+            if parameter.grad is not None:
+                kept = torch.bernoulli(torch.full(parameter.shape, self.reserve), generator=generator)
+                parameter.grad.mul_((kept / self.reserve).to(parameter.grad))
+        self.steps += 1
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"steps": torch.tensor(self.steps)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.steps = int(state["steps"])
 
 
 class ChildTuningD(Update):
@@ -148,15 +159,17 @@ class ChildTuningD(Update):
     def __init__(self, reserve: float = 0.3) -> None:
         _check_share("reserve", reserve)
         self.reserve = reserve
-        self.fisher: list[Tensor] = []
-        self.masks: list[Tensor] = []
+        self.fisher: dict[int, Tensor] = {}
+        self.masks: dict[int, Tensor] = {}
 
     @torch.no_grad()
     def measure(self, parameters: Iterable[nn.Parameter]) -> None:
         """Add the squares of the present gradients to the Fisher information."""
-        squares = [p.grad.float().square() for p in parameters if p.grad is not None]
-        self.fisher = [a + b for a, b in zip(self.fisher, squares, strict=True)] if self.fisher else squares
-        self.masks = []
+        for i, parameter in enumerate(parameters):
+            if parameter.grad is not None:
+                square = parameter.grad.float().square()
+                self.fisher[i] = self.fisher[i] + square if i in self.fisher else square
+        self.masks = {}
 
     @torch.no_grad()
     def before(self, parameters: list[nn.Parameter]) -> None:
@@ -165,16 +178,16 @@ class ChildTuningD(Update):
                 raise BadInput(
                     "ChildTuningD has measured nothing: call measure(model.parameters()) after backward first"
                 )
-            together = torch.cat([value.flatten() for value in self.fisher])
-            chosen = largest(together, self.reserve)
-            pieces = torch.split(chosen, [value.numel() for value in self.fisher])
-            self.masks = [piece.reshape(value.shape) for piece, value in zip(pieces, self.fisher, strict=True)]
-        for parameter, mask in zip(parameters, self.masks, strict=True):
-            assert parameter.grad is not None
-            parameter.grad.mul_(mask.to(parameter.device))
+            chosen = largest(torch.cat([value.flatten() for value in self.fisher.values()]), self.reserve)
+            pieces = torch.split(chosen, [value.numel() for value in self.fisher.values()])
+            self.masks = {i: piece.reshape(self.fisher[i].shape) for i, piece in zip(self.fisher, pieces, strict=True)}
+        for i, parameter in enumerate(parameters):
+            if parameter.grad is not None:  # what was never measured has no information
+                mask = self.masks.get(i, torch.zeros((), dtype=torch.bool))
+                parameter.grad.mul_(mask.to(parameter.device))
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {f"mask/{i}": mask for i, mask in enumerate(self.masks)}
+        return {f"mask/{i}": mask for i, mask in self.masks.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.masks = [state[f"mask/{i}"] for i in range(len(state))]
+        self.masks = {int(key.partition("/")[2]): mask for key, mask in state.items()}

@@ -81,14 +81,30 @@ def differences(
         return found
 
 
+def full_precision_weights(ctx: Context) -> bool:
+    """Whether the model's own weights are in float32 or better."""
+    return next(ctx.forward.module.parameters(), torch.empty(0)).dtype in (torch.float32, torch.float64)
+
+
+def source_gap(ctx: Context) -> float | None:
+    """How much the loss grows, without dropout, when every row reads another row's source; None where undefined.
+
+    A seq2seq model that ignores its source has a gap of 0.
+    """
+    swapped = ctx.forward.other_source()
+    if swapped is None or not ctx.labelled:
+        return None
+    return float(ctx.task_mean(swapped) - ctx.task_mean(ctx.forward(dropout="off", grad=False)))
+
+
 @contextlib.contextmanager
 def _exact(ctx: Context, name: str) -> Iterator[View]:
     """The clean view in float32 arithmetic, and the same arithmetic for the passes inside."""
     dtype = next(ctx.forward.module.parameters(), torch.empty(0)).dtype
-    if dtype not in (torch.float32, torch.float64):
+    if not full_precision_weights(ctx):
         raise BadInput(f"{name}: differences are lost in {dtype}: keep the weights in float32 and use autocast")
     if ctx.clean.dtype in (None, dtype):
-        yield ctx.clean
+        yield ctx.clean if ctx.clean.hidden else ctx.forward(dropout="shared", hidden=True)
     else:
         with ctx.forward.full_precision():
             yield ctx.forward(dropout="shared", hidden=True)
@@ -110,12 +126,16 @@ def tokens(values: Tensor, mask: Tensor | None) -> Tensor:
 def linear_cka(first: Tensor, second: Tensor) -> float:
     """Linear centred kernel alignment of two sets of representations of the same tokens, debiased: [N, D] and [N, E].
 
-    1 for representations that are equal up to rotation and scale. The HSIC estimates leave out the diagonal, which
-    without that makes any two wide representations of few tokens look alike.
+    1 for representations that are equal up to rotation and scale, 0 where one of them has collapsed to a point. The
+    HSIC estimates leave out the diagonal, or any two wide representations of few tokens would look alike.
     """
     if len(first) < 4:
         raise BadInput(f"{len(first)} tokens are too few to compare representations: at least 4")
-    a, b = (_without_diagonal(x.double()) for x in (first, second))
+    sizes = [x.double().square().mean() for x in (first, second)]
+    centred = [x.double() - x.double().mean(0) for x in (first, second)]
+    if any(x.square().mean() <= 1e-12 * size for x, size in zip(centred, sizes, strict=True)):
+        return 0.0
+    a, b = (_without_diagonal(x) for x in centred)
     return float(_hsic(a, b) / (_hsic(a, a) * _hsic(b, b)).clamp_min(1e-300).sqrt())
 
 
@@ -142,19 +162,20 @@ def effective_rank(values: Tensor) -> float:
 def observe(ctx: Context, reference: Mapping[str, Tensor] | None = None) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Jacobian norm, effective rank and, against a `reference`, CKA of every layer, and this model's own reference.
 
-    For seq2seq models also `source_gap`: how much the loss grows when every row is given another row's source. A model
-    that ignores its source has a gap of 0.
+    Where a criterion has prepared the context, for seq2seq models also `source_gap`. Weights in lower precision have no
+    Jacobian by differences.
     """
     ctx.hidden = True
+    if "clean" in vars(ctx) and not ctx.clean.hidden:
+        del ctx.clean
     numbers: dict[str, float] = {}
     with ctx.forward.observed():
         own = {name: tokens(values, mask).cpu() for name, (values, mask) in states(ctx, ctx.clean).items()}
-        for name, (slope, _) in differences(ctx).items():
-            numbers[f"jacobian/{name}"] = float(slope)
-        swapped = ctx.forward.other_source()
-        if swapped is not None and ctx.labelled:
-            gap = ctx.reduce(ctx.task_loss(swapped)) - ctx.reduce(ctx.task_loss(ctx.clean))
-            numbers["source_gap"] = float(gap)
+        if full_precision_weights(ctx):
+            numbers = {f"jacobian/{name}": float(slope) for name, (slope, _) in differences(ctx).items()}
+        gap = source_gap(ctx) if hasattr(ctx, "task_loss") else None
+        if gap is not None:
+            numbers["source_gap"] = gap
     for name, values in own.items():
         if name != "logits":
             numbers[f"rank/{name}"] = effective_rank(values)

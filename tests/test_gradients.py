@@ -34,7 +34,7 @@ def test_exactly_the_ratio_changes_in_every_step(ratio: float, refresh: int) -> 
     net = zoo.make("bart")
     optimizer = torch.optim.AdamW(net.parameters(), 1e-2, weight_decay=0.1)
     update = SelectiveUpdate(ratio, refresh)
-    masks: list[Tensor] = []
+    masks: dict[int, Tensor] = {}
     for number in range(7):
         optimizer.zero_grad()
         Criterion()(context(net, zoo.batch("bart", seed=number))).total.backward()
@@ -45,8 +45,8 @@ def test_exactly_the_ratio_changes_in_every_step(ratio: float, refresh: int) -> 
             assert moved <= max(1, round(ratio * size))  # less where an entry and its gradient are exactly 0
         assert sum(moved for moved, _ in changed(net, before)) > 0.8 * ratio * sum(n for _, n in changed(net, before))
         if number % refresh:
-            assert all(torch.equal(a, b) for a, b in zip(masks, update.masks, strict=True))
-        masks = update.masks
+            assert all(torch.equal(mask, update.masks[i]) for i, mask in masks.items())
+        masks = dict(update.masks)
 
 
 def test_exact_count_where_every_entry_has_a_gradient() -> None:
@@ -61,7 +61,7 @@ def test_exact_count_where_every_entry_has_a_gradient() -> None:
         with update.around(net.parameters()):
             optimizer.step()
         assert changed(net, before) == [(300, 1000), (8, 25)]
-        for mask, values in zip(update.masks, saliency, strict=True):
+        for mask, values in zip(update.masks.values(), saliency, strict=True):
             assert values[mask].min() >= values[~mask].max()
 
 
@@ -80,12 +80,11 @@ def test_child_tuning_is_the_released_code(mode: str) -> None:
     """One step of the authors' AdamW, which decays after the step and adds epsilon before bias correction."""
     weight = nn.Parameter(torch.from_numpy(GOLDEN["childtuning.w"]).clone())
     weight.grad = torch.from_numpy(GOLDEN["childtuning.g"]).clone()
-    torch.manual_seed(9)
     if mode == "ChildTuning-F":
-        ChildTuningF(0.3).before([weight])
+        ChildTuningF(0.3, seed=9).before([weight])
     elif mode == "ChildTuning-D":
         update = ChildTuningD()
-        update.masks = [weight.grad.abs() > 0.5]
+        update.masks = {0: weight.grad.abs() > 0.5}
         update.before([weight])
     first, second = 0.1 * weight.grad, 0.001 * weight.grad.square()
     step = 0.1 * (1 - 0.999) ** 0.5 / (1 - 0.9)
@@ -151,9 +150,40 @@ def test_bad_settings(make: Any, message: str) -> None:
 
 
 def test_an_update_without_state_refuses_one() -> None:
+    class Nothing(Update):
+        def before(self, parameters: list[nn.Parameter]) -> None:
+            pass
+
     with pytest.raises(BadInput, match="has no state"):
-        ChildTuningF().load_state_dict({"x": torch.zeros(1)})
-    assert isinstance(SelectiveUpdate(), Update)
+        Nothing().load_state_dict({"x": torch.zeros(1)})
+
+
+def test_masks_belong_to_parameters_not_to_places() -> None:
+    """Gradients on one layer in a step and on another, of the same shape, in the next."""
+    net = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False))
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-2, weight_decay=0.1)
+    update = SelectiveUpdate(0.25, refresh=4)
+    for number in range(4):
+        optimizer.zero_grad()
+        layer = net[number % 2]
+        layer(torch.randn(3, 6)).square().sum().backward()
+        before = [p.detach().clone() for p in net.parameters()]
+        with update.around(net.parameters()):
+            optimizer.step()
+        moved = [int((p != kept).sum()) for p, kept in zip(net.parameters(), before, strict=True)]
+        assert moved == ([9, 0] if number % 2 == 0 else [0, 9])
+    assert not torch.equal(update.masks[0], update.masks[1])
+
+
+def test_child_tuning_masks_are_the_same_on_every_rank() -> None:
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        weight = nn.Parameter(torch.ones(50))
+        weight.grad = torch.ones(50)
+        ChildTuningF(0.3).before([weight])
+        found.append(weight.grad.clone())
+    assert torch.equal(found[0], found[1])
 
 
 def test_uegr_formula() -> None:

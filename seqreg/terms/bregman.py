@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -23,7 +24,7 @@ class Bregman(Term):
         KL(f(x; w) || f(x; w')) + KL(f(x; w') || f(x; w)),   w' <- beta * w' + (1 - beta) * w  once an optimizer step
 
     Args:
-        weight: of the term
+        weight: of the term. Where a schedule skips steps, the average makes up for them at once, by beta^steps
         beta: momentum of the average for the first `switch` updates. 0.99 and then 0.999 are the values we recall of
             the paper; we could not check them
         beta_late: momentum from then on
@@ -87,6 +88,7 @@ class Bregman(Term):
         whole = sum(float(weight.square().sum()) for weight in own.values())
         return {"distance": (apart / whole) ** 0.5 if whole else 0.0}
 
+    @torch.no_grad()
     def average(self, ctx: Context) -> dict[str, Tensor]:
         """The averaged weights, brought up to date if an optimizer step was made since they were last used."""
         module = ctx.forward.module
@@ -99,16 +101,23 @@ class Bregman(Term):
             kept = {f"w/{name}": _copy(parameter) for name, parameter in trained.items()}
             ctx.memory[self.name] = {**kept, "step": now, "updates": torch.tensor(0)}
         elif kept["step"] != now:
+            self._check(kept, trained)
+            passed = max(int(now - kept["step"]), 1)
+            beta = (self.beta if int(kept["updates"]) < self.switch else self.beta_late) ** passed
             for name, parameter in trained.items():  # a loaded average is on the CPU
-                kept[f"w/{name}"] = kept[f"w/{name}"].to(parameter.device)
-            beta = self.beta if int(kept["updates"]) < self.switch else self.beta_late
-            with torch.no_grad():
-                for name, parameter in trained.items():
-                    kept[f"w/{name}"].lerp_(at_least_float32(parameter.detach()), 1 - beta)
-            kept["updates"] += 1
+                average = kept[f"w/{name}"] = kept[f"w/{name}"].to(parameter.device)
+                average.lerp_(at_least_float32(parameter.detach()), 1 - beta)
+            kept["updates"] += passed
             kept["step"] = now
         kept = ctx.memory[self.name]
         return {name: kept[f"w/{name}"] for name in trained}
+
+    def _check(self, kept: Mapping[str, Tensor], trained: Mapping[str, nn.Parameter]) -> None:
+        shapes = {key[2:]: value.shape for key, value in kept.items() if key.startswith("w/")}
+        if shapes != {name: parameter.shape for name, parameter in trained.items()}:
+            raise BadInput(
+                f"{self.name}: the trained parameters are not those that its average is of: begin a new criterion"
+            )
 
 
 def _copy(parameter: nn.Parameter) -> Tensor:

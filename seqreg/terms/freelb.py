@@ -86,20 +86,19 @@ class FreeLB(Adversarial):
         clean = ctx.reference(self.dropout)
         ascent = ascend(self, ctx, clean, lambda view: ctx.task_loss(view).masked_fill(~ctx.mask, 0.0).sum())
         shift = self.shift(ascent.final)
-        end = ctx.reduce(ctx.task_loss(ctx.forward(shift, dropout=self.dropout)))
-        rise = float(end / ctx.reduce(ctx.task_loss(clean)))
+        rise = float(ctx.task_mean(ctx.forward(shift, dropout=self.dropout)) / ctx.task_mean(clean))
         return {**climbed(self, ascent), **anatomy.size(ctx, clean, shift), "rise": rise}
 
     def __call__(self, ctx: Context) -> Tensor:
         deltas, balls = begin(self, ctx, ctx.reference(self.dropout))
-        total = -ctx.reduce(ctx.task_loss(ctx.clean))
+        total = -ctx.task_mean(ctx.clean)
         training = torch.is_grad_enabled()
         for point in range(self.points):
             live = {name: delta.detach().requires_grad_() for name, delta in deltas.items()}
             with torch.enable_grad():
                 losses = ctx.task_loss(ctx.forward(self.shift(live), dropout=self.dropout))
                 wanted = losses.masked_fill(~ctx.mask, 0.0).sum()
-            total = total + ctx.reduce(losses if training else losses.detach()) / self.points
+            total = total + ctx.reduce(losses if training else losses.detach(), per=ctx.per) / self.points
             if point < self.points - 1:
                 gradients = torch.autograd.grad(wanted, list(live.values()), retain_graph=True)
                 deltas = {

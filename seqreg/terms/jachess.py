@@ -15,7 +15,7 @@ from seqreg.criterion import Cost, Term
 from seqreg.errors import BadInput
 from seqreg.losses import at_least_float32
 from seqreg.schedules import Weight
-from seqreg.smoothness import Norms, States, differences, masked, states
+from seqreg.smoothness import Norms, States, differences, full_precision_weights, masked, source_gap, states
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +46,9 @@ class JacHess(Term):
         The layers' factors are ours: the published text says they are inverse to Jacobian norms, not how.
 
     Cost:
-        1 extra forward, 1 extra backward; 3 and 3 with the Hessian; reverse 1 extra forward and 2 extra backwards.
-        All passes replay the dropout masks of the clean one. Under autocast the passes are made in float32, the clean
-        one too, once more.
+        1 extra forward, 1 extra backward; 3 and 3 with the Hessian; reverse 1 extra forward and 2 extra backwards;
+        published 1 and 31 for every layer. Passes replay the dropout masks of the clean one. Under autocast those of
+        the finite difference are made in float32, the clean one too, once more.
 
     Differs from:
         the authors' code: its Hessian term carries no gradient, it looks at one token, divides by padding, and needs
@@ -77,6 +77,7 @@ class JacHess(Term):
 
     needs_hidden: ClassVar[bool] = True
     remembers: ClassVar[bool] = True
+    takes_unlabelled: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"published": {"estimator": "published"}}
 
     def __post_init__(self) -> None:
@@ -92,6 +93,8 @@ class JacHess(Term):
         if self.hessian and self.estimator != "finite_difference":
             fix = "torch's layer_norm has wrong third derivatives; use estimator='finite_difference'"
             self.refuse("hessian", fix)
+        if self.floor and self.estimator != "finite_difference":
+            self.refuse("floor", "only estimator='finite_difference' has a number for every layer to hold against it")
 
     @property
     def ascends(self) -> bool:
@@ -99,8 +102,8 @@ class JacHess(Term):
 
     @property
     def cost(self) -> Cost:
-        if self.estimator == "reverse":
-            return Cost(1, 2)
+        if self.estimator != "finite_difference":
+            return Cost(1, 2) if self.estimator == "reverse" else Cost(1, 31)
         passes = 3 if self.hessian else 1
         return Cost(passes, passes)
 
@@ -108,9 +111,17 @@ class JacHess(Term):
         return not ctx.labelled if self.mode == "alternate" else True
 
     def alone(self, step: int | None) -> bool:
-        return self.mode == "two_phase" and (step or 0) < self.switch
+        if self.mode != "two_phase":
+            return False
+        if step is None:
+            raise BadInput(f"{self.name}: mode='two_phase' counts steps: pass context(..., step=step)")
+        return step < self.switch
 
     def __call__(self, ctx: Context) -> Tensor:
+        if ctx.forward.drops_layers:
+            raise BadInput(
+                f"{self.name}: layerdrop leaves out other layers in every step: set the model's layerdrop to 0"
+            )
         if self.estimator == "reverse":
             return self._reverse(ctx)
         if self.estimator == "published":
@@ -126,56 +137,72 @@ class JacHess(Term):
         """The outputs that are kept smooth."""
         return states(ctx, view, self.layers)
 
-    def _factors(self, ctx: Context, norms: Mapping[str, Tensor]) -> dict[str, float]:
-        """1 / (layers * norm at the start), kept from the first batch on, the same on every rank."""
+    def _start(self, ctx: Context, norms: Mapping[str, Tensor]) -> dict[str, float] | None:
+        """Every layer's J at the start: over the rows of the first batch of all ranks, and kept from there on."""
         kept = ctx.memory.get(self.name)
         if kept is None:
-            start = torch.stack([norms[name].detach().float() / ctx.count.world for name in norms]) * _share(ctx)
+            sums = torch.stack([slope.detach().float() / _share(ctx) for slope in norms.values()]) * _counted(ctx)
+            sums = torch.cat([sums.nan_to_num(), sums.new_tensor([_counted(ctx)])])
             if torch.distributed.is_available() and torch.distributed.is_initialized():
-                torch.distributed.all_reduce(start)
-                start = start / torch.distributed.get_world_size()
-            kept = {name: value.cpu() for name, value in zip(norms, start.clamp_min(1e-12), strict=True)}
-            ctx.memory[self.name] = kept
+                torch.distributed.all_reduce(sums)
+            if not sums[-1]:
+                return None  # no row counts yet, on any rank
+            means = (sums[:-1] / sums[-1]).clamp_min(1e-12).cpu()
+            kept = ctx.memory[self.name] = dict(zip(norms, means.unbind(), strict=True))
         if kept.keys() != norms.keys():
             raise BadInput(f"{self.name}: this model has other layers than the one that the saved state is of")
-        return {name: 1.0 / (len(kept) * float(value)) for name, value in kept.items()}
+        return {name: float(value) for name, value in kept.items()}
 
-    def _sum(self, ctx: Context, norms: Mapping[str, tuple[Tensor, Tensor | None]]) -> Tensor:
-        factors = self._factors(ctx, {name: slope for name, (slope, _) in norms.items()})
+    def _sum(self, ctx: Context, norms: Norms) -> Tensor:
+        start = self._start(ctx, {name: slope for name, (slope, _) in norms.items()})
         total = torch.zeros((), device=ctx.mask.device)
+        if start is None or not _counted(ctx):
+            return total
         for name, (slope, bend) in norms.items():
-            total = total + factors[name] * slope.clamp_min(self.floor / (len(factors) * factors[name]))
+            factor = 1.0 / (len(start) * start[name])
+            total = total + factor * slope.clamp_min(self.floor * start[name] * _share(ctx))
             if bend is not None:
-                total = total + self.hessian * factors[name] * bend
+                total = total + self.hessian * factor * bend
         return total
 
     def _reverse(self, ctx: Context) -> Tensor:
+        self._check_double_backward(ctx)
         site = ctx.sites("input")[0]
         like = ctx.clean.embeds[site, "embedding"]
         delta = torch.zeros(like.shape, device=like.device, dtype=at_least_float32(like).dtype).requires_grad_()
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
             view = ctx.forward(Shift({site: delta}), dropout="shared", hidden=True)
             outputs = self.states(ctx, view)
+            norms = {name: delta.new_zeros(()) for name in outputs}
             if self.name not in ctx.memory:
-                each = {
-                    name: self._probe(ctx, {name: output}, {name: 1.0}, delta, False)
-                    for name, output in outputs.items()
-                }
-                self._factors(ctx, each)
-            factors = self._factors(ctx, {name: delta.new_zeros(()) for name in outputs})
-            return self._probe(ctx, outputs, factors, delta, True)
+                norms = {name: self._probe(ctx, site, {name: one}, {}, delta, False) for name, one in outputs.items()}
+            start = self._start(ctx, norms)
+            if start is None or not _counted(ctx):
+                return torch.zeros((), device=delta.device)
+            factors = {name: 1.0 / (len(start) * value) for name, value in start.items()}
+            return self._probe(ctx, site, outputs, factors, delta, True)
 
-    def _probe(self, ctx: Context, outputs: States, factors: Mapping[str, float], delta: Tensor, graph: bool) -> Tensor:
+    def _probe(
+        self, ctx: Context, site: str, outputs: States, factors: Mapping[str, float], delta: Tensor, graph: bool
+    ) -> Tensor:
         """|d/dx of a random combination of the outputs|^2: in expectation the sum of their factors times |J|^2."""
         combined = delta.new_zeros(())
         for name, (values, mask) in outputs.items():
-            direction = torch.randn_like(values) * factors[name] ** 0.5
+            direction = torch.randn_like(values) * factors.get(name, 1.0) ** 0.5
             combined = combined + (values * masked(direction, mask)).sum()
         (gradient,) = torch.autograd.grad(combined, delta, create_graph=graph, retain_graph=True)
+        real = ctx.real(site, delta)
+        if real is not None:  # what stands on padding may even be NaN
+            gradient = gradient.masked_fill(~real.unsqueeze(-1), 0.0)
         return ctx.reduce_rows(gradient.square().sum((-2, -1)))
+
+    def _check_double_backward(self, ctx: Context) -> None:
+        if ctx.forward.no_double_backward:
+            raise BadInput(f"{self.name}: estimator={self.estimator!r}: {ctx.forward.no_double_backward}")
 
     def _published(self, ctx: Context) -> Tensor:
         """One token, ten directions, means over rows and padded positions, a Hessian without gradient."""
+        self._check_double_backward(ctx)
         site = ctx.sites("input")[0]
         names = list(self.states(ctx, ctx.clean))
         total = torch.zeros((), device=ctx.mask.device)
@@ -196,21 +223,24 @@ class JacHess(Term):
                     (second,) = torch.autograd.grad((first * torch.randn_like(first)).sum(), delta, retain_graph=True)
                     bends.append(second.detach().square().sum((-2, -1)).mean() / like.shape[1])
             total = total + torch.stack(slopes).mean() + torch.stack(bends).mean()
-        return total * ctx.count.world * _share(ctx) / len(names)
+        return total * _share(ctx) / len(names)
 
     def anatomy(self, ctx: Context) -> dict[str, float]:
         """J of every layer over its start, the least of them, and the loss that the wrong source costs."""
-        norms = {name: slope for name, (slope, _) in self.norms(ctx).items()}
-        factors = self._factors(ctx, norms)
-        ratios = {name: float(slope) * len(factors) * factors[name] for name, slope in norms.items()}
-        found = {**{f"J/{name}": ratio for name, ratio in ratios.items()}, "least_J": min(ratios.values())}
-        swapped = ctx.forward.other_source()
-        if swapped is not None and ctx.labelled:
-            found["source_gap"] = float(ctx.reduce(ctx.task_loss(swapped)) - ctx.reduce(ctx.task_loss(ctx.clean)))
-        return found
+        found: dict[str, float] = {}
+        start = ctx.memory.get(self.name)
+        if start is not None and self.estimator != "published" and full_precision_weights(ctx):
+            ratios = {name: float(slope) / float(start[name]) for name, (slope, _) in self.norms(ctx).items()}
+            found = {**{f"J/{name}": ratio for name, ratio in ratios.items()}, "least_J": min(ratios.values())}
+        gap = source_gap(ctx)
+        return found if gap is None else {**found, "source_gap": gap}
+
+
+def _counted(ctx: Context) -> float:
+    """Rows of this batch that count."""
+    return float(ctx.mask.reshape(len(ctx.mask), -1).any(-1).sum())
 
 
 def _share(ctx: Context) -> float:
-    """Rows of the whole optimizer step over rows of this batch: undoes the share that one batch has in the mean."""
-    here = float(ctx.mask.reshape(len(ctx.mask), -1).any(-1).sum())
-    return ctx.count.sequences / here if here else 1.0
+    """What this batch's mean is multiplied by in the mean over the whole optimizer step."""
+    return max(_counted(ctx), 1.0) * ctx.count.world / max(ctx.count.sequences, 1.0)

@@ -13,6 +13,7 @@ from torch import Tensor
 from seqreg import anatomy
 from seqreg.context import Context, Shift, Where
 from seqreg.criterion import Cost, Term
+from seqreg.errors import BadInput
 from seqreg.noise import sample
 from seqreg.schedules import weight_at
 
@@ -25,7 +26,7 @@ class NEFTune(Term):
         L(x + z) in place of L(x),  z ~ U(-1, 1) * weight * alpha / sqrt(length * dimensions)
 
     Args:
-        weight: multiplies the noise, so that a schedule can bring it in; leave it at 1
+        weight: multiplies the noise, so that Warmup or StartAt can bring it in; at most 1
         alpha: 5 to 15 in the paper
         where: "input" (the encoder, or the only stack), "encoder", "decoder" or "both"
         padding: count padding in the length and noise it, as transformers does
@@ -66,6 +67,8 @@ class NEFTune(Term):
         return Cost(forwards=0, backwards=0)
 
     def input_shift(self, ctx: Context, weight: float) -> Shift:
+        if weight > 1:
+            raise BadInput(f"{self.name}: weight={weight:g} would enlarge the noise: raise alpha, and do not use Every")
         masks = {name: None if self.padding else ctx.forward.sites[name].mask for name in ctx.sites(self.where)}
 
         def noise(embeds: Tensor, mask: Tensor | None) -> Tensor:
@@ -78,7 +81,8 @@ class NEFTune(Term):
 
     def anatomy(self, ctx: Context) -> dict[str, float]:
         """See `seqreg.anatomy.size`."""
-        return anatomy.size(ctx, ctx.clean, self.input_shift(ctx, weight_at(self.weight, ctx.step)))
+        plain = ctx.forward.run((), hidden=False)  # the clean pass is noised already
+        return anatomy.size(ctx, plain, self.input_shift(ctx, weight_at(self.weight, ctx.step)))
 
     def __call__(self, ctx: Context) -> Tensor:
         return ctx.clean.logits.new_zeros((), dtype=torch.float32)

@@ -115,8 +115,8 @@ class R3F(Term):
     def _delta(self, ctx: Context, name: str, clean: View) -> Tensor:
         site, embeds = ctx.forward.sites[name], clean.embeds[name, "embedding"]
         mask = ctx.real(name, embeds)
-        unit = float(rms(embeds, mask)) if self.relative else 1.0
-        scale = self.scale * unit * (site.scale if self.inject == "word" else 1.0)
+        absolute = site.scale if self.inject == "word" else 1.0  # what the model scales, it scales noise and RMS alike
+        scale = self.scale * (float(rms(embeds, mask)) if self.relative else absolute)
         complaint = too_small(scale, embeds, mask, clean.dtype)
         if complaint and self.unresolved == "error":
             raise BadInput(f"{self.name}: {complaint}")

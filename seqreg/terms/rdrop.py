@@ -77,5 +77,5 @@ class RDrop(Term):
         value = self.alpha * (agreement / 2 if self.divergence == "symmetric_kl" else agreement)
         if self.task == "none":
             return value
-        again = ctx.reduce(ctx.task_loss(second))
-        return value + (again if self.task == "sum" else (again - ctx.reduce(ctx.task_loss(ctx.clean))) / 2)
+        again = ctx.task_mean(second)
+        return value + (again if self.task == "sum" else (again - ctx.task_mean(ctx.clean)) / 2)

@@ -87,9 +87,9 @@ class UEGR(Adversarial):
             raise BadInput(f"{self.name}: a regression head has no distributions to agree: leave the term out")
         shift = self.shift(self.attack(ctx))
         views = [ctx.forward(shift, dropout="independent", rate=rate) for rate in self.rates()]
-        losses = torch.stack([ctx.reduce(ctx.task_loss(view)) for view in views]).mean()
+        losses = torch.stack([ctx.task_mean(view) for view in views]).mean()
         agreement = ctx.reduce(js_of([view.logits for view in views]))
-        return losses + self.alpha * agreement - ctx.reduce(ctx.task_loss(ctx.clean))
+        return losses + self.alpha * agreement - ctx.task_mean(ctx.clean)
 
     def attack(self, ctx: Context) -> dict[str, Tensor]:
         """One step from the clean input along the gradient of the task loss."""

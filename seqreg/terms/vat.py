@@ -19,7 +19,8 @@ class VAT(AdversarialAgreement):
 
     Args:
         weight: 1 in the paper
-        scale: of the trial step along the random direction: a thousandth of the sentence's embedding norm
+        scale: of the trial step along the random direction: a thousandth of the norm that a sentence has at the batch's
+            RMS
         radius: of the perturbation: a tenth of that norm. Ours: the paper's radii are for images and other embeddings
         steps: of power iteration; 1 in the paper
         over: the ball is one a "sentence"

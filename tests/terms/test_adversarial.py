@@ -272,7 +272,7 @@ def test_regression(term: type[AdversarialAgreement], model: str) -> None:
     """MSE when asked, in the ascent and in the term; a clear error when not; never a silent 0 as DeBERTa's SiFT."""
     net = zoo.make(model, num_labels=1)
     batch = {**zoo.batch(model), "labels": torch.tensor([0.1, 2.0, 3.5])}
-    with pytest.raises(BadInput, match="use divergence='mse'"):
+    with pytest.raises(BadInput, match="use inner='mse' and divergence='mse'"):
         Criterion(term())(context(net, batch))
     asked = term(name="term", weight=1.0, inner="mse", divergence="mse", detach="none")
     report = Criterion(asked)(context(net, batch))

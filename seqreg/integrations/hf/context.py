@@ -31,7 +31,10 @@ class HFForward(Forward):
             name: Site(stack.inner * stack.outer, self._mask(name, labels)) for name, stack in self.stacks.items()
         }
         self.reentrant = hf.uses_reentrant_checkpointing(module)
-        self.ragged = module.training and _ranks() > 1 and model is not module and hf.drops_layers(module)
+        self.drops_layers = module.training and hf.drops_layers(module)
+        self.ragged = self.drops_layers and _ranks() > 1 and model is not module
+        if module.is_gradient_checkpointing and module.config._attn_implementation != "eager":
+            self.no_double_backward = "checkpointing recomputes fused attention: load with attn_implementation='eager'"
         if task in ("seq2seq", "causal"):
             self.inputs.setdefault("use_cache", False)
 
@@ -50,7 +53,8 @@ class HFForward(Forward):
         return View(logits, _Tapped(taps), _hidden_states(output, self.stacks) if hidden else {}, output, dtype)
 
     def other_source(self) -> View | None:
-        if self.task != "seq2seq":
+        rows = next((len(v) for v in self.inputs.values() if isinstance(v, Tensor)), 0)
+        if self.task != "seq2seq" or rows < 2:
             return None
         inputs = self.inputs
         try:
@@ -183,12 +187,15 @@ def _unlabelled(model: nn.Module, batch: Mapping[str, Any], step: int | None, co
     rows = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
     mask = inputs.get("attention_mask", torch.ones_like(ids)).bool()
     if task == "seq2seq":
-        mask = inputs.get("decoder_attention_mask", torch.ones_like(inputs["decoder_input_ids"])).bool()
+        mask = inputs["decoder_input_ids"] != hf.special(module, "pad_token_id")
+        mask[:, 0] = True  # some models start with their padding token
+        mask = inputs["decoder_attention_mask"].bool() if "decoder_attention_mask" in inputs else mask
     elif task == "causal":
         mask = mask[:, 1:]
     kind: Kind = "classes" if task == "classification" else "tokens"
     counted = rows if task == "classification" else mask
-    forward = HFForward(model, inputs, task)
+    targets = torch.zeros_like(mask, dtype=torch.long).masked_fill(~mask, IGNORE) if task == "seq2seq" else None
+    forward = HFForward(model, inputs, task, targets)
     return Context(forward, None, kind=kind, mask=counted, step=step, count=count, training=module.training)
 
 

@@ -80,6 +80,10 @@ class RegularizedTrainer(Trainer):
         if waiting and unlabeled_dataset is None:
             raise BadInput(f"{waiting[0]}: mode='alternate' needs unlabeled_dataset=")
         if unlabeled_dataset is not None:
+            if not hasattr(unlabeled_dataset, "__getitem__") or not len(unlabeled_dataset):
+                raise BadInput("unlabeled_dataset: expected rows that can be counted and indexed, at least one")
+            if not any(term.takes_unlabelled for term in criterion.terms):
+                raise BadInput("unlabeled_dataset: no term of this criterion takes unlabelled data; JacHess does")
             self.add_callback(_Alternate(self))
         settings = self.args
         if settings.label_smoothing_factor:
@@ -95,7 +99,8 @@ class RegularizedTrainer(Trainer):
         settings.logging_nan_inf_filter = False  # a NaN must be seen in the log, not replaced by the last good loss
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        self._window = _Window(self.criterion)
+        self._window, self._anatomy_at, self._smoothness_at, self._reference = _Window(self.criterion), -1, -1, None
+        self.criterion.memory.clear()  # a resumed training loads it
         return super().train(*args, **kwargs)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[Any, Any]:
@@ -131,7 +136,8 @@ class RegularizedTrainer(Trainer):
         super().log(logs, start_time)
 
     def _smoothness(self, model: nn.Module) -> dict[str, float]:
-        rows = self.train_dataset if self.eval_dataset is None else self.eval_dataset
+        rows = self.eval_dataset if hasattr(self.eval_dataset, "__getitem__") else self.train_dataset
+        rows = next(iter(rows.values())) if isinstance(rows, dict) else rows
         size = min(self.args.per_device_eval_batch_size, len(rows))
         collate = self._get_collator_with_removed_columns(self.data_collator, "smoothness")
         batch = self._prepare_inputs(collate([rows[i] for i in range(size)]))
@@ -158,6 +164,11 @@ class RegularizedTrainer(Trainer):
             here, world = Count.of(ctx.mask), self.accelerator.num_processes
             ctx.count = Count(here.labels * world, here.sequences * world, world)
             report = self.criterion(ctx)
+            if self.anatomy_steps and step % self.anatomy_steps == 0:
+                anatomy = self.criterion.anatomy(ctx)
+                self._anatomy |= {f"anatomy/{key}": number for key, number in anatomy.items()}
+        if not report.total.requires_grad:  # no term counts at this step
+            return
         self.accelerator.backward(report.total)
         if settings.max_grad_norm:
             self.accelerator.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
@@ -254,10 +265,10 @@ class _Around(TrainerCallback):
         self.update = update
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        self.update.before([parameter for parameter in model.parameters() if parameter.grad is not None])
+        self.update.before(list(model.parameters()))
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        self.update.after([parameter for parameter in model.parameters() if parameter.grad is not None])
+        self.update.after(list(model.parameters()))
 
 
 class _Alternate(TrainerCallback):
