@@ -115,3 +115,19 @@ def test_trainers_log_it_and_train_the_same(tmp_path: Path) -> None:
     assert with_it == [True, False, True, False]
     assert {"anatomy/r3f/dropout_share", "anatomy/smart/delta_over_radius"} <= losses(observed)[0].keys()
     assert not any(key.startswith("anatomy/") for row in losses(plain) for key in row)
+
+
+def test_entropies_are_not_mistaken_for_dropout() -> None:
+    from seqreg.terms.sift import SiFT
+
+    found = anatomy(zoo.dropout_off(zoo.make("bart")), "bart", SiFT(preset="deberta"))
+    assert abs(found["sift/dropout_share"]) < 0.01
+    assert "sift/delta_over_radius" not in found
+
+
+def test_share_of_loss_is_weighted() -> None:
+    net = zoo.make("bart")
+    torch.manual_seed(0)
+    one = anatomy(net, "bart", R3F(weight=1.0))["r3f/share_of_loss"]
+    torch.manual_seed(0)
+    assert anatomy(net, "bart", R3F(weight=3.0))["r3f/share_of_loss"] == pytest.approx(3 * one, rel=1e-5)

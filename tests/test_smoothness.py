@@ -8,7 +8,7 @@ import torch
 
 from seqreg import BadInput, Criterion
 from seqreg.integrations.hf import context
-from seqreg.smoothness import effective_rank, linear_cka, observe
+from seqreg.smoothness import effective_rank, linear_cka, observe, source_gap
 from tests import zoo
 from tests.integrations.test_trainer import losses, trainer
 
@@ -90,3 +90,56 @@ def test_trainers_log_it_and_train_the_same(tmp_path: Path) -> None:
     again.train(resume_from_checkpoint=str(tmp_path / "observed" / "checkpoint-2"))
     (resumed,) = (row for row in losses(again) if "smoothness/cka/decoder.1" in row)
     assert resumed["smoothness/cka/decoder.1"] == pytest.approx(second["smoothness/cka/decoder.1"], rel=1e-5)
+
+
+def test_a_collapsed_layer_has_no_alignment() -> None:
+    assert linear_cka(torch.randn(20, 8), torch.ones(20, 8)) == 0
+    assert linear_cka(torch.randn(20, 8), torch.full((20, 8), 0.3)) == 0
+
+
+def test_source_gap_of_a_model_that_ignores_its_source() -> None:
+    net = zoo.make("bart")
+    for layer in net.model.decoder.layers:
+        torch.nn.init.zeros_(layer.encoder_attn.out_proj.weight)
+        torch.nn.init.zeros_(layer.encoder_attn.out_proj.bias)
+    ctx = context(net, zoo.batch("bart"))
+    with torch.no_grad():
+        Criterion()(ctx)
+        assert source_gap(ctx) == pytest.approx(0, abs=1e-6)
+        single = {key: value[:1] for key, value in zoo.batch("bart").items()}
+        one = context(zoo.make("bart"), single)
+        Criterion()(one)
+        assert source_gap(one) is None, "one row has no other row's source"
+
+
+def test_observe_without_a_criterion() -> None:
+    numbers, _ = observe(context(zoo.make("bart").eval(), zoo.batch("bart")))
+    assert "jacobian/encoder.1" in numbers
+    assert "source_gap" not in numbers
+
+
+@pytest.mark.parametrize("model", zoo.MODELS)
+def test_a_dropout_rate_reaches_every_dropout(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded at torch's own functions, in a model of 0.1 everywhere."""
+    rates: list[float] = []
+    plain, fused = torch.nn.functional.dropout, torch.nn.functional.scaled_dot_product_attention
+
+    def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        rates.append(p)
+        return plain(x, p, training, inplace)
+
+    def attention(*args: Any, dropout_p: float = 0.0, **kwargs: Any) -> Any:
+        rates.append(dropout_p)
+        return fused(*args, dropout_p=dropout_p, **kwargs)
+
+    net = zoo.make(model)
+    ctx = context(net, zoo.batch(model))
+    _ = ctx.clean
+    monkeypatch.setattr(torch.nn.functional, "dropout", dropout)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention)
+    ctx.forward(dropout="independent", rate=0.37)
+    assert rates
+    assert set(rates) == {0.37}
+    rates.clear()
+    ctx.forward(dropout="independent")
+    assert 0.37 not in rates

@@ -391,3 +391,89 @@ def test_r3f_at_the_published_scale_is_rdrop() -> None:
 
     ours = value(Silent(name="r3f"))
     assert ours == pytest.approx(2 * value(RDrop(task="none")), rel=1e-3)
+
+
+def test_ascent_under_autocast_is_made_in_float32(trained: Any) -> None:
+    """bfloat16 rounds the start away, and the gradient would be 0."""
+    net, batch = copy.deepcopy(trained).float(), sentences(8)
+    for term in (SMART(), VAT(), SiFT()):
+        exact = attack(net, term, 0, batch)[1].final["encoder"]
+        with torch.autocast("cpu", torch.bfloat16):
+            coarse = attack(net, term, 0, batch)[1].final["encoder"]
+        assert torch.cosine_similarity(exact.flatten(), coarse.flatten(), dim=0) > 0.9, term.name
+    with pytest.raises(BadInput, match="the start is lost"):
+        Criterion(SMART())(context(copy.deepcopy(trained).bfloat16(), batch))
+
+
+@pytest.mark.parametrize("model", ["pegasus", "mbart"])
+def test_relative_sizes_do_not_depend_on_the_scale_inside_the_model(model: str) -> None:
+    net = zoo.dropout_off(zoo.make(model))
+
+    def ratio(term: Any) -> float:
+        criterion = Criterion(term)
+        return criterion.anatomy(context(net, zoo.batch(model), step=0))[f"{term.name}/delta_over_embedding"]
+
+    for inject in ("scaled", "word"):
+        assert ratio(VAT(inject=inject)) == pytest.approx(0.1, rel=1e-3)
+        assert ratio(R3F(inject=inject, relative=True, scale=0.1)) == pytest.approx(0.1, rel=0.1)
+    absolute = [
+        ratio(SMART(inject=inject, relative=False, radius=0.01, step_size=0.1)) for inject in ("scaled", "word")
+    ]
+    assert absolute[1] == pytest.approx(4 * absolute[0], rel=0.05)
+
+
+def test_raw_steps_on_word_embeddings() -> None:
+    """d <- d + step_size * g for the word embedding itself, whose gradient is sqrt(D) times that of the consumed one."""
+    net = zoo.dropout_off(zoo.make("pegasus")).double()
+    settings: dict[str, Any] = {
+        "relative": False,
+        "rule": "raw",
+        "projection": "none",
+        "step_size": 50.0,
+        "scale": 0.01,
+    }
+    found = {}
+    for inject in ("scaled", "word"):
+        term = SMART(inject=inject, **settings)
+        torch.manual_seed(0)
+        ctx = context(net, zoo.batch("pegasus"))
+        Criterion()(ctx)
+        ascent = term.attack(ctx, ctx.clean)
+        found[inject] = (ascent.final["encoder"] - ascent.start["encoder"]) / ascent.gradient["encoder"]
+    kept = zoo.batch("pegasus")["attention_mask"].bool()
+    assert found["scaled"][kept].median().item() == pytest.approx(50.0, rel=1e-4)
+    assert found["word"][kept].median().item() == pytest.approx(50.0 * 16, rel=1e-4)
+
+
+@pytest.mark.parametrize("reaches", [True, False])
+def test_embeddings_can_be_left_out_of_the_adversarial_gradient(reaches: bool) -> None:
+    net = zoo.dropout_off(zoo.make("roberta"))
+    ctx = context(net, zoo.batch("roberta"))
+    report = Criterion(VAT(embedding_grad=reaches))(ctx)
+    (report.total - ctx.task_mean(ctx.clean)).backward()
+    gradient = net.get_input_embeddings().weight.grad
+    assert (gradient.abs().sum() > 1e-12) == reaches
+
+
+def test_losses_are_averaged_as_the_criterion_averages() -> None:
+    """Per sequence too, the second pass of R-Drop weighs what the first does, and FreeLB's whole loss is its mean."""
+    from seqreg.terms.rdrop import RDrop
+
+    net = zoo.dropout_off(zoo.make("bart"))
+    for per in ("token", "sequence"):
+        ctx = context(net, zoo.batch("bart"), step=1)
+        report = Criterion(RDrop(), per=per)(ctx)  # type: ignore[arg-type]
+        assert report.values["rdrop"].item() == pytest.approx(report.parts["base"].item(), rel=1e-6)
+        free = Criterion(FreeLB(scale=1e-6, step_size=1e-6, radius=1e-5, steps=2), per=per)  # type: ignore[arg-type]
+        report = free(context(net, zoo.batch("bart")))
+        assert abs(report.values["freelb"].item()) < 1e-4 * report.parts["base"].item()
+
+
+@pytest.mark.parametrize("per", ["token", "sequence"])
+def test_agreements_are_averaged_as_asked(per: Any) -> None:
+    net = zoo.dropout_off(zoo.make("bart"))
+    torch.manual_seed(0)
+    value = Criterion(SMART(per=per))(context(net, zoo.batch("bart"))).values["smart"]
+    torch.manual_seed(0)
+    token = Criterion(SMART())(context(net, zoo.batch("bart"))).values["smart"]
+    assert value.item() == pytest.approx(token.item() * (15 / 3 if per == "sequence" else 1), rel=1e-5)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from seqreg import BadInput, Criterion, Shift, StartAt
-from seqreg.integrations.hf import context
+from seqreg.integrations.hf import context, count
 from seqreg.terms.bregman import Bregman
 from seqreg.terms.jachess import JacHess
 from tests import zoo
@@ -352,3 +352,108 @@ def test_settings() -> None:
         assert message in str(caught.value)
     with pytest.raises(BadInput, match="layers='decoder': this model has encoder"):
         Criterion(JacHess(layers="decoder"))(context(zoo.make("roberta"), zoo.batch("roberta")))
+
+
+def test_micro_batches_add_up_and_share_one_start() -> None:
+    """The value of an optimizer step does not depend on its cut; a batch without labels neither counts nor decides."""
+    net = zoo.dropout_off(zoo.make("bart"))
+    batch = zoo.batch("bart")
+    empty = {**batch, "labels": torch.full_like(batch["labels"], -100)}
+    criterion = Criterion(JacHess())
+    whole = count(net, [empty, batch, batch])
+    values = [float(criterion(context(net, b, step=0, count=whole)).values["jachess"]) for b in (empty, batch, batch)]
+    assert values[0] == 0
+    assert values[1] == pytest.approx(0.5, rel=1e-4)
+    assert sum(values) == pytest.approx(1, rel=0.5)
+    assert all(0.1 < float(value) < 1e6 for value in criterion.memory["jachess"].values())
+
+
+def test_floor_and_anatomy_are_of_the_batch_not_of_its_share() -> None:
+    net = zoo.dropout_off(zoo.make("bart"))
+    batch = zoo.batch("bart")
+    criterion = Criterion(JacHess(floor=0.5, weight=1.0))
+    whole = count(net, [batch] * 4)
+    value = criterion(context(net, batch, step=0, count=whole)).values["jachess"]
+    assert value.item() == pytest.approx(0.25, rel=1e-4)
+    found = []
+    for counted in (whole, None):
+        torch.manual_seed(0)
+        found.append(criterion.anatomy(context(net, batch, step=0, count=counted)))
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+def test_two_phases_leave_the_task_out_of_the_gradient() -> None:
+    net = zoo.dropout_off(zoo.make("bart"))
+    found = []
+    for mode in ("two_phase", "joint"):
+        torch.manual_seed(0)
+        ctx = context(net, zoo.batch("bart"), step=0)
+        report = Criterion(JacHess(mode=mode, weight=1.0))(ctx)  # type: ignore[arg-type]
+        base = 0.0 if mode == "two_phase" else ctx.task_mean(ctx.clean)
+        found.append(gradients(net, report.total - base))
+    assert relative(found[0], found[1]) < 1e-4
+    with pytest.raises(BadInput, match="counts steps"):
+        Criterion(JacHess(mode="two_phase"))(context(net, zoo.batch("bart")))
+
+
+def test_reverse_leaves_padding_out() -> None:
+    net = zoo.dropout_off(zoo.make("bart")).double()
+    found = []
+    for pad in (0, 4):
+        criterion = Criterion(JacHess(estimator="reverse", layers="logits"))
+        criterion.memory["jachess"] = {"logits": torch.tensor(1.0)}
+        torch.manual_seed(0)
+        ctx = context(net, zoo.batch("bart", pad=pad), step=0)
+        found.append(sum(float(criterion(ctx).values["jachess"]) for _ in range(300)) / 300)
+    assert found[1] == pytest.approx(found[0], rel=0.15)
+
+
+def test_what_would_fail_in_the_middle_of_training_is_refused() -> None:
+    net = zoo.make("bart")
+    net.gradient_checkpointing_enable()
+    with pytest.raises(BadInput, match="attn_implementation='eager'"):
+        Criterion(JacHess(estimator="reverse"))(context(net, zoo.batch("bart")))
+    eager = zoo.make("bart", attn_implementation="eager")
+    eager.gradient_checkpointing_enable()
+    Criterion(JacHess(estimator="reverse"))(context(eager, zoo.batch("bart"))).total.backward()
+    with pytest.raises(BadInput, match="set the model's layerdrop to 0"):
+        Criterion(JacHess())(context(zoo.make("bart", encoder_layerdrop=0.5), zoo.batch("bart")))
+    with pytest.raises(BadInput, match=r"floor=0\.5"):
+        JacHess(estimator="reverse", floor=0.5)
+
+
+def test_unlabelled_steps_without_an_active_term(tmp_path: Path) -> None:
+    unlabelled = [{key: value for key, value in row.items() if key != "labels"} for row in rows("bart", 5)]
+    late = JacHess(mode="alternate", weight=StartAt(0.1, start=1))
+    trainer("bart", tmp_path, late, unlabeled_dataset=unlabelled, max_steps=3).train()
+    for wrong, message in (([], "at least one"), (iter(unlabelled), "counted and indexed")):
+        with pytest.raises(BadInput, match=message):
+            trainer("bart", tmp_path, JacHess(), unlabeled_dataset=wrong)
+    with pytest.raises(BadInput, match="no term of this criterion takes unlabelled data"):
+        trainer("bart", tmp_path, unlabeled_dataset=unlabelled)
+
+
+def test_guards_are_logged_also_when_alternating(tmp_path: Path) -> None:
+    unlabelled = [{key: value for key, value in row.items() if key != "labels"} for row in rows("bart", 5)]
+    one = trainer("bart", tmp_path, JacHess(mode="alternate"), unlabeled_dataset=unlabelled, max_steps=2)
+    one.anatomy_steps = 1
+    one.train()
+    assert "anatomy/jachess/least_J" in losses(one)[-1]
+    joint = trainer("bart", tmp_path, JacHess(), max_steps=2)
+    joint.anatomy_steps = 1
+    joint.train()
+    assert {"anatomy/jachess/least_J", "anatomy/jachess/source_gap"} <= losses(joint)[-1].keys()
+
+
+def test_padding_of_unlabelled_decoder_inputs_does_not_count() -> None:
+    net = zoo.dropout_off(zoo.make("bart")).double()
+    found = []
+    for width in (5, 9):
+        batch = {key: value for key, value in zoo.batch("bart").items() if key != "labels"}
+        batch["decoder_input_ids"] = torch.full((3, width), zoo.PAD)
+        batch["decoder_input_ids"][:, :5] = torch.arange(4, 9)
+        torch.manual_seed(0)
+        ctx = context(net, batch, unlabelled=True)
+        ctx.hidden = True
+        found.append({name: float(slope.detach()) for name, (slope, _) in JacHess().norms(ctx).items()})
+    assert found[0] == pytest.approx(found[1], rel=1e-6)

@@ -267,3 +267,106 @@ def test_bad_settings(make: Any, message: str) -> None:
     with pytest.raises(BadInput) as caught:
         make()
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("model", ["bart", "roberta", "gpt2"])
+def test_bregman_under_autocast_uses_the_average(model: str) -> None:
+    """Autocast keeps casts of the parameters whose values are exchanged; another model has none to keep."""
+    import copy
+
+    net = zoo.dropout_off(zoo.make(model))
+    average = copy.deepcopy(net)
+    criterion = Criterion(Bregman(beta=0.5))
+    with torch.autocast("cpu", torch.bfloat16):
+        criterion(context(net, zoo.batch(model), step=0))
+    with torch.no_grad():
+        for own, kept in zip(net.parameters(), average.parameters(), strict=True):
+            own.mul_(1.1)
+            kept.lerp_(own, 0.5)
+    with torch.autocast("cpu", torch.bfloat16):
+        value = criterion(context(net, zoo.batch(model), step=1)).values["bregman"]
+        ctx, other = context(net, zoo.batch(model)), context(average, zoo.batch(model))
+        p, q = ctx.clean.logits.float().log_softmax(-1), other.clean.logits.float().log_softmax(-1)
+    values = ((p.exp() - q.exp()) * (p - q)).sum(-1)
+    assert value.item() == pytest.approx(float(ctx.reduce(values).detach()), rel=1e-4)
+
+
+def test_bregman_makes_up_for_steps_that_a_schedule_skips() -> None:
+    net = zoo.make("bart")
+    criterion = Criterion(Bregman(beta=0.9, weight=Every(1.0, k=4)))
+    criterion(context(net, zoo.batch("bart"), step=0))
+    start = {key: value.clone() for key, value in criterion.state_dict().items() if "/w/" in key}
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(1.0)
+    criterion(context(net, zoo.batch("bart"), step=4))
+    assert int(criterion.memory["bregman"]["updates"]) == 4
+    for key, value in start.items():
+        torch.testing.assert_close(criterion.state_dict()[key], value + 1 - 0.9**4, rtol=1e-4, atol=1e-5)
+
+
+def test_bregman_refuses_another_model() -> None:
+    net = zoo.make("bart")
+    criterion = Criterion(Bregman())
+    step(net, criterion, 0)
+    net.model.shared.weight.requires_grad_(False)
+    with pytest.raises(BadInput, match="begin a new criterion"):
+        criterion(context(net, zoo.batch("bart"), step=1))
+
+
+def test_a_new_training_begins_a_new_average(tmp_path: Path) -> None:
+    one = trainer("bart", tmp_path, Bregman(beta=0.5), max_steps=3, learning_rate=1e-2)
+    for _ in range(2):
+        one.train()
+        first = next(row for row in one.state.log_history if "value/bregman" in row)
+        assert first["value/bregman"] == 0
+
+
+def test_observing_at_another_step_does_not_move_the_average() -> None:
+    net = zoo.make("bart")
+    criterion = Criterion(Bregman())
+    step(net, criterion, 0)
+    before = {key: value.clone() for key, value in criterion.state_dict().items()}
+    criterion.anatomy(context(net, zoo.batch("bart"), step=7))
+    assert all(torch.equal(value, before[key]) for key, value in criterion.state_dict().items())
+
+
+def test_neftune_refuses_what_it_cannot_do() -> None:
+    net = zoo.make("bart")
+    with pytest.raises(BadInput, match="raise alpha"):
+        Criterion(NEFTune(weight=Every(1.0, k=4)))(context(net, zoo.batch("bart"), step=0))
+    ctx = context(net, zoo.batch("bart"))
+    _ = ctx.clean
+    with pytest.raises(BadInput, match="make a new one"):
+        Criterion(NEFTune())(ctx)
+
+
+def test_neftune_where() -> None:
+    net = zoo.dropout_off(zoo.make("bart"))
+    ctx = context(net, zoo.batch("bart"))
+    Criterion(NEFTune(where="decoder"))(ctx)
+    plain = context(net, zoo.batch("bart")).clean
+    assert torch.equal(ctx.clean.embeds["encoder", "embedding"], plain.embeds["encoder", "embedding"])
+    assert not torch.equal(ctx.clean.embeds["decoder", "embedding"], plain.embeds["decoder", "embedding"])
+
+
+def test_neftune_anatomy_is_against_the_embeddings_without_noise() -> None:
+    net = zoo.dropout_off(zoo.make("bart"))
+    batch = zoo.batch("bart")
+    found = Criterion(NEFTune(alpha=50)).anatomy(context(net, batch))["neftune/delta_over_embedding"]
+    mask = batch["attention_mask"].bool()
+    embeds = context(net, batch).clean.embeds["encoder", "embedding"][mask].detach()
+    noise = 50 / (batch["attention_mask"].sum(-1) * 16).sqrt() / 3**0.5
+    assert found == pytest.approx(float(noise.mean() / embeds.square().mean().sqrt()), rel=0.15)
+
+
+def test_rdrop_halves_the_symmetric_kl_alone() -> None:
+    net = zoo.make("roberta")
+
+    def value(**settings: Any) -> float:
+        torch.manual_seed(0)
+        return float(
+            Criterion(RDrop(task="none", **settings))(context(net, zoo.batch("roberta"), step=1)).values["rdrop"]
+        )
+
+    assert value(divergence="kl") + value(divergence="reverse_kl") == pytest.approx(2 * value(), rel=1e-4)
