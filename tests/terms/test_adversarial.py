@@ -423,7 +423,7 @@ def test_relative_sizes_do_not_depend_on_the_scale_inside_the_model(model: str) 
 
 
 def test_raw_steps_on_word_embeddings() -> None:
-    """d <- d + step_size * g for the word embedding itself, whose gradient is sqrt(D) times that of the consumed one."""
+    """d <- d + step_size * g for the word embedding itself, whose gradient is larger by sqrt(D)."""
     net = zoo.dropout_off(zoo.make("pegasus")).double()
     settings: dict[str, Any] = {
         "relative": False,
