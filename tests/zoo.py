@@ -68,7 +68,10 @@ SEQ2SEQ: dict[str, Callable[..., Any]] = {
         max_decoder_position_embeddings=64,
     ),
     "prophetnet": _prophetnet,
-    "m2m100": _seq2seq(hf.M2M100Config, hf.M2M100ForConditionalGeneration, scale_embedding=True),
+    "m2m100": _seq2seq(  # its default layerdrop of 0.05 is a case of its own
+        hf.M2M100Config, hf.M2M100ForConditionalGeneration, scale_embedding=True, encoder_layerdrop=0.0,
+        decoder_layerdrop=0.0,
+    ),
     "bert2bert": _bert2bert,
 }  # fmt: skip
 CLASSIFIERS: dict[str, Callable[..., Any]] = {
