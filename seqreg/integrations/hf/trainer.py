@@ -19,7 +19,7 @@ from seqreg.criterion import Criterion, LossReport
 from seqreg.errors import BadInput
 from seqreg.gradients import Update
 from seqreg.integrations.hf.context import context, count
-from seqreg.smoothness import observe
+from seqreg.smoothness import observe, source_gap
 
 RAW_HEAD = "seqreg_head.safetensors"
 """Raw weights of a spectrally normalised head, beside the folded ones that `from_pretrained` reads."""
@@ -116,6 +116,10 @@ class RegularizedTrainer(Trainer):
         report = self.criterion(ctx)
         if ctx.training and self.anatomy_steps and step % self.anatomy_steps == 0 and step != self._anatomy_at:
             anatomy = self.criterion.anatomy(ctx)
+            if self.unlabeled_dataset is not None:  # what is regularized there shows here, on labelled rows
+                with ctx.forward.observed(), torch.no_grad():
+                    gap = source_gap(ctx)
+                anatomy |= {} if gap is None else {"source_gap": gap}
             self._anatomy |= {f"anatomy/{key}": number for key, number in anatomy.items()}
             self._anatomy_at = step
         if ctx.training and self.smoothness_steps and step % self.smoothness_steps == 0 and step != self._smoothness_at:
