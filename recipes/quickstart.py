@@ -92,7 +92,9 @@ def train(name: str, criterion: Criterion, data: dict[str, Any], size: int, step
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=240, help="optimizer steps of each run (default: %(default)s)")
-    steps = max(parser.parse_args().steps, 6)
+    steps = parser.parse_args().steps
+    if steps < 6:
+        parser.error(f"--steps {steps}: expected at least 6, one for every line of the log")
     dice = random.Random(0)
     pairs = [story(dice) for _ in range(2400)]
     words = sorted(set(itertools.chain.from_iterable(" ".join(pair).split() for pair in pairs)))

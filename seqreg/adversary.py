@@ -240,6 +240,9 @@ def climbed(term: Adversarial, ascent: Ascent) -> dict[str, float]:
 class AdversarialAgreement(Adversarial):
     """Find the nearby input where the outputs differ most, and ask them to agree.
 
+    Under autocast the ascent is made in float32, with one more clean pass to start from: near the clean input a
+    divergence is flat, and lower precision rounds it away.
+
     Args:
         inner: divergence of the clean output from the perturbed one that the ascent increases
         inner_mean: take its mean over positions, not their sum; matters for rule="raw" alone

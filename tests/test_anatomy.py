@@ -38,7 +38,7 @@ def test_r3f_with_shared_masks_is_noise() -> None:
 
 @pytest.mark.filterwarnings("ignore:r3f. a perturbation of 0.0001 is below what bfloat16 resolves")
 def test_rounding_is_told_from_noise() -> None:
-    """At 1e-5 in bfloat16 what is left of the term is error of the arithmetic; in float32 it is noise."""
+    """At 1e-4 in bfloat16 what is left of the term is error of the arithmetic; in float32 it is noise."""
     net = zoo.dropout_off(zoo.make("bart"))
     exact = anatomy(net, "bart", R3F(scale=1e-2, dropout="shared"))
     with torch.autocast("cpu", torch.bfloat16):
@@ -68,7 +68,7 @@ def test_others() -> None:
 @pytest.mark.parametrize("model", ["bart", "roberta", "gpt2"])
 def test_every_term_has_one_and_it_is_finite(term: str, model: str) -> None:
     found = anatomy(zoo.make(model), model, build_term(term))
-    assert found[f"{term}/share_of_loss"] == pytest.approx(found[f"{term}/share_of_loss"])
+    assert f"{term}/share_of_loss" in found
     assert all(torch.isfinite(torch.tensor(number)) for number in found.values())
 
 

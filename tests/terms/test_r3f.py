@@ -76,7 +76,7 @@ def test_dropout_policies(model: str) -> None:
     off = value(net, model, R3F(dropout="off", **tiny))  # type: ignore[arg-type]
     if model != "llama":  # which has no dropout by default
         assert independent > 1000 * shared
-    assert shared == pytest.approx(off, rel=3)
+    assert 0.1 < shared / off < 10
     quiet = zoo.dropout_off(net).double()
     values = [value(quiet, model, R3F(dropout=policy, **tiny)) for policy in ("independent", "shared", "off")]  # type: ignore
     assert values[0] == values[1] == values[2]
