@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from seqreg.context import Context, Shift, View
+from seqreg.context import Context
 from seqreg.errors import BadInput
 from seqreg.losses import at_least_float32
 from seqreg.noise import rms, sample
+from seqreg.views import Shift, View
 
 Layers = Literal["all", "encoder", "decoder", "logits"]
 States = dict[str, tuple[Tensor, Tensor | None]]

@@ -223,7 +223,7 @@ def test_detached_sides() -> None:
         Criterion()(context(net, zoo.batch("bart"))).total.backward()
         return with_term - torch.cat([p.grad.flatten() for p in net.parameters()])
 
-    both, clean, noised = (gradient(detach=side) for side in ("none", "clean", "noised"))
+    both, clean, noised = (gradient(grad=side) for side in ("both", "noised", "clean"))
     assert not torch.allclose(clean, noised, rtol=1e-3)
     torch.testing.assert_close(clean + noised, both, rtol=1e-8, atol=1e-12)
 
@@ -273,7 +273,7 @@ def test_every_divergence_runs(model: str, divergence: Any) -> None:
 
 def test_cost_of_the_options() -> None:
     assert R3F().cost == Cost(1, 1)
-    assert R3F(detach="noised").cost == Cost(1, 0)
+    assert R3F(grad="clean").cost == Cost(1, 0)
     assert R3F(dropout="off").cost == Cost(2, 2)
 
 
