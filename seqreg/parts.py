@@ -201,7 +201,7 @@ def _compute(
         with torch.set_grad_enabled(wanted and torch.is_grad_enabled()):
             fused, found = _fuse({key: parts[key] for key in together}, weights, ctx, head_grad)
         total = total + fused
-    for key in parts.keys() - together:
+    for key in [key for key in parts if key not in together]:
         part, weight = parts[key], weights[key]
         with torch.set_grad_enabled(weight is not None and torch.is_grad_enabled()):
             values, nll = base_loss(part.view, ctx) if isinstance(part, Task) else (part.values(ctx), None)
@@ -227,7 +227,9 @@ def _fuse(
     for view in views.values():
         shape = view.logits.shape if view.projection is None else (*view.projection.states.shape[:-1], "V")
         if view.rows is None and tuple(shape[:-1]) != tuple(ctx.mask.shape):
-            raise BadInput(f"labels {list(ctx.mask.shape)} do not fit logits [{', '.join(map(str, shape))}]: one label a position")
+            raise BadInput(
+                f"labels {list(ctx.mask.shape)} do not fit logits [{', '.join(map(str, shape))}]: one label a position"
+            )
     sides = [_side(view, ctx) for view in views.values()]
     work = vocab.Work(sides, ctx.labels.flatten(), list(jobs.values()), ctx.base.label_smoothing, ctx.base.smoothing)
     total = vocab.fused(work, head_grad=head_grad)

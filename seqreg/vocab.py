@@ -239,6 +239,50 @@ def known(projection: Projection, positions: Tensor) -> tuple[Tensor, Tensor]:
     return logits, places
 
 
+def squared_norm(vectors: Tensor, weight: Tensor, weights: Tensor) -> Tensor:
+    """The sum over n of weights[n] |weight @ vectors[n]|^2, a scalar to call `backward` on, without the products.
+
+    For differences of states this is the squared difference of logits. Through the Gram matrix of the head where there
+    are more tokens than dimensions, and in blocks of classes where there are fewer.
+
+    Args:
+        vectors: differences of states                              # [N, D]
+        weight: of the head                                         # [V, D]
+        weights: of every vector; constant                          # [N]
+    """
+    result: Tensor = _SquaredNorm.apply(torch.is_grad_enabled(), vectors, weight, weights)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _SquaredNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, grad: bool, vectors: Tensor, weight: Tensor, weights: Tensor) -> Tensor:
+        wanted = ctx.needs_input_grad[1:3] if grad else (False, False)
+        weighted = vectors * weights.to(vectors.dtype).unsqueeze(1)
+        d_weight = torch.empty_like(weight) if wanted[1] else None
+        if 2 * vectors.shape[1] < 3 * len(vectors):
+            images = vectors @ (weight.t() @ weight)  # [N, D]
+            if d_weight is not None:
+                torch.mm(weight, vectors.t() @ weighted, out=d_weight)
+        else:
+            images = torch.zeros_like(vectors)
+            for start in range(0, len(weight), CLASSES):
+                block = weight[start : start + CLASSES]
+                product = vectors @ block.t()
+                torch.addmm(images, product, block, out=images)
+                if d_weight is not None:
+                    torch.mm(product.t(), weighted, out=d_weight[start : start + CLASSES])
+        ctx.save_for_backward(images * weights.to(vectors.dtype).unsqueeze(1) if wanted[0] else None, d_weight)
+        return (images * weighted).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
+        vectors, weight = ctx.saved_tensors
+        scale = 2 * upstream
+        return None, None if vectors is None else scale * vectors, None if weight is None else scale * weight, None
+
+
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(

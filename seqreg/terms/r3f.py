@@ -110,24 +110,25 @@ class R3F(Term):
     def extra(self, ctx: Context) -> Extra | None:
         if self.dropout != "independent" or self.grad == "clean":
             return None
-        return self._pass(ctx)
-
-    def _pass(self, ctx: Context) -> Extra:
-        """The noised pass. Its rows are drawn here; the noise, when the embeddings are known."""
-        rows = None
-        if self.rows < 1:
-            if ctx.forward.rows is None:
-                self.refuse("rows", "this model cannot be given some rows of a batch: use tokens=, or Every")
-            batch = ctx.forward.rows
-            rows = torch.randperm(batch)[: max(1, round(self.rows * batch))].sort().values.to(ctx.mask.device)
+        rows = self._rows(ctx)
         return Extra(Shift({site: partial(self._noise, ctx, site, rows) for site in ctx.sites(self.where)}), rows)
 
     def __call__(self, ctx: Context) -> Agreement:
         clean, noised = ctx.reference(self.dropout), ctx.beside.get(self.name)
         if noised is None:
-            extra = self._pass(ctx)
-            noised = ctx.forward(extra.shift, dropout=self.dropout, grad=self.grad != "clean", rows=extra.rows)
+            rows = self._rows(ctx)
+            shift = self._shift(ctx, clean, rows)
+            noised = ctx.forward(shift, dropout=self.dropout, grad=self.grad != "clean", rows=rows)
         return replace(self._agreement(clean, noised), sample=self._sample(ctx, noised.rows))
+
+    def _rows(self, ctx: Context) -> Tensor | None:
+        """The rows that are noised; None for all."""
+        batch = ctx.forward.rows
+        if self.rows == 1:
+            return None
+        if batch is None:
+            self.refuse("rows", "this model cannot be given some rows of a batch: use tokens=, or Every")
+        return torch.randperm(batch)[: max(1, round(self.rows * batch))].sort().values.to(ctx.mask.device)
 
     def _sample(self, ctx: Context, rows: Tensor | None) -> Tensor | None:
         """What makes up for the rows and tokens that were left out."""
@@ -153,11 +154,10 @@ class R3F(Term):
             **anatomy.shares(ctx, clean, shift, self.dropout, lambda a, b: self._agreement(a, b).value(ctx)),
         }
 
-    def _shift(self, ctx: Context, clean: View) -> Shift:
-        sites = ctx.sites(self.where)
-        return Shift(
-            {site: self._noise(ctx, site, None, clean.embeds[site, "embedding"], clean.dtype) for site in sites}
-        )
+    def _shift(self, ctx: Context, clean: View, rows: Tensor | None = None) -> Shift:
+        embeds = {site: clean.embeds[site, "embedding"] for site in ctx.sites(self.where)}
+        embeds = embeds if rows is None else {site: found[rows] for site, found in embeds.items()}
+        return Shift({site: self._noise(ctx, site, rows, found, clean.dtype) for site, found in embeds.items()})
 
     def _noise(
         self, ctx: Context, name: str, rows: Tensor | None, embeds: Tensor, dtype: torch.dtype | None = None

@@ -52,11 +52,23 @@ class Pending:
     def __getitem__(self, key: Any) -> Tensor:
         return self.tensor()[key]
 
+    @property
+    def device(self) -> torch.device:
+        return self.projection.states.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.projection.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.projection.states.shape[:-1], len(self.projection.weight)))
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "projection":
             raise AttributeError(name)
         if name in ("float", "contiguous"):  # what follows is computed in float32 anyway
-            return lambda *_, **__: self
+            return lambda: self
         return getattr(self.tensor(), name)
 
     @classmethod
