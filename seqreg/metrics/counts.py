@@ -24,6 +24,7 @@ Example = tuple[Text, Text, Sentence]  # prediction, reference, source
 Row = list[int]  # hits, predicted, wanted of every kind, then tokens, trigrams, distinct trigrams, bigrams, new bigrams
 
 EXTRAS = 5  # the last five numbers of a Row
+BREAK = -1  # between sentences; no token has this number
 
 
 def ngrams(tokens: Sequence[int], n: int) -> Iterator[Hashable]:
@@ -49,6 +50,15 @@ def overlap(first: Iterable[Hashable], second: Iterable[Hashable]) -> int:
     return hits
 
 
+def joined(text: Text) -> Sentence:
+    """All tokens of a text, with a BREAK after every sentence."""
+    tokens: Sentence = []
+    for sentence in text:
+        tokens += sentence
+        tokens.append(BREAK)
+    return tokens
+
+
 def places(tokens: Sequence[int]) -> dict[int, int]:
     """For every token the set of its positions, as the bits of an int."""
     masks: dict[int, int] = {}
@@ -59,82 +69,75 @@ def places(tokens: Sequence[int]) -> dict[int, int]:
     return masks
 
 
-def lcs_length(first: Sequence[int], second: Sequence[int]) -> int:
-    """Length of the longest common subsequence.
+def lcs_length(masks: dict[int, int], size: int, other: Sequence[int]) -> int:
+    """Length of the longest common subsequence of a text of `size` tokens, given as its `places`, and another.
 
     The table of the usual dynamic program is kept one column at a time, as bits: bit i is 0 where cell i+1 is one more
     than cell i (Hyyrö 2004, "Bit-parallel LCS-length computation revisited").
     """
-    masks = places(first)
-    full = (1 << len(first)) - 1
+    full = (1 << size) - 1
     column = full
-    for token in second:
+    for token in other:
         if token in masks:
             steps = column & masks[token]
             column = (column + steps) | (column - steps)
-    return len(first) - (column & full).bit_count()
+    return size - (column & full).bit_count()
 
 
-def lcs_places(masks: dict[int, int], size: int, other: Sequence[int]) -> int:
-    """The positions of a longest common subsequence in a sentence, as the bits of an int.
+def union_lcs(masks: dict[int, int], fields: Sequence[int], prediction: Text) -> int:
+    """Positions of the reference that are in an LCS of their sentence with a sentence of the prediction, as bits.
 
-    The sentence comes as its `places` and its size. Of several longest subsequences this is the one that rouge-score
-    reads from its table. From the last cell (i, j) it takes a match; else it goes one column back where t[i][j-1] >
-    t[i-1][j], and one row up where not. Without a match t[i][j] is the larger of these two, so the test says
-    t[i][j] > t[i-1][j], which is a bit of column j. The way up a column ends at the highest match or step
-    below: one look a column.
+    The reference comes as its `places`; `fields` has the positions of each of its sentences. One pass fills the tables
+    of all of them: the bit between two sentences is cleared, so that it takes up the carry.
+
+    Of several longest subsequences the one counts that rouge-score reads from its table. From the last cell (i, j) it
+    takes a match; else it goes one column back where t[i][j-1] > t[i-1][j], and one row up where not. Without a match
+    t[i][j] is the larger of these two, so the test says t[i][j] > t[i-1][j], which is a bit of column j. The way up a
+    column therefore ends at its highest match or step: one look a column.
     """
-    full = (1 << size) - 1
-    column = full
-    columns: list[tuple[int, int]] = []  # of every token: where it matches, where the column steps up
-    for token in other:
-        matches = masks.get(token, 0)
-        if matches:
-            steps = column & matches
-            column = ((column + steps) | (column - steps)) & full
-        elif columns and not columns[-1][0]:
-            continue  # the same column again, and a second look at it changes nothing
-        columns.append((matches, column ^ full))
-    found, below = 0, full
-    for matches, steps in reversed(columns):
-        stops = (matches | steps) & below
-        if not stops:
-            break
-        bit = 1 << (stops.bit_length() - 1)
-        if matches & bit:
-            found |= bit
-            below = bit - 1
-        else:
-            below = (bit << 1) - 1
-    return found
+    inside, union = sum(fields), 0
+    for sentence in prediction:
+        column, known = inside, True
+        columns: list[tuple[int, int]] = []  # of every token: where it matches, where it matches or the column steps
+        for token in sentence:
+            matches = masks.get(token, 0)
+            if matches:
+                steps = column & matches
+                column = ((column + steps) | (column - steps)) & inside
+                columns.append((matches, matches | (column ^ inside)))
+                known = False
+            elif not known:  # of the same column again, a second look changes nothing
+                columns.append((0, column ^ inside))
+                known = True
+        columns.reverse()
+        for below in fields:
+            left = (below & ~column).bit_count()  # the length of the LCS
+            for matches, stops in columns if left else ():
+                top = 1 << ((stops & below).bit_length() - 1)
+                if matches & top:
+                    union |= top
+                    below &= top - 1
+                    left -= 1
+                    if not left:
+                        break
+                else:
+                    below &= 2 * top - 1
+    return union
 
 
-def only_place(matches: int, last: bool) -> int:
-    """`lcs_places` where one word of the other sentence matches: the first match, or the last if it is the `last` word.
-
-    After the word's own column every column steps up at the first match, and the way back goes through there.
-    """
-    return 1 << (matches.bit_length() - 1) if last else matches & -matches
-
-
-def union_hits(prediction: Text, reference: Text, predicted: Sequence[int]) -> int:
-    """Hits of rougeLsum: words of the reference in its LCS with any sentence of the prediction, no word too often."""
-    taken: list[int] = []
-    present = set(predicted)
-    for sentence in reference:
-        if present.isdisjoint(sentence):
-            continue
-        masks, size, union = places(sentence), len(sentence), 0
-        for other in prediction:
-            shared = [token for token in other if token in masks]
-            if len(shared) > 1:
-                union |= lcs_places(masks, size, other)
-            elif shared:
-                union |= only_place(masks[shared[0]], other[-1] == shared[0])
-        while union:
-            size = union.bit_length() - 1
-            taken.append(sentence[size])
-            union ^= 1 << size
+def union_hits(masks: dict[int, int], wanted: Sequence[int], prediction: Text, predicted: Sequence[int]) -> int:
+    """Hits of rougeLsum: the words at the places of `union_lcs`, none more often than the prediction has it."""
+    fields, start = [], 0
+    for place, token in enumerate(wanted):
+        if token == BREAK:
+            fields.append((1 << place) - (1 << start))
+            start = place + 1
+    union = union_lcs(masks, fields, prediction)
+    taken = []
+    while union:
+        place = union.bit_length() - 1
+        taken.append(wanted[place])
+        union ^= 1 << place
     return overlap(taken, predicted)
 
 
@@ -142,12 +145,14 @@ def count(example: Example, kinds: Sequence[str]) -> Row:
     """All the numbers of one example."""
     prediction, reference, source = example
     predicted, wanted = list(chain.from_iterable(prediction)), list(chain.from_iterable(reference))
+    broken = joined(reference)
+    masks = places(broken) if "rougeL" in kinds or "rougeLsum" in kinds else {}
     row: Row = []
     for kind in kinds:
         if kind == "rougeL":
-            row += lcs_length(wanted, predicted), len(predicted), len(wanted)
+            row += lcs_length(masks, len(broken), predicted), len(predicted), len(wanted)
         elif kind == "rougeLsum":
-            row += union_hits(prediction, reference, predicted), len(predicted), len(wanted)
+            row += union_hits(masks, broken, prediction, predicted), len(predicted), len(wanted)
         else:
             n = int(kind[5:])
             hits = overlap(ngrams(predicted, n), ngrams(wanted, n))
