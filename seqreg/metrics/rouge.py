@@ -87,7 +87,7 @@ def rouge(
         >>> {kind: round(mean, 3) for kind, mean in report.means.items()}
         {'rouge1': 1.0, 'rouge2': 0.4, 'rougeL': 0.667, 'rougeLsum': 0.667}
     """
-    kinds = _check_options(kinds, split, tokenizer, jobs, confidence, resamples)
+    kinds = _check_options(kinds, split, tokenizer, jobs, confidence, resamples, seed)
     texts = {"predictions": _texts("predictions", predictions), "references": _texts("references", references)}
     if sources is not None:
         texts["sources"] = _texts("sources", sources)
@@ -224,7 +224,7 @@ def _same_length(texts: dict[str, list[str]]) -> int:
 
 
 def _check_options(
-    kinds: Sequence[str], split: str, tokenizer: str, jobs: int | None, confidence: float, resamples: int
+    kinds: Sequence[str], split: str, tokenizer: str, jobs: int | None, confidence: float, resamples: int, seed: int
 ) -> tuple[str, ...]:
     kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
     if not kinds or len(set(kinds)) < len(kinds):
@@ -237,6 +237,8 @@ def _check_options(
         raise BadInput(f"jobs={jobs!r}: expected a whole number from 1, or None for one a processor")
     if not (_is_int(resamples) and resamples >= 1):
         raise BadInput(f"resamples={resamples!r}: expected a whole number from 1; 1000 is the usual value")
+    if not (_is_int(seed) and seed >= 0):
+        raise BadInput(f"seed={seed!r}: expected a whole number from 0")
     if isinstance(confidence, bool) or not isinstance(confidence, (int, float)) or not 0 < confidence < 1:
         raise BadInput(f"confidence={confidence!r} is outside (0, 1): 0.95 is the usual value")
     return kinds
