@@ -224,12 +224,6 @@ def _fuse(
         where = ctx.mask if isinstance(part, Task) else (part.weights(ctx) if weight is None else weight) != 0
         of = [numbers[id(view)] for view in part.views]
         jobs[key] = part.fused(of, torch.zeros_like(part.weights(ctx)) if weight is None else weight, where)
-    for view in views.values():
-        shape = view.logits.shape if view.projection is None else (*view.projection.states.shape[:-1], "V")
-        if view.rows is None and tuple(shape[:-1]) != tuple(ctx.mask.shape):
-            raise BadInput(
-                f"labels {list(ctx.mask.shape)} do not fit logits [{', '.join(map(str, shape))}]: one label a position"
-            )
     sides = [_side(view, ctx) for view in views.values()]
     work = vocab.Work(sides, ctx.labels.flatten(), list(jobs.values()), ctx.base.label_smoothing, ctx.base.smoothing)
     total = vocab.fused(work, head_grad=head_grad)
@@ -250,6 +244,10 @@ def _fusable(part: Part, ctx: Context) -> bool:
 
 
 def _side(view: View, ctx: Context) -> vocab.Side:
+    head = view.projection
+    shape = view.logits.shape if head is None else (*head.states.shape[:-1], len(head.weight))
+    if view.rows is None and shape[:-1] != ctx.mask.shape:
+        raise BadInput(f"labels {list(ctx.mask.shape)} do not fit logits {list(shape)}: one label a position")
     places = None
     if view.rows is not None:  # the rows of the batch that this view has
         length = ctx.mask.shape[1]

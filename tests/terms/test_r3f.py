@@ -24,6 +24,7 @@ def test_formula_recomputed_in_plain_steps() -> None:
     batch = zoo.batch("bart")
     ctx = context(net, batch)
     drawn: dict[str, Tensor] = {}
+    ctx.forward.rows = None  # passes apart, one after the other
     inner = ctx.forward.run
     ctx.forward.run = lambda shifts, *, hidden: ([drawn.update(s.delta) for s in shifts], inner(shifts, hidden=hidden))[
         1
@@ -117,6 +118,7 @@ def test_size_of_the_noise(noise: Any, padding: bool) -> None:
     """Its standard deviation or bound is the scale, on real tokens, or on all of them."""
     seen: dict[str, Tensor] = {}
     ctx = context(zoo.make("bart"), zoo.batch("bart", rows=24))
+    ctx.forward.rows = None  # passes apart, one after the other
     inner = ctx.forward.run
     ctx.forward.run = lambda shifts, *, hidden: ([seen.update(s.delta) for s in shifts], inner(shifts, hidden=hidden))[
         1
@@ -166,6 +168,7 @@ def test_where(where: Any) -> None:
     net = zoo.dropout_off(zoo.make("bart"))
     ctx = context(net, zoo.batch("bart"))
     seen: dict[str, Tensor] = {}
+    ctx.forward.rows = None  # passes apart, one after the other
     inner = ctx.forward.run
     ctx.forward.run = lambda shifts, *, hidden: ([seen.update(s.delta) for s in shifts], inner(shifts, hidden=hidden))[
         1
