@@ -283,7 +283,7 @@ class AdversarialAgreement(Adversarial):
 
         kept = torch.ones_like(ctx.mask) if self.padding else ctx.mask
         with _precisely(ctx, clean, self.dropout) as reference:
-            keep_logits(reference, kept)
+            keep_logits(ctx, reference, kept)
             return ascend(self, ctx, clean, objective)
 
     def anatomy(self, ctx: Context) -> dict[str, float]:

@@ -75,6 +75,9 @@ class Context:
     input_shifts: tuple[Shift, ...] = ()
     """Changes of the input itself, for the clean pass and all others; set by the criterion."""
 
+    fused: bool = True
+    """Whether parts of the loss may be computed before there are logits; set by the criterion."""
+
     extras: Mapping[str, Extra] = MappingProxyType({})
     """Passes to be made in one batch with the clean one, by term; set by the criterion."""
 

@@ -250,6 +250,8 @@ class Criterion:
         label_smoothing: in [0, 1); 0.1 in most summarization recipes
         smoothing: "torch" spreads it over all V classes, "fairseq" over the V - 1 others
         per: what the base loss is averaged over: "token", or "sequence" (fairseq's --sentence-avg)
+        fused: False computes everything from the logits of all tokens, and makes one pass after the other: slower, for
+            comparison and for a loss that is to be differentiated twice
     """
 
     def __init__(
@@ -258,6 +260,7 @@ class Criterion:
         label_smoothing: float = 0.0,
         smoothing: Smoothing = "torch",
         per: Literal["token", "sequence"] = "token",
+        fused: bool = True,
     ) -> None:
         for term in terms:
             if not isinstance(term, Term):
@@ -271,6 +274,7 @@ class Criterion:
                 raise BadInput(f"two parts of the loss are called {name!r}: give one of them another name=")
         self.terms, self.base = terms, Base(label_smoothing, smoothing, per)
         self.label_smoothing, self.smoothing, self.per = label_smoothing, smoothing, per
+        self.fused = fused
         self.memory: dict[str, dict[str, Tensor]] = {}
 
     def __repr__(self) -> str:
@@ -375,13 +379,13 @@ class Criterion:
             raise BadInput(
                 "a term changes the input, and this context's clean pass has been made without: make a new one"
             )
-        ctx.memory, ctx.base = self.memory, self.base
+        ctx.memory, ctx.base, ctx.fused = self.memory, self.base, self.fused
         ctx.hidden = any(term.needs_hidden for term, _ in active)
         ctx.task_loss = lambda view: base_loss(view, ctx)[0]
         ctx.task_mean = lambda view: Task(view).value(ctx)
-        forward = ctx.forward
-        ctx.extras = {}
-        if together and forward.rows and not (ctx.input_shifts or forward.drops_layers) and torch.is_grad_enabled():
+        forward, ctx.extras = ctx.forward, {}
+        together = together and self.fused and torch.is_grad_enabled() and "clean" not in vars(ctx)
+        if together and forward.rows and not (ctx.input_shifts or forward.drops_layers):
             offered = {term.name: extra for term, _ in active if (extra := term.extra(ctx)) is not None}
             if all(term.name in offered or not term.shares_dropout for term, _ in active):
                 ctx.extras = offered

@@ -236,7 +236,7 @@ def _fuse(
 
 def _fusable(part: Part, ctx: Context) -> bool:
     """Whether the part can be computed before there are logits: no view has any yet, or constant ones."""
-    if ctx.kind != "tokens":
+    if ctx.kind != "tokens" or not ctx.fused:
         return False
     heads = [view.projection for view in part.views if view.deferred]
     constant = all(view.deferred or not view.logits.requires_grad for view in part.views)
@@ -261,7 +261,7 @@ def _side(view: View, ctx: Context) -> vocab.Side:
     return vocab.Side(view.projection, places)
 
 
-def keep_logits(view: View, where: Tensor) -> None:
+def keep_logits(ctx: Context, view: View, where: Tensor) -> None:
     """Compute the logits of some positions of a view, once for several evaluations; they carry no gradient."""
-    if view.deferred and view.known is None and view.projection is not None:
+    if ctx.fused and view.deferred and view.known is None and view.projection is not None:
         view.known = vocab.known(view.projection, where.flatten().nonzero().squeeze(1))

@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from seqreg.divergences import DIVERGENCES, Divergence, kl_summand
@@ -276,8 +275,8 @@ class _SquaredNorm(torch.autograd.Function):
         return (images * weighted).sum()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
+        _refuse_second_derivative()
         vectors, weight = ctx.saved_tensors
         scale = 2 * upstream
         return None, None if vectors is None else scale * vectors, None if weight is None else scale * weight, None
@@ -295,8 +294,8 @@ class _Fused(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
+        _refuse_second_derivative()
         gradients, ctx.gradients = ctx.gradients, None  # handed over, so that autograd may add to them in place
         if gradients is None:  # a second backward through a retained graph
             weight, bias = ctx.saved_tensors
@@ -304,6 +303,11 @@ class _Fused(torch.autograd.Function):
         if upstream != 1.0:
             gradients = tuple(None if one is None else one * upstream.to(one.dtype) for one in gradients)
         return (None, None, *gradients)
+
+
+def _refuse_second_derivative() -> None:
+    if torch.is_grad_enabled():  # that is what create_graph=True does
+        raise RuntimeError("the fused loss cannot be differentiated twice: use Criterion(..., fused=False)")
 
 
 def _compute(
