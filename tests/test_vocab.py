@@ -125,12 +125,11 @@ def test_values_and_gradients(
 
 
 @pytest.mark.parametrize(
-    ("divergence", "detach"), [mode for mode in MODES if mode[0] not in ("stable_kl", "symmetric_ce")]
+    ("divergence", "detach"),
+    [mode for mode in MODES if mode[0] not in ("stable_kl", "symmetric_ce") and mode[1] != "teachers"],
 )
 def test_gradcheck(divergence: str, detach: str) -> None:
     """Against finite differences; sides that are held fixed have none, so only those that learn are checked."""
-    if detach == "teachers":
-        pytest.skip("a teacher held fixed is no derivative of the value")
     case = Case(5, 9, 11, 4, torch.float64)
     frozen = {"first": 0, "second": 1}.get(detach)
 
