@@ -1,10 +1,16 @@
 """Smoothness regularizers for fine-tuning that keeps what pre-training learned."""
 
-from seqreg.build import build_criterion, build_term
-from seqreg.context import Context, Count, Forward, Shift, Site, View
-from seqreg.criterion import Agreement, Cost, Criterion, LossReport, Term
-from seqreg.errors import BadInput
-from seqreg.schedules import Every, StartAt, Warmup
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from seqreg.build import build_criterion, build_term
+    from seqreg.context import Context, Count, Forward, Shift, Site, View
+    from seqreg.criterion import Agreement, Cost, Criterion, LossReport, Term
+    from seqreg.errors import BadInput
+    from seqreg.schedules import Every, StartAt, Warmup
 
 __version__ = "0.1.0"
 
@@ -27,3 +33,23 @@ __all__ = [
     "build_criterion",
     "build_term",
 ]
+
+_HOMES = {
+    "build": ("build_criterion", "build_term"),
+    "context": ("Context", "Count", "Forward", "Shift", "Site", "View"),
+    "criterion": ("Agreement", "Cost", "Criterion", "LossReport", "Term"),
+    "errors": ("BadInput",),
+    "schedules": ("Every", "StartAt", "Warmup"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used: the command line stays quick, as torch takes seconds."""
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

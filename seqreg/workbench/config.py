@@ -43,7 +43,9 @@ class Model(Section):
     @model_validator(mode="after")
     def _one_of_both(self) -> Model:
         if (self.name is None) == (self.architecture is None):
-            raise ValueError("set one of model.name (pretrained) and model.architecture (from scratch), and the other to null")
+            raise ValueError(
+                "set one of model.name (pretrained) and model.architecture (from scratch), and the other to null"
+            )
         return self
 
 
@@ -103,7 +105,9 @@ class Optimisation(Section):
     @model_validator(mode="after")
     def _ends(self) -> Optimisation:
         if (self.steps is None) == (self.epochs is None):
-            raise ValueError(f"set one of optimisation.steps={self.steps} and optimisation.epochs={self.epochs}, and the other to null")
+            raise ValueError(
+                f"set one of optimisation.steps={self.steps} and optimisation.epochs={self.epochs}, the other to null"
+            )
         return self
 
 
@@ -297,13 +301,15 @@ def _check_terms(config: Config, stack: layers.Layers) -> None:
         for name, settings in config.terms.items():
             for key, value in (settings or {}).items():
                 if word in (key, value):
-                    raise BadInput(f"{stack.origin(f'terms.{name}.{key}')}: terms.{name}.{key}={value!r}: {message}") from None
+                    raise BadInput(
+                        f"{stack.origin(f'terms.{name}.{key}')}: terms.{name}.{key}={value!r}: {message}"
+                    ) from None
         named = [f"terms.{name}" for name in config.terms if f"{name!r}" in message or name == word]
         raise BadInput(f"{stack.origin(named[0] if named else 'terms')}: {message}") from None
 
 
-def load(folder: Path) -> Run:
+def load(folder: Path, overrides: Sequence[str] = ()) -> Run:
     """The run that was saved in a folder."""
     if not (folder / "config.yaml").is_file():
         raise BadInput(f"{folder}: not a run of seqreg: it has no config.yaml")
-    return resolve(str(folder / "config.yaml"))
+    return resolve(str(folder / "config.yaml"), overrides=overrides)

@@ -119,7 +119,9 @@ def _label(card: Card, value: Any, where: str) -> int | float:
         return card.labels.index(text)
     if text.isdigit() and int(text) < len(card.labels) and not isinstance(value, (bool, float)):
         return int(text)
-    raise BadInput(f"{where}: label {value!r}: expected 0 to {len(card.labels) - 1}, or one of {', '.join(card.labels)}")
+    raise BadInput(
+        f"{where}: label {value!r}: expected 0 to {len(card.labels) - 1}, or one of {', '.join(card.labels)}"
+    )
 
 
 def _examples(
@@ -238,7 +240,7 @@ def _hub(card: Card, name: str) -> Sequence[Example]:
     except Exception as error:  # the hub's clients raise dozens of kinds; the answer to all is the same
         columns = ", ".join(_names(names)[0] for names in card.columns.model_dump().values() if names)
         raise BadInput(
-            f"{card.title}: {card.hub.repo} cannot be had from the hub ({type(error).__name__}): give a local copy with "
+            f"{card.title}: {card.hub.repo} cannot be had from the hub ({type(error).__name__}): give a local copy by "
             f"data.path=FOLDER that has {', '.join(card.splits)} as .jsonl, .csv or .parquet with {columns}"
         ) from None
     label = _names(card.columns.label)

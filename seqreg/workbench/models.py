@@ -68,7 +68,12 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
         single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[bos, eos]
     )
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, cls_token="<s>", sep_token="</s>", clean_up_tokenization_spaces=False, **SPECIAL
+        tokenizer_object=tokenizer,
+        cls_token="<s>",
+        sep_token="</s>",
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+        **SPECIAL,
     )
 
 
@@ -143,7 +148,9 @@ def _check_fit(model: Any, tokenizer: Any, config: Config, seq2seq: bool) -> Non
     """Refuse a tokenizer or lengths that the model has no room for, before they become an index error."""
     size = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > size:
-        raise BadInput(f"the tokenizer has {len(tokenizer)} tokens, but the model only {size}: they do not belong together")
+        raise BadInput(
+            f"the tokenizer has {len(tokenizer)} tokens, but the model only {size}: they do not belong together"
+        )
     if tokenizer.pad_token_id is None:
         raise BadInput("the tokenizer has no padding token: batches cannot be made with it")
     offset = model.config.pad_token_id + 1 if model.config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
@@ -168,6 +175,6 @@ def _fetched(auto: Any, name: str, what: str, **settings: Any) -> Any:
             raise BadInput(f"{name}: no {what} can be loaded from this folder: {str(error).splitlines()[0]}") from None
         offline = " (HF_HUB_OFFLINE=1 is set)" if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
         raise BadInput(
-            f"the {what} {name} is not on this machine and cannot be downloaded{offline}: run `hf download {name}` where "
-            f"there is a network, or set model.name=FOLDER"
+            f"the {what} {name} is not on this machine and cannot be downloaded{offline}: run `hf download {name}` "
+            "where there is a network, or set model.name=FOLDER"
         ) from None
