@@ -97,9 +97,9 @@ def predict(
 
     echo "australian shares closed down" | seqreg predict runs/gigaword-tiny/r3f -
     """
-    from seqreg.workbench.predict import predict as work
+    from seqreg.workbench import report
 
-    work(run, source, output, tuple(settings or []))
+    report.predict(run, source, output, settings or [])
 
 
 @app.command()

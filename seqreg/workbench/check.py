@@ -54,7 +54,8 @@ def check(run: Run) -> Group:
 
 
 def _data_table(shop: Workshop) -> Table:
-    config, table = shop.run.config, Table(title=f"{shop.run.card.title} ({shop.run.card.rule})")
+    config, card = shop.run.config, shop.run.card
+    table = Table(title=f"{card.title}, {config.data.path or card.rule}")
     for name in ("split", "rows", "text", "mean", "95%", "longest", "limit", "cut"):
         table.add_column(name, justify="left" if name in ("split", "text") else "right")
     for name, examples in shop.splits.sets.items():

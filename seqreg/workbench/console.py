@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import transformers
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import TrainerCallback
@@ -19,6 +20,7 @@ class Bars(TrainerCallback):
         self.progress = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
             TimeRemainingColumn(), TextColumn("[dim]{task.fields[note]}"), console=console,
+            disable=not console.is_terminal,
         )  # fmt: skip
         self.training: Any = None
         self.evaluating: Any = None
@@ -69,3 +71,9 @@ class Bars(TrainerCallback):
         if self.evaluating is not None:
             self.progress.remove_task(self.evaluating)
             self.evaluating = None
+
+
+def quiet() -> None:
+    """No bars and notes of the libraries below; what matters is said by us."""
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()

@@ -28,9 +28,9 @@ def train(
     """Train a recipe and print its scores."""
     run = config.resolve(recipe, terms=terms, variants=variants, overrides=settings)
     from seqreg.workbench import train as work
-    from seqreg.workbench.console import console
+    from seqreg.workbench.console import console, quiet
 
-    _quiet()
+    quiet()
     metrics = work.train(run, overwrite=overwrite, resume=resume)
     if metrics:
         out.print(score_table({metrics["method"]: metrics}))
@@ -43,19 +43,33 @@ def evaluate(folder: Path, file: Path | None, output: Path | None, settings: Seq
     """Score a trained model and print it."""
     config.load(folder, settings)
     from seqreg.workbench import train as work
+    from seqreg.workbench.console import quiet
 
-    _quiet()
+    quiet()
     metrics = work.evaluate_run(folder, file=file, output=output, overrides=tuple(settings))
     if metrics:
         out.print(score_table({metrics.get("method", folder.name): metrics}))
+
+
+def predict(folder: Path, source: str, target: str, settings: Sequence[str]) -> None:
+    """Predict, and say how many."""
+    config.load(folder, settings)
+    from seqreg.workbench import predict as work
+    from seqreg.workbench.console import console, quiet
+
+    quiet()
+    count = work.predict(folder, source, target, tuple(settings))
+    if target != "-":
+        console.print(f"{count} predictions in {target}")
 
 
 def check(recipe: str, terms: Sequence[str], variants: Sequence[str], settings: Sequence[str]) -> None:
     """Print what a training would do."""
     run = config.resolve(recipe, terms=terms, variants=variants, overrides=settings)
     from seqreg.workbench import check as work
+    from seqreg.workbench.console import quiet
 
-    _quiet()
+    quiet()
     out.print(work.check(run))
 
 
@@ -90,11 +104,3 @@ def _texts(path: Path, key: str) -> list[str]:
         raise BadInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
     lines = text.split("\n")
     return [line.removesuffix("\r").replace("<n>", "\n") for line in (lines[:-1] if lines[-1] == "" else lines)]
-
-
-def _quiet() -> None:
-    """No bars and notes of the libraries below; what matters is said by us."""
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
