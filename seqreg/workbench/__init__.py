@@ -1,1 +1,1 @@
-"""Train, evaluate and predict from a recipe."""
+"""Training, evaluating and comparing with all of seqreg."""

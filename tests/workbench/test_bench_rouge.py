@@ -1,0 +1,26 @@
+"""The comparison with rouge-score says what it measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from seqreg.errors import BadInput
+from seqreg.workbench.bench_rouge import compare, corpus
+
+
+def test_compare() -> None:
+    found = compare(pairs=120, sample=60, rounds=1)
+    assert found["equal"] == 1.0
+    assert (found["pairs"], found["sample"]) == (120, 60)
+    assert found["serial_ratio"] == found["reference_seconds"] / found["serial_seconds"] > 1.5
+    assert found["parallel_ratio"] == found["reference_seconds"] / found["parallel_seconds"]
+    with pytest.raises(BadInput, match="pairs=0"):
+        compare(pairs=0)
+
+
+def test_corpus_is_of_the_size_asked_for() -> None:
+    predictions, references = corpus(200, (60, 50), 0)
+    assert corpus(200, (60, 50), 0) == (predictions, references) != corpus(200, (60, 50), 1)
+    for texts, words in ((predictions, 60), (references, 50)):
+        assert {len(text.splitlines()) for text in texts} == {3, 4}
+        assert sum(len(text.replace(".", "").split()) for text in texts) / 200 == pytest.approx(words, rel=0.1)
