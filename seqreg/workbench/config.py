@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -108,6 +109,9 @@ class Optimisation(Section):
             raise ValueError(
                 f"set one of optimisation.steps={self.steps} and optimisation.epochs={self.epochs}, the other to null"
             )
+        warm = self.warmup if self.warmup >= 1 else math.ceil(self.warmup * (self.steps or 0))
+        if self.steps is not None and warm >= self.steps:
+            raise ValueError(f"warmup={self.warmup:g} leaves nothing of steps={self.steps}")
         return self
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,10 +49,15 @@ for _tag, _pattern, _first in (
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
 
 
+@functools.lru_cache(maxsize=128)
+def _loaded(text: str) -> Any:
+    return yaml.load(text, _Loader)
+
+
 def parse(text: str, where: str) -> Any:
     """One YAML document; `where` names it in errors."""
     try:
-        return yaml.load(text, _Loader)
+        return copy.deepcopy(_loaded(text))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""

@@ -176,8 +176,13 @@ def arguments(config: Config, folder: Path, seq2seq: bool) -> TrainingArguments:
 def trained(folder: Path, overrides: tuple[str, ...] = ()) -> Run:
     """The run of a folder, with the trained model in place of the one that it started from."""
     run = configs.load(folder, overrides)
-    model = configs.Model(name=str(folder))
-    return Run(run.config.model_copy(update={"model": model, "terms": {}}), run.card, run.origins)
+    further = {
+        "model": configs.Model(name=str(folder)),
+        "terms": {},
+        "evaluation": run.config.evaluation.model_copy(update={"every": 0, "best": False}),
+        "checkpoints": configs.Checkpoints(),
+    }
+    return Run(run.config.model_copy(update=further), run.card, run.origins)
 
 
 def evaluate_run(

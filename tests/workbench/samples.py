@@ -54,7 +54,8 @@ def tiny(architecture: str, path: Path) -> list[str]:
     return [
         "model.name=null", f"model.architecture={architecture}", f"model.settings={size}", "model.vocabulary=320",
         f"data.path={path}", "data.workers=0", "data.max_source=24", "data.max_target=8", "generation.max_length=8",
-        "generation.min_length=0", "optimisation.steps=1", "optimisation.batch_size=2", "optimisation.accumulation=1",
+        "generation.min_length=0", "optimisation.steps=1", "optimisation.warmup=0",
+        "optimisation.batch_size=2", "optimisation.accumulation=1",
         "evaluation.batch_size=4", "evaluation.resamples=10", "evaluation.every=0", "checkpoints.every=0",
         "logging.anatomy_steps=0", "logging.every=1",
     ]  # fmt: skip

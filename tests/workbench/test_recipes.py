@@ -28,11 +28,12 @@ def variants(recipe: str) -> list[list[str]]:
 
 
 COMBINATIONS = [(recipe, chosen) for recipe in RECIPES for chosen in variants(recipe)]
+STEPS = [(recipe, chosen) for recipe, chosen in COMBINATIONS if chosen in ([], ["pegasus"], ["stsb"], ["mnli"])]
 
 
 def test_what_there_is() -> None:
     assert {"cnn_dailymail", "gigaword", "reddit_tifu", "glue", "xnli", "xsum", "quickstart"} == set(RECIPES)
-    assert [*term_names(), "r4f"] == sorted([name for name in TERMS if name != "r4f"]) + ["r4f"]
+    assert sorted([*term_names(), "r4f"]) == TERMS
     assert len(COMBINATIONS) * (len(TERMS) + 1) == 28 * 13
 
 
@@ -67,15 +68,17 @@ def test_header_of_terms(name: str) -> None:
 
 
 @pytest.mark.parametrize("term", [None, *TERMS], ids=str)
-@pytest.mark.parametrize(("recipe", "chosen"), [c for c in COMBINATIONS if "tiny" not in "".join(c[1])], ids=str)
+@pytest.mark.parametrize(("recipe", "chosen"), STEPS, ids=str)
 def test_one_step_and_one_generation(recipe: str, chosen: list[str], term: str | None, tmp_path: Path) -> None:
     plain = config.resolve(recipe, variants=chosen)
-    architecture = ARCHITECTURES[plain.config.model.name] if plain.config.model.name else plain.config.model.architecture
+    architecture = (
+        ARCHITECTURES[plain.config.model.name] if plain.config.model.name else plain.config.model.architecture
+    )
     data = samples.folder(tmp_path / "data", plain.card, train=2, held=2)
     settings = samples.tiny(str(architecture), data)
     run = config.resolve(recipe, terms=[term] if term else [], variants=chosen, overrides=settings)
     if not allowed(recipe, chosen, term):
-        with pytest.raises(BadInput, match="regression head|classification head"):
+        with pytest.raises(BadInput, match=r"regression head|classification head"):
             train.make_trainer(train.prepare(run), tmp_path / "run").train()
         return
     shop = train.prepare(run)
