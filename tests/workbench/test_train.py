@@ -116,7 +116,7 @@ def test_what_a_run_leaves_behind(summarizer: tuple[Path, dict[str, Any]]) -> No
 
 
 def test_evaluate_and_predict_say_the_same_as_the_training(
-    summarizer: tuple[Path, dict[str, Any]], tmp_path: Path
+    summarizer: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, metrics = summarizer
     again = train.evaluate_run(folder, output=tmp_path)
@@ -128,6 +128,9 @@ def test_evaluate_and_predict_say_the_same_as_the_training(
     found = [json.loads(line)["prediction"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     rows = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
     assert found == [row["prediction"] for row in rows]
+    monkeypatch.setattr("sys.stdin", io.StringIO("a first text\na second<n>text\n"))
+    assert predict(folder, "-", str(tmp_path / "out.txt")) == 2
+    assert (tmp_path / "out.txt").read_text().count("\n") == 2
     other = train.evaluate_run(folder, file=source, output=tmp_path / "other", overrides=("generation.num_beams=1",))
     assert list(other["scores"]) == ["test"]
 
