@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from seqreg.version import __version__
+
 if TYPE_CHECKING:
     from seqreg.build import build_criterion, build_term
     from seqreg.context import Context, Count, Forward, Shift, Site, View
     from seqreg.criterion import Agreement, Cost, Criterion, LossReport, Term
     from seqreg.errors import BadInput
     from seqreg.schedules import Every, StartAt, Warmup
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Agreement",
@@ -30,6 +30,7 @@ __all__ = [
     "Term",
     "View",
     "Warmup",
+    "__version__",
     "build_criterion",
     "build_term",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 
-from seqreg import __version__
+from seqreg.version import __version__
 from seqreg.workbench.config import Run
 from seqreg.workbench.evaluate import Scored
 from seqreg.workbench.tables import METRICS
