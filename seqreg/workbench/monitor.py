@@ -99,16 +99,16 @@ def _hparams(run: Run) -> Any:
 
 def layout(run: Run) -> dict[str, dict[str, list[Any]]]:
     """The grouped first page: `Custom scalars` in TensorBoard."""
-    main = ("rouge1", "rouge2", "rougeL", "rougeLsum") if run.card.kind == "generation" else tuple(run.card.metric)
+    main = ["rouge1", "rouge2", "rougeL"] if run.card.kind == "generation" else list(run.card.metric)
     margins = {
-        name: ["Margin", [f"eval/{name}", f"eval/{name}_low", f"eval/{name}_high"]] for name in main
-    }  # fmt: skip
+        name: ["Margin", [f"eval/{name}", f"eval/{name}_low", f"eval/{name}_high"]]
+        for name in reversed(main)  # TensorBoard shows the last one first
+    }
     return {
         "1 Scores on the validation set, with intervals": margins,
         "2 Loss": {
             "loss and its parts": ["Multiline", ["train/loss$", "train/part/.*"]],
             "terms, unweighted": ["Multiline", ["train/value/.*"]],
-            "weights of the terms": ["Multiline", ["train/weight/.*"]],
             "validation loss": ["Multiline", ["eval/loss$"]],
         },
         "3 Optimisation": {
@@ -119,10 +119,12 @@ def layout(run: Run) -> dict[str, dict[str, list[Any]]]:
         "4 What the terms do": {
             "share of the loss": ["Multiline", ["train/anatomy/.*/share_of_loss$"]],
             "anatomy": ["Multiline", ["train/anatomy/.*"]],
-            "smoothness": ["Multiline", ["train/smoothness/.*"]],
+            "weights of the terms": ["Multiline", ["train/weight/.*"]],
         },
-        "5 Text": {
-            "length, novelty, repetition": ["Multiline", ["eval/gen_len$", "eval/novelty$", "eval/repetition$"]]
+        "5 Text and smoothness": {
+            "words of an output": ["Multiline", ["eval/gen_len$"]],
+            "novelty and repetition": ["Multiline", ["eval/novelty$", "eval/repetition$"]],
+            "smoothness": ["Multiline", ["train/smoothness/.*"]],
         },
     }
 
