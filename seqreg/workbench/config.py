@@ -182,6 +182,13 @@ class Config(Section):
             )
         return self
 
+    @property
+    def method(self) -> str:
+        """What the run is called in tables: its terms, R4F for R3F with a normalised head."""
+        if self.model.head == "r4f":
+            return "r4f" if list(self.terms) == ["r3f"] else "+".join([*self.terms, "r4f"])
+        return "+".join(self.terms) or "baseline"
+
     def criterion(self) -> Criterion:
         """The loss of this run."""
         from seqreg.build import build_criterion

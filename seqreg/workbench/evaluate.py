@@ -53,6 +53,7 @@ class Scorer:
 
     def __call__(self, output: Any) -> dict[str, float]:
         found = output.predictions[0] if isinstance(output.predictions, tuple) else output.predictions
+        found = found[: len(self.examples)]  # several processes repeat rows to fill their last batches
         settings = self.run.config.evaluation
         options = {"confidence": settings.confidence, "resamples": settings.resamples}
         if self.run.card.kind == "generation":

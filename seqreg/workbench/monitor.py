@@ -141,7 +141,7 @@ def hyperparameters(run: Run) -> dict[str, Any]:
     for name in term_names():
         flat[f"weight.{name}"] = weight_at(built[name].weight, 0) if name in built else 0.0
     flat["terms"] = _simple(terms)
-    flat["method"] = "+".join(terms) or "baseline"
+    flat["method"] = run.config.method
     return flat
 
 

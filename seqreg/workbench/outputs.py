@@ -65,7 +65,7 @@ def write_card(folder: Path, run: Run, metrics: Mapping[str, Any]) -> None:
     header = ["---", "library_name: transformers", *base_model, f"pipeline_tag: {kind}", "tags:", "- seqreg"]
     header += [f"- {name}" for name in config.terms] + ["---"]
     lines = [
-        *header, "", f"# {card.title}: {' + '.join(config.terms) or 'baseline'}", "",
+        *header, "", f"# {card.title}: {config.method}", "",
         f"Fine-tuned from {base} on {card.title} with [seqreg](https://pypi.org/project/seqreg/) {__version__}.",
         "", f"Loss: `{criterion}`", "",
         "| split | score | value (%) | interval |", "|---|---|---|---|", *scores, "",

@@ -44,7 +44,7 @@ class Workshop:
 def prepare(run: Run, *, needs_train: bool = True) -> Workshop:
     """Load the data, the tokenizer and the model of a run."""
     splits = data.load(run.card, run.config.data, needs_train=needs_train)
-    for note in splits.notes:
+    for note in splits.notes if first_process() else ():
         console.print(f"[dim]{note}[/]")
     transformers.set_seed(run.config.seed)
     texts = (text for one in splits.sets.get("train", ()) for text in (one.source, one.second, one.target) if text)
@@ -96,16 +96,20 @@ def _finish(
         return {}
     (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle that nobody needs
     (folder / RAW_HEAD).unlink(missing_ok=True)  # the final model is folded
-    method = "+".join(shop.run.config.terms) or "baseline"
-    metrics = outputs.write_scores(folder, shop.run, found, method=method, train=dict(numbers))
+    metrics = outputs.write_scores(folder, shop.run, found, method=shop.run.config.method, train=dict(numbers))
     outputs.write_card(folder, shop.run, metrics)
     monitor.close(found)
     return metrics
 
 
+def first_process() -> bool:
+    """Whether this is the only process, or the first of those that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def _check_output(folder: Path, overwrite: bool, resume: bool) -> None:
     """Refuse to mix two runs. Only the first process looks: the others may be late."""
-    if int(os.environ.get("RANK", "0")):
+    if not first_process():
         return
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"output={folder}: a file is in the way")
@@ -152,6 +156,7 @@ def arguments(config: Config, folder: Path, seq2seq: bool) -> TrainingArguments:
     opt, evaluation, saved = config.optimisation, config.evaluation, config.checkpoints
     settings = {
         "output_dir": str(folder), "seed": config.seed, "report_to": "none", "disable_tqdm": True,
+        "use_cpu": not torch.accelerator.is_available(),  # said out loud, or several processes on CPUs are not a group
         "learning_rate": opt.learning_rate, "lr_scheduler_type": opt.schedule, "warmup_steps": opt.warmup,
         "optim": "adafactor" if opt.optimizer == "adafactor" else "adamw_torch", "weight_decay": opt.weight_decay,
         "adam_beta1": opt.betas[0], "adam_beta2": opt.betas[1], "adam_epsilon": opt.epsilon,
