@@ -139,9 +139,9 @@ def hyperparameters(run: Run) -> dict[str, Any]:
             flat[f"{key}.{inner}" if inner else key] = _simple(setting)
     built = {type(term).__name__.lower(): term for term in run.config.criterion().terms}
     for name in term_names():
-        flat[f"weight.{name}"] = weight_at(built[name].weight, 0) if name in built else 0.0
+        flat[f"_weight.{name}"] = weight_at(built[name].weight, 0) if name in built else 0.0
     flat["terms"] = _simple(terms)
-    flat["method"] = run.config.method
+    flat["_method"] = run.config.method  # TensorBoard sorts by name, and shows the first columns
     return flat
 
 

@@ -173,7 +173,7 @@ def test_hparams_have_the_same_keys_in_every_run() -> None:
     runs = [("gigaword", ["tiny"], ["r3f"]), ("glue", ["rte"], ["smart", "bregman"]), ("quickstart", [], [])]
     keys = [hyperparameters(config.resolve(name, variants=v, terms=t)) for name, v, t in runs]
     assert keys[0].keys() == keys[1].keys() == keys[2].keys()
-    assert (keys[0]["weight.r3f"], keys[1]["weight.r3f"], keys[1]["weight.smart"]) == (0.1, 0.0, 1.0)
+    assert (keys[0]["_weight.r3f"], keys[1]["_weight.r3f"], keys[1]["_weight.smart"]) == (0.1, 0.0, 1.0)
     assert all(isinstance(value, (bool, int, float, str)) for value in keys[0].values())
 
 
