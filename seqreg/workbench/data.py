@@ -13,8 +13,8 @@ from typing import Any
 from seqreg.errors import BadInput
 from seqreg.workbench import newsroom, rows
 from seqreg.workbench.cards import Card, HubSplit, Names
-from seqreg.workbench.config import Data
 from seqreg.workbench.rows import Row
+from seqreg.workbench.settings import Data
 
 ALIASES = {"validation": ("dev", "valid", "val", "validation_matched"), "mismatched": ("validation_mismatched",)}
 

@@ -17,8 +17,8 @@ from torch.utils.data import Dataset
 from seqreg.errors import BadInput, nearest
 from seqreg.integrations.hf import r4f
 from seqreg.workbench.cards import Card
-from seqreg.workbench.config import Config
 from seqreg.workbench.data import Example
+from seqreg.workbench.settings import Config
 
 SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
 _STARTS_WITH_EOS = ("bart", "mbart", "led")
@@ -93,8 +93,10 @@ def load_model(config: Config, card: Card, tokenizer: Any) -> Any:
     if config.model.name is None:
         model = auto.from_config(_fresh_config(config, tokenizer, labels))
     else:
-        settings = {**config.model.settings, **labels}
-        model = _fetched(auto, config.model.name, "model", dtype=torch.float32, **settings)
+        settings = _fetched(transformers.AutoConfig, config.model.name, "model", **labels)
+        _check_known(config, settings)
+        settings.update(config.model.settings)
+        model = _fetched(auto, config.model.name, "model", dtype=torch.float32, config=settings)
     _check_fit(model, tokenizer, config, seq2seq)
     if seq2seq:
         set_generation(model, config)
@@ -126,11 +128,14 @@ def _fresh_config(config: Config, tokenizer: Any, labels: Mapping[str, Any]) -> 
     }  # fmt: skip
     if name in _STARTS_WITH_EOS:
         settings.setdefault("forced_eos_token_id", eos)
-    known = transformers.CONFIG_MAPPING[name]()
+    _check_known(config, transformers.CONFIG_MAPPING[name]())
+    return transformers.AutoConfig.for_model(name, **settings)
+
+
+def _check_known(config: Config, known: Any) -> None:
     for key in config.model.settings:
         if not hasattr(known, key):
-            raise BadInput(f"model.settings.{key}: {name} has no such setting; {nearest(key, vars(known))}")
-    return transformers.AutoConfig.for_model(name, **settings)
+            raise BadInput(f"model.settings.{key}: {known.model_type} has no such setting; {nearest(key, vars(known))}")
 
 
 def set_generation(model: Any, config: Config) -> None:
@@ -170,7 +175,7 @@ def _fetched(auto: Any, name: str, what: str, **settings: Any) -> Any:
         raise BadInput(f"model.name={name}: no such folder")
     try:
         return auto.from_pretrained(name, trust_remote_code=False, **settings)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
         if folder:
             raise BadInput(f"{name}: no {what} can be loaded from this folder: {str(error).splitlines()[0]}") from None
         offline = " (HF_HUB_OFFLINE=1 is set)" if os.environ.get("HF_HUB_OFFLINE") == "1" else ""

@@ -20,12 +20,14 @@ from seqreg.integrations.hf import RegularizedSeq2SeqTrainer, RegularizedTrainer
 from seqreg.integrations.hf.trainer import RAW_HEAD
 from seqreg.workbench import config as configs
 from seqreg.workbench import data, models, outputs
-from seqreg.workbench.config import Config, Run
+from seqreg.workbench.batches import GroupedOrder
+from seqreg.workbench.config import Run
 from seqreg.workbench.console import Bars, console
 from seqreg.workbench.data import Splits
 from seqreg.workbench.evaluate import Scored, Scorer, evaluate, with_average
 from seqreg.workbench.models import Encoded
 from seqreg.workbench.monitor import Monitor
+from seqreg.workbench.settings import Checkpoints, Config, Model
 
 NO_CLIPPING = 1e9
 """A bound that no gradient reaches: the norm is measured, and not clipped."""
@@ -127,12 +129,38 @@ def _check_output(folder: Path, overwrite: bool, resume: bool) -> None:
         )
 
 
+class _Grouping:
+    """Takes the training rows in the order of `order`, if there is one."""
+
+    order: GroupedOrder | None = None
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        if self.order is not None:
+            return self.order
+        return super()._get_train_sampler(*args, **kwargs)  # type: ignore[misc]
+
+
+class _Seq2SeqTrainer(_Grouping, RegularizedSeq2SeqTrainer):
+    """For text."""
+
+
+class _Trainer(_Grouping, RegularizedTrainer):
+    """For classes and numbers."""
+
+
+def _order(rows: Encoded, config: Config, world: int) -> GroupedOrder:
+    """An order of the training rows by the lengths of source and target."""
+    coded = (rows[index] for index in range(len(rows)))
+    lengths = [(len(row["input_ids"]), len(row["labels"]) if isinstance(row["labels"], list) else 1) for row in coded]
+    return GroupedOrder(lengths, config.optimisation.batch_size, world=world, seed=config.seed)
+
+
 def make_trainer(shop: Workshop, folder: Path, scorer: Scorer | None = None) -> Any:
     """The trainer of a run, with bars instead of transformers' own."""
     run, config = shop.run, shop.run.config
     seq2seq = run.card.kind == "generation"
     sets = {name: Encoded(found, shop.tokenizer, config) for name, found in shop.splits.sets.items()}
-    kind = RegularizedSeq2SeqTrainer if seq2seq else RegularizedTrainer
+    kind = _Seq2SeqTrainer if seq2seq else _Trainer
     collate = DataCollatorForSeq2Seq if seq2seq else DataCollatorWithPadding
     trainer = kind(
         shop.model,
@@ -146,6 +174,8 @@ def make_trainer(shop: Workshop, folder: Path, scorer: Scorer | None = None) -> 
         anatomy_steps=config.logging.anatomy_steps,
         smoothness_steps=config.logging.smoothness_steps,
     )
+    if config.data.group and "train" in sets:
+        trainer.order = _order(sets["train"], config, trainer.args.world_size)
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.add_callback(Bars())
     return trainer
@@ -182,10 +212,10 @@ def trained(folder: Path, overrides: tuple[str, ...] = ()) -> Run:
     """The run of a folder, with the trained model in place of the one that it started from."""
     run = configs.load(folder, overrides)
     further = {
-        "model": configs.Model(name=str(folder)),
+        "model": Model(name=str(folder)),
         "terms": {},
         "evaluation": run.config.evaluation.model_copy(update={"every": 0, "best": False}),
-        "checkpoints": configs.Checkpoints(),
+        "checkpoints": Checkpoints(),
     }
     return Run(run.config.model_copy(update=further), run.card, run.origins)
 

@@ -12,7 +12,7 @@ import pytest
 
 from seqreg.errors import BadInput
 from seqreg.workbench import cards, data, newsroom, rows
-from seqreg.workbench.config import Data
+from seqreg.workbench.settings import Data
 from tests.workbench import samples
 
 PAIRS, _ = cards.load("text_pairs")

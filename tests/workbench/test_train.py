@@ -214,6 +214,19 @@ def test_a_resumed_training_ends_where_it_would_have(tmp_path: Path) -> None:
     assert all(torch.equal(resumed[key], value) for key, value in whole.items())
 
 
+@pytest.mark.parametrize(("recipe", "chosen"), [("gigaword", []), ("glue", ["rte"])])
+def test_rows_of_like_length_share_batches(recipe: str, chosen: list[str], tmp_path: Path) -> None:
+    settings = ["data.group=true", "data.max_source=400", "optimisation.batch_size=4"]
+    run = run_of(recipe, tmp_path, *settings, variants=chosen)
+    trainer = train.make_trainer(train.prepare(run), tmp_path / "run")
+    widths = [batch["attention_mask"].sum(1) for batch in trainer.get_train_dataloader()]
+    spread = sum(float(width.max() - width.min()) for width in widths)
+    trainer.order = None
+    plain = [batch["attention_mask"].sum(1) for batch in trainer.get_train_dataloader()]
+    assert spread < sum(float(width.max() - width.min()) for width in plain)
+    assert sorted(torch.cat(widths).tolist()) == sorted(torch.cat(plain).tolist())
+
+
 def test_check_counts_what_is_cut(tmp_path: Path) -> None:
     run = run_of("gigaword", tmp_path, variants=[], terms=["r3f", "smart"])
     console = Console(width=200, record=True, file=io.StringIO())
