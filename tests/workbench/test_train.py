@@ -218,6 +218,7 @@ def test_a_resumed_training_ends_where_it_would_have(tmp_path: Path) -> None:
 def test_rows_of_like_length_share_batches(recipe: str, chosen: list[str], tmp_path: Path) -> None:
     settings = ["data.group=true", "data.max_source=400", "optimisation.batch_size=4"]
     run = run_of(recipe, tmp_path, *settings, variants=chosen)
+    samples.folder(tmp_path / "data", run.card, train=160)
     trainer = train.make_trainer(train.prepare(run), tmp_path / "run")
     widths = [batch["attention_mask"].sum(1) for batch in trainer.get_train_dataloader()]
     spread = sum(float(width.max() - width.min()) for width in widths)
