@@ -9,10 +9,12 @@ from seqreg.version import __version__
 
 if TYPE_CHECKING:
     from seqreg.build import build_criterion, build_term
-    from seqreg.context import Context, Count, Forward, Shift, Site, View
-    from seqreg.criterion import Agreement, Cost, Criterion, LossReport, Term
+    from seqreg.context import Context, Count
+    from seqreg.criterion import Cost, Criterion, LossReport, Term
     from seqreg.errors import BadInput
+    from seqreg.parts import Agreement
     from seqreg.schedules import Every, StartAt, Warmup
+    from seqreg.views import Forward, Shift, Site, View
 
 __all__ = [
     "Agreement",
@@ -37,10 +39,12 @@ __all__ = [
 
 _HOMES = {
     "build": ("build_criterion", "build_term"),
-    "context": ("Context", "Count", "Forward", "Shift", "Site", "View"),
-    "criterion": ("Agreement", "Cost", "Criterion", "LossReport", "Term"),
+    "context": ("Context", "Count"),
+    "criterion": ("Cost", "Criterion", "LossReport", "Term"),
     "errors": ("BadInput",),
+    "parts": ("Agreement",),
     "schedules": ("Every", "StartAt", "Warmup"),
+    "views": ("Forward", "Shift", "Site", "View"),
 }
 
 

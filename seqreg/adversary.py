@@ -12,15 +12,19 @@ import torch
 from torch import Tensor
 
 from seqreg import anatomy
-from seqreg.context import Context, Dropout, Per, Point, Shift, View, Where
-from seqreg.criterion import Agreement, Cost, Term
+from seqreg.context import Context, Per, Where
+from seqreg.criterion import Cost, Term
 from seqreg.divergences import Divergence
 from seqreg.errors import BadInput
 from seqreg.losses import at_least_float32
 from seqreg.noise import Noise, Norm, Over, norm, project, rms, sample, too_small
+from seqreg.parts import Agreement, keep_logits
+from seqreg.views import Dropout, Point, Shift, View
+from seqreg.vocab import Detach
 
 Inject = Literal["scaled", "word", "layernorm", "normalised"]
 Deltas = Mapping[str, Tensor]
+Grad = Literal["both", "clean", "perturbed", "students"]
 
 RESCALED_ASCENT: Mapping[str, Any] = {
     "inject": "layernorm",
@@ -247,7 +251,7 @@ class AdversarialAgreement(Adversarial):
         inner: divergence of the clean output from the perturbed one that the ascent increases
         inner_mean: take its mean over positions, not their sum; matters for rule="raw" alone
         divergence: of the term itself
-        detach: the side held fixed: "none", "clean", "perturbed", or "teachers" (the left side of each KL)
+        grad: the sides that learn: "both", "clean", "perturbed", or "students" (the right side of each KL)
         per: averaged per "token", per "sequence" (summed over its tokens), or as released code does
         padding: also perturb padded positions, and count those without a label
     """
@@ -255,31 +259,31 @@ class AdversarialAgreement(Adversarial):
     inner: Divergence = "symmetric_kl"
     inner_mean: bool = False
     divergence: Divergence = "symmetric_kl"
-    detach: Literal["none", "clean", "perturbed", "teachers"] = "none"
+    grad: Grad = "both"
     per: Per = "token"
 
     @property
     def cost(self) -> Cost:
         quiet = 1 if self.dropout == "off" else 0
-        last = {"none": 1 + quiet, "clean": 1, "perturbed": quiet, "teachers": 1 + quiet}[self.detach]
+        last = {"both": 1 + quiet, "perturbed": 1, "clean": quiet, "students": 1 + quiet}[self.grad]
         return Cost(self.steps + 1 + quiet, self.steps + last)
 
     def __call__(self, ctx: Context) -> Agreement:
         clean = ctx.reference(self.dropout)
         shift = self.shift(self.attack(ctx, clean).final)
-        return self.agreement(clean, ctx.forward(shift, dropout=self.dropout, grad=self.detach != "perturbed"))
+        return self.agreement(clean, ctx.forward(shift, dropout=self.dropout, grad=self.grad != "clean"))
 
     def attack(self, ctx: Context, clean: View) -> Ascent:
         if ctx.kind == "regression" and self.inner != "mse":
             self.refuse("inner", "a KL is 0 on a regression head: use inner='mse' and divergence='mse'")
 
         def objective(view: View) -> Tensor:
-            values = Agreement(reference, view, self.inner, "first").values(ctx)
-            kept = torch.ones_like(ctx.mask) if self.padding else ctx.mask
-            total = values.masked_fill(~kept, 0.0).sum()
+            total = Agreement(reference, view, self.inner, "first").sum(ctx, kept)
             return total / kept.sum().clamp_min(1) if self.inner_mean else total
 
+        kept = torch.ones_like(ctx.mask) if self.padding else ctx.mask
         with _precisely(ctx, clean, self.dropout) as reference:
+            keep_logits(ctx, reference, kept)
             return ascend(self, ctx, clean, objective)
 
     def anatomy(self, ctx: Context) -> dict[str, float]:
@@ -294,6 +298,5 @@ class AdversarialAgreement(Adversarial):
         }
 
     def agreement(self, clean: View, view: View) -> Agreement:
-        sides: dict[str, Literal["none", "first", "second", "teachers"]] = {"clean": "first", "perturbed": "second"}
-        held = sides.get(self.detach, "teachers" if self.detach == "teachers" else "none")
-        return Agreement(clean, view, self.divergence, held, self.per, self.padding)
+        held: dict[Grad, Detach] = {"both": "none", "perturbed": "first", "clean": "second", "students": "teachers"}
+        return Agreement(clean, view, self.divergence, held[self.grad], self.per, self.padding)

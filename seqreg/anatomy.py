@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from seqreg.context import Context, Dropout, Shift, View
+from seqreg.context import Context
+from seqreg.views import Dropout, Shift, View
 
 Numbers = dict[str, float]
 

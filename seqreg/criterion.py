@@ -14,11 +14,12 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 import torch
 from torch import Tensor
 
-from seqreg.context import Context, Count, Per, Shift, View
-from seqreg.divergences import DIVERGENCES, Divergence, kl
+from seqreg.context import Context, Count
 from seqreg.errors import BadInput, nearest
-from seqreg.losses import Smoothing, check_smoothing, label_smoothed_nll, squared_error
+from seqreg.losses import Base, Smoothing, check_smoothing
+from seqreg.parts import Found, Joint, Part, Path, Task, base_loss, evaluate
 from seqreg.schedules import Weight, weight_at
+from seqreg.views import Extra, Shift
 
 
 @dataclass(frozen=True)
@@ -27,44 +28,6 @@ class Cost:
 
     forwards: int
     backwards: int
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """Two views that should agree. The criterion does the vocabulary-sized arithmetic.
-
-    Args:
-        first, second: the views; `divergence(first, second)` is taken at every position
-        detach: the side that is held fixed; "teachers" holds the left side of each of the two KLs of "symmetric_kl"
-        per, padding: see `Context.reduce`
-    """
-
-    first: View
-    second: View
-    divergence: Divergence = "symmetric_kl"
-    detach: Literal["none", "first", "second", "teachers"] = "none"
-    per: Per = "token"
-    padding: bool = False
-
-    def value(self, ctx: Context) -> Tensor:
-        return ctx.reduce(self.values(ctx), per=self.per, padding=self.padding)
-
-    def values(self, ctx: Context) -> Tensor:
-        """The divergence at every position."""
-        if ctx.kind == "regression" and self.divergence != "mse":
-            raise BadInput(f"divergence={self.divergence!r} is 0 on a regression head: use divergence='mse'")
-        if self.divergence == "stable_kl" and self.detach == "second":
-            raise BadInput("divergence='stable_kl' has a gradient on its second side alone, which is held fixed here")
-        first, second = self.first.logits, self.second.logits
-        if self.detach == "teachers":
-            if self.divergence != "symmetric_kl":
-                raise BadInput(f"detach='teachers' is for divergence='symmetric_kl', not {self.divergence!r}")
-            return kl(first.detach(), second) + kl(second.detach(), first)
-        if self.detach == "first":
-            first = first.detach()
-        elif self.detach == "second":
-            second = second.detach()
-        return DIVERGENCES[self.divergence](first, second)
 
 
 class _Settings(ABCMeta):
@@ -168,8 +131,8 @@ class Term(ABC, metaclass=_Settings):
         """Extra forward and backward passes with these settings."""
 
     @abstractmethod
-    def __call__(self, ctx: Context) -> Tensor | Agreement:
-        """The term's value on one batch, unweighted."""
+    def __call__(self, ctx: Context) -> Tensor | Part | Joint:
+        """The term's value on one batch, unweighted: a number, or the parts that it is the sum of."""
 
     def anatomy(self, ctx: Context) -> dict[str, float]:
         """Numbers that tell what the term is doing on this batch."""
@@ -178,6 +141,15 @@ class Term(ABC, metaclass=_Settings):
     def input_shift(self, ctx: Context, weight: float) -> Shift | None:
         """A change of the training input itself, for a term that makes one."""
         return None
+
+    def extra(self, ctx: Context) -> Extra | None:
+        """A pass that can be made in one batch with the clean one; if it was, `ctx.beside` has it by name."""
+        return None
+
+    @property
+    def shares_dropout(self) -> bool:
+        """Whether the term may replay the dropout masks of the clean pass."""
+        return self.cost.forwards > 0 and getattr(self, "dropout", "shared") == "shared"
 
 
 def _fits(value: object, hint: Any) -> bool:
@@ -209,12 +181,14 @@ class LossReport:
         parts: weighted contributions, detached; they add up to `total`
         values: the same terms unweighted, and the plain negative log-likelihood
         weights: the weight of every active term at this step
+        paths: how each part was computed: "fused", "plain" (from all logits) or "own" (by the term itself)
     """
 
     total: Tensor
     parts: Mapping[str, Tensor]
     values: Mapping[str, Tensor] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
+    paths: Mapping[str, Path] = field(default_factory=dict)
 
     def scalars(self) -> dict[str, float]:
         """Everything for a log: part/<name> (these add up), value/<name>, weight/<name>."""
@@ -229,6 +203,45 @@ class LossReport:
         return f"loss {float(self.total.detach()):.4g} = {parts}"
 
 
+@dataclass(frozen=True)
+class _Declared:
+    """What an active term asks for on this batch."""
+
+    term: Term
+    weight: float
+    joint: Joint
+    paths: frozenset[str]
+
+    @classmethod
+    def of(cls, term: Term, weight: float, ctx: Context) -> _Declared:
+        ctx.paths.clear()
+        asked = term(ctx)
+        if isinstance(asked, Part):
+            joint = Joint((1.0, asked))
+        elif isinstance(asked, Joint):
+            joint = asked
+        elif isinstance(asked, Tensor) and asked.shape == ():
+            joint = Joint(rest=asked)
+        else:
+            raise BadInput(f"{term.name} must return a scalar tensor, such as ctx.reduce(values), not {asked!r}")
+        return cls(term, weight, joint, frozenset(ctx.paths))
+
+    @property
+    def items(self) -> list[tuple[float, Part]]:
+        return [(self.weight * factor, part) for factor, part in self.joint.parts]
+
+    def value(self, ctx: Context, found: Sequence[Found]) -> Tensor:
+        """The unweighted value, without a gradient."""
+        value = torch.zeros((), device=ctx.mask.device) if self.joint.rest is None else self.joint.rest.detach()
+        for (factor, part), one in zip(self.joint.parts, found, strict=True):
+            value = value + factor * one.mean(part, ctx)
+        return value
+
+    def path(self, found: Sequence[Found]) -> Path:
+        paths = {*self.paths, *(one.path for one in found)}
+        return "plain" if "plain" in paths else "fused" if paths else "own"
+
+
 class Criterion:
     """The label-smoothed loss plus weighted terms.
 
@@ -237,6 +250,8 @@ class Criterion:
         label_smoothing: in [0, 1); 0.1 in most summarization recipes
         smoothing: "torch" spreads it over all V classes, "fairseq" over the V - 1 others
         per: what the base loss is averaged over: "token", or "sequence" (fairseq's --sentence-avg)
+        fused: False computes everything from the logits of all tokens, and makes one pass after the other: slower, for
+            comparison and for a loss that is to be differentiated twice
     """
 
     def __init__(
@@ -245,6 +260,7 @@ class Criterion:
         label_smoothing: float = 0.0,
         smoothing: Smoothing = "torch",
         per: Literal["token", "sequence"] = "token",
+        fused: bool = True,
     ) -> None:
         for term in terms:
             if not isinstance(term, Term):
@@ -256,8 +272,9 @@ class Criterion:
         for name in names:
             if names.count(name) > 1 or name in ("base", "nll"):
                 raise BadInput(f"two parts of the loss are called {name!r}: give one of them another name=")
-        self.terms, self.per = terms, per
-        self.label_smoothing, self.smoothing = label_smoothing, smoothing
+        self.terms, self.base = terms, Base(label_smoothing, smoothing, per)
+        self.label_smoothing, self.smoothing, self.per = label_smoothing, smoothing, per
+        self.fused = fused
         self.memory: dict[str, dict[str, Tensor]] = {}
 
     def __repr__(self) -> str:
@@ -286,18 +303,25 @@ class Criterion:
                 )
         weighted = self._weighted(ctx) if training else []
         active = [(term, weight) for term, weight in weighted if weight > 0]
-        self._prepare(ctx, active)
-        smoothed, nll = self.base_loss(ctx.clean, ctx)
-        total = ctx.reduce(smoothed, per=self.per)
-        values = {} if nll is None else {"nll": ctx.reduce(nll.detach(), per=self.per)}
-        if any(term.alone(ctx.step) for term, _ in active) or not ctx.labelled:
-            total = torch.zeros_like(total)
-        parts = {"base": total.detach()}
-        for term, weight in active:
-            value = self._value(term, ctx)
-            total = total + weight * value
-            values[term.name], parts[term.name] = value.detach(), weight * value.detach()
-        return LossReport(total, parts, values, {term.name: weight for term, weight in weighted})
+        self._prepare(ctx, active, together=training)
+        alone = any(term.alone(ctx.step) for term, _ in active)
+        base = [(0.0 if alone else 1.0, Task(ctx.clean))] if ctx.labelled else []
+        declared = [_Declared.of(term, weight, ctx) for term, weight in active]
+        total, found = evaluate([*base, *(item for one in declared for item in one.items)], ctx)
+        values: dict[str, Tensor] = {}
+        parts, paths = {"base": torch.zeros((), device=ctx.mask.device)}, {}
+        for factor, task in base:
+            of_base, found = found[0], found[1:]
+            paths["base"], parts["base"] = of_base.path, factor * of_base.mean(task, ctx)
+            if of_base.nll is not None:
+                values["nll"] = ctx.reduce(of_base.nll, per=self.per)
+        for one in declared:
+            mine, found = found[: len(one.items)], found[len(one.items) :]
+            value, name = one.value(ctx, mine), one.term.name
+            values[name], parts[name], paths[name] = value, one.weight * value, one.path(mine)
+            if one.joint.rest is not None:
+                total = total + one.weight * one.joint.rest
+        return LossReport(total, parts, values, {term.name: weight for term, weight in weighted}, paths)
 
     def anatomy(self, ctx: Context) -> dict[str, float]:
         """What every active term is really doing on this batch, as <term>/<number>.
@@ -307,33 +331,36 @@ class Criterion:
         """
         active = [(term, weight) for term, weight in self._weighted(ctx) if weight > 0]
         found: dict[str, float] = {}
-        fresh, count = {"clean", "quiet"} - vars(ctx).keys(), ctx.count
-        ctx.count = Count.of(ctx.mask)  # of this batch, whatever its share in the optimizer step
+        views = ("clean", "quiet", "beside")
+        kept = {name: vars(ctx)[name] for name in views if name in vars(ctx)}
+        count, ctx.count = ctx.count, Count.of(ctx.mask)  # of this batch, whatever its share in the optimizer step
+        if ctx.beside:  # a clean pass that nothing can share dropout with
+            vars(ctx).pop("clean", None)
+            ctx.beside = {}
         with ctx.forward.observed(), torch.no_grad():
-            self._prepare(ctx, active)
+            self._prepare(ctx, active, together=False)
             ctx.memory = {name: {k: v.clone() for k, v in kept.items()} for name, kept in self.memory.items()}
-            base = float(ctx.reduce(self.base_loss(ctx.clean, ctx)[0], per=self.per))
+            base = float(ctx.task_mean(ctx.clean))
             for term, weight in active:
-                value = weight * float(self._value(term, ctx))
+                one = _Declared.of(term, weight, ctx)
+                value = weight * float(one.value(ctx, evaluate(one.items, ctx)[1]))
                 found[f"{term.name}/share_of_loss"] = value / base if base else 0.0
                 found |= {f"{term.name}/{key}": number for key, number in term.anatomy(ctx).items()}
         ctx.count = count
-        for name in fresh:  # these views carry no gradient: training must not find them
+        for name in views:  # views made here carry no gradient: training must not find them
             vars(ctx).pop(name, None)
+        vars(ctx).update(kept)
         return found
 
     def _weighted(self, ctx: Context) -> list[tuple[Term, float]]:
         return [(term, weight_at(term.weight, ctx.step)) for term in self.terms if term.counts(ctx)]
 
-    def _value(self, term: Term, ctx: Context) -> Tensor:
-        result = term(ctx)
-        value = result.value(ctx) if isinstance(result, Agreement) else result
-        if not isinstance(value, Tensor) or value.shape != ():
-            raise BadInput(f"{term.name} must return a scalar tensor, such as ctx.reduce(values), not {value!r}")
-        return value
+    def _prepare(self, ctx: Context, active: Sequence[tuple[Term, float]], *, together: bool = False) -> None:
+        """Give the context what the criterion knows, before its first pass.
 
-    def _prepare(self, ctx: Context, active: Sequence[tuple[Term, float]]) -> None:
-        """Give the context what the criterion knows, before its first pass."""
+        Args:
+            together: passes that can may be made in one batch with the clean one
+        """
         for term, _ in active:
             if term.ascends and ctx.forward.reentrant:
                 raise BadInput(
@@ -352,9 +379,16 @@ class Criterion:
             raise BadInput(
                 "a term changes the input, and this context's clean pass has been made without: make a new one"
             )
-        ctx.memory, ctx.per = self.memory, self.per
+        ctx.memory, ctx.base, ctx.fused = self.memory, self.base, self.fused
         ctx.hidden = any(term.needs_hidden for term, _ in active)
-        ctx.task_loss = lambda view: self.base_loss(view, ctx)[0]
+        ctx.task_loss = lambda view: base_loss(view, ctx)[0]
+        ctx.task_mean = lambda view: Task(view).value(ctx)
+        forward, ctx.extras = ctx.forward, {}
+        together = together and self.fused and torch.is_grad_enabled() and "clean" not in vars(ctx)
+        if together and forward.rows and not (ctx.input_shifts or forward.drops_layers):
+            offered = {term.name: extra for term, _ in active if (extra := term.extra(ctx)) is not None}
+            if all(term.name in offered or not term.shares_dropout for term, _ in active):
+                ctx.extras = offered
 
     def state_dict(self) -> dict[str, Tensor]:
         """What terms keep from step to step (Bregman's teacher): save it with your checkpoints."""
@@ -369,13 +403,3 @@ class Criterion:
             if name not in names:
                 raise BadInput(f"the saved state is of a term {name!r} that this criterion does not have")
             self.memory.setdefault(name, {})[key] = value.clone()
-
-    def base_loss(self, view: View, ctx: Context) -> tuple[Tensor, Tensor | None]:
-        """The per-position base loss of a view, and its plain negative log-likelihood if it has one."""
-        if ctx.kind == "regression":
-            if self.label_smoothing:
-                raise BadInput(
-                    f"label_smoothing={self.label_smoothing} means nothing on a regression head: set it to 0"
-                )
-            return squared_error(view.logits, ctx.labels), None
-        return label_smoothed_nll(view.logits, ctx.labels, self.label_smoothing, self.smoothing)

@@ -33,9 +33,13 @@ def kl(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _kl(logp: Tensor, logq: Tensor) -> Tensor:
-    p, q, d = logp.exp(), logq.exp(), logp - logq
+    return kl_summand(logp.exp(), logq.exp(), logp - logq).sum(-1)
+
+
+def kl_summand(p: Tensor, q: Tensor, d: Tensor) -> Tensor:
+    """What KL(p || q) adds up over the classes, of d = log p - log q."""
     near = d.clamp(-1.0, 1.0)
-    return torch.where(d.abs() < 1.0, p * (torch.expm1(-near) + near), p * d - p + q).sum(-1)
+    return torch.where(d.abs() < 1.0, p * (torch.expm1(-near) + near), p * d - p + q)
 
 
 def reverse_kl(first: Tensor, second: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrize
 
-from seqreg.context import training_off
 from seqreg.errors import BadInput
+from seqreg.views import training_off
 
 Layers = Literal["all", "out_proj"]
 

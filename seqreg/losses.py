@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -11,6 +12,15 @@ from seqreg.errors import BadInput
 
 IGNORE = -100
 Smoothing = Literal["torch", "fairseq"]
+
+
+@dataclass(frozen=True)
+class Base:
+    """How the base loss of a criterion is taken: see `seqreg.criterion.Criterion`."""
+
+    label_smoothing: float = 0.0
+    smoothing: Smoothing = "torch"
+    per: Literal["token", "sequence"] = "token"
 
 
 def at_least_float32(values: Tensor) -> Tensor:
@@ -41,11 +51,17 @@ def label_smoothed_nll(
     nll = -logp.gather(-1, labels.masked_fill(ignored, 0).unsqueeze(-1)).squeeze(-1).masked_fill(ignored, 0.0)
     if label_smoothing == 0.0:
         return nll, nll
-    size = logp.shape[-1]
-    spread = label_smoothing / (size if smoothing == "torch" else size - 1)
+    own, spread = shares(logp.shape[-1], label_smoothing, smoothing)
     everything = -logp.sum(-1).masked_fill(ignored, 0.0)
-    own = 1.0 - label_smoothing - (0.0 if smoothing == "torch" else spread)
     return own * nll + spread * everything, nll
+
+
+def shares(size: int, label_smoothing: float, smoothing: Smoothing) -> tuple[float, float]:
+    """What the label gets on top of every class, and what every class gets, of `size` classes. They add up to 1."""
+    if label_smoothing == 0.0:
+        return 1.0, 0.0
+    spread = label_smoothing / (size if smoothing == "torch" else size - 1)
+    return 1.0 - label_smoothing - (0.0 if smoothing == "torch" else spread), spread
 
 
 def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from seqreg.context import Context, Shift, View
+from seqreg.context import Context
 from seqreg.errors import BadInput
 from seqreg.losses import at_least_float32
 from seqreg.noise import rms, sample
+from seqreg.views import Shift, View
+from seqreg.vocab import squared_norm
 
 Layers = Literal["all", "encoder", "decoder", "logits"]
 States = dict[str, tuple[Tensor, Tensor | None]]
@@ -25,15 +27,21 @@ Norms = dict[str, tuple[Tensor, Tensor | None]]
 """Squared norms of the Jacobian and, where asked for, the Hessian of every layer: means over rows."""
 
 
-def states(ctx: Context, view: View, layers: Layers = "all") -> States:
-    """The outputs of the chosen layers."""
+def states(ctx: Context, view: View, layers: Layers = "all", *, before_head: bool = False) -> States:
+    """The outputs of the chosen layers.
+
+    Args:
+        before_head: in place of logits what they would be computed from, where a language-model head does so
+    """
     found: States = {}
     for stack, outputs in view.hidden.items():
         if layers in ("all", stack):
             mask = ctx.forward.sites[stack].mask
             found |= {f"{stack}.{i}": (output, mask) for i, output in enumerate(outputs, start=1)}
     if layers in ("all", "logits"):
-        found["logits"] = (view.logits, ctx.mask if view.logits.dim() == 3 else None)
+        projection = view.projection if before_head and view.deferred else None
+        output = view.logits if projection is None else projection.states
+        found["logits"] = (output, ctx.mask if output.dim() == 3 else None)
     if not found:
         raise BadInput(f"layers={layers!r}: this model has {' and '.join(view.hidden)}")
     return {name: (at_least_float32(values), mask) for name, (values, mask) in found.items()}
@@ -63,20 +71,26 @@ def differences(
         unit = float(rms(embeds, mask)) or 1.0
         size = unit * epsilon
 
+        head = clean.projection.weight if clean.deferred and clean.projection is not None else None
+
+        def of(view: View) -> States:
+            return states(ctx, view, layers, before_head=head is not None)
+
         def at(delta: Tensor) -> States:
-            return states(ctx, ctx.forward(Shift({site: delta}), dropout="shared", hidden=True), layers)
+            return of(ctx.forward(Shift({site: delta}), dropout="shared", hidden=True))
 
         v = sample("normal", embeds, 1.0, mask)
         w = sample("normal", embeds, 1.0, mask) if hessian else None
-        base, along = states(ctx, clean, layers), at(size * v)
+        base, along = of(clean), at(size * v)
         across, both = (None, None) if w is None else (at(size * w), at(size * (v + w)))
         found: Norms = {}
         for layer, (f, kept) in base.items():
-            slope = _rows(ctx, (along[layer][0] - f) / size, kept)
+            weight = head if layer == "logits" else None
+            slope = _rows(ctx, (along[layer][0] - f) / size, kept, weight)
             bend = None
             if across is not None and both is not None:
                 second = ((both[layer][0] - along[layer][0]) - (across[layer][0] - f)) / size**2
-                bend = _rows(ctx, second, kept) * unit**2
+                bend = _rows(ctx, second, kept, weight) * unit**2
             found[layer] = (slope, bend)
         return found
 
@@ -110,8 +124,11 @@ def _exact(ctx: Context, name: str) -> Iterator[View]:
             yield ctx.forward(dropout="shared", hidden=True)
 
 
-def _rows(ctx: Context, values: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean over rows of the squares of what counts."""
+def _rows(ctx: Context, values: Tensor, mask: Tensor | None, head: Tensor | None) -> Tensor:
+    """The mean over rows of the squares of what counts; of the logits that a head would make of it."""
+    if head is not None:
+        weights, kept = ctx.weights("sequence"), ctx.mask
+        return squared_norm(values[kept], head, weights[kept])
     squares = masked(values, mask).square()
     return ctx.reduce_rows(squares.reshape(len(squares), -1).sum(-1))
 
@@ -170,7 +187,10 @@ def observe(ctx: Context, reference: Mapping[str, Tensor] | None = None) -> tupl
         del ctx.clean
     numbers: dict[str, float] = {}
     with ctx.forward.observed():
-        own = {name: tokens(values, mask).cpu() for name, (values, mask) in states(ctx, ctx.clean).items()}
+        own = {
+            name: tokens(values, mask).cpu()
+            for name, (values, mask) in states(ctx, ctx.clean, before_head=True).items()
+        }
         if full_precision_weights(ctx):
             numbers = {f"jacobian/{name}": float(slope) for name, (slope, _) in differences(ctx).items()}
         gap = source_gap(ctx) if hasattr(ctx, "task_loss") else None

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
-from seqreg.context import Point
 from seqreg.errors import BadInput
 from seqreg.losses import at_least_float32
 from seqreg.noise import arithmetic_dtype
+from seqreg.views import Point
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class EmbeddingTap:
     Args:
         stack: where
         delta: what to add, or a function of what it is added to; None only reads    # [B, S, D]
-        at, detach: see `seqreg.context.Shift`
+        at, detach: see `seqreg.views.Shift`
 
     Afterwards `tap.embeds` holds what was consumed at that point. With a delta, leaving the block raises unless the
     hook fired exactly once; without one, `tap.fired` tells.

@@ -85,9 +85,7 @@ def _ends(before: str, match: re.Match[str], lower: bool) -> bool:
     if mark != ".":
         goes_on = not mark.strip(".…") or match["close"].strip(")]}")  # "well ... no", '"why?" he said'
         return not (lower and goes_on)
-    if not before or before[-1].isspace():
-        return True  # a full stop that stands alone, in tokenised text
-    word = _BETWEEN_WORDS.split(before)[-1]
+    word = _BETWEEN_WORDS.split(before)[-1]  # "" before a full stop that stands alone, in tokenised text
     if word == before.strip() and word.isdigit():
         return False  # the number of a list
     name = word.lower().lstrip("'’")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from seqreg.adversary import RESCALED_ASCENT, AdversarialAgreement
+from seqreg.adversary import RESCALED_ASCENT, AdversarialAgreement, Grad
 from seqreg.divergences import Divergence
 
 
@@ -46,7 +46,7 @@ class ALUM(AdversarialAgreement):
     """
 
     inner: Divergence = "kl"
-    detach: Literal["none", "clean", "perturbed", "teachers"] = "teachers"
+    grad: Grad = "students"
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "alum_v02": {**RESCALED_ASCENT, "inner_mean": True, "embedding_grad": False},

@@ -9,11 +9,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from seqreg.context import Context, Dropout, Per
-from seqreg.criterion import Agreement, Cost, Term
+from seqreg.context import Context, Per
+from seqreg.criterion import Cost, Term
 from seqreg.divergences import Divergence
 from seqreg.errors import BadInput
 from seqreg.losses import at_least_float32
+from seqreg.parts import Agreement
+from seqreg.views import Dropout
 
 
 @dataclass(frozen=True, kw_only=True)

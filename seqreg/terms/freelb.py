@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from seqreg import anatomy
 from seqreg.adversary import Adversarial, ascend, begin, climb, climbed
 from seqreg.context import Context
 from seqreg.criterion import Cost
 from seqreg.noise import Noise, Norm, Over
+from seqreg.parts import Joint, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +36,9 @@ class FreeLB(Adversarial):
         The other settings are those of `seqreg.adversary.Adversarial`.
 
     Cost:
-        steps extra forwards, 2 steps - 1 extra backwards (of which steps - 1 reach the embeddings alone); with `last`,
-        steps + 1 and 2 steps + 1. All graphs are held until backward.
+        steps extra forwards, 2 steps - 2 extra backwards (of which steps - 1 reach the embeddings alone); with `last`,
+        steps + 1 and 2 steps. At a weight other than 1, the clean pass has a backward too. All graphs are held until
+        backward.
 
     Differs from:
         the authors' code calls backward inside the loss; here the clean pass is run too, because the criterion's base
@@ -51,7 +52,7 @@ class FreeLB(Adversarial):
         >>> from seqreg.terms.freelb import FreeLB
         >>> criterion = Criterion(FreeLB(steps=3, weight=Warmup(1.0, steps=500)))
         >>> FreeLB(preset="freelb").cost
-        Cost(forwards=3, backwards=5)
+        Cost(forwards=3, backwards=4)
     """
 
     noise: Noise = "uniform"
@@ -79,30 +80,31 @@ class FreeLB(Adversarial):
     @property
     def cost(self) -> Cost:
         quiet = 1 if self.dropout == "off" else 0
-        return Cost(self.points + quiet, 2 * self.points - 1)
+        return Cost(self.points + quiet, 2 * self.points - (2 if self.weight == 1 else 1))
 
     def anatomy(self, ctx: Context) -> dict[str, float]:
         """See `anatomy.size`, `adversary.climbed`; `rise` is the loss at the end of the ascent over the clean loss."""
         clean = ctx.reference(self.dropout)
-        ascent = ascend(self, ctx, clean, lambda view: ctx.task_loss(view).masked_fill(~ctx.mask, 0.0).sum())
+        ascent = ascend(self, ctx, clean, lambda view: Task(view).sum(ctx, ctx.mask))
         shift = self.shift(ascent.final)
         rise = float(ctx.task_mean(ctx.forward(shift, dropout=self.dropout)) / ctx.task_mean(clean))
         return {**climbed(self, ascent), **anatomy.size(ctx, clean, shift), "rise": rise}
 
-    def __call__(self, ctx: Context) -> Tensor:
+    def __call__(self, ctx: Context) -> Joint:
         deltas, balls = begin(self, ctx, ctx.reference(self.dropout))
-        total = -ctx.task_mean(ctx.clean)
+        total = torch.zeros((), device=ctx.mask.device)
+        unit = float(ctx.weights(ctx.base.per).max()) or 1.0  # a step follows the sum over positions, not their mean
         training = torch.is_grad_enabled()
         for point in range(self.points):
             live = {name: delta.detach().requires_grad_() for name, delta in deltas.items()}
             with torch.enable_grad():
-                losses = ctx.task_loss(ctx.forward(self.shift(live), dropout=self.dropout))
-                wanted = losses.masked_fill(~ctx.mask, 0.0).sum()
-            total = total + ctx.reduce(losses if training else losses.detach(), per=ctx.per) / self.points
+                loss = ctx.task_mean(ctx.forward(self.shift(live), dropout=self.dropout))
+                wanted = loss / unit
+            total = total + (loss if training else loss.detach()) / self.points
             if point < self.points - 1:
-                gradients = torch.autograd.grad(wanted, list(live.values()), retain_graph=True)
+                gradients = torch.autograd.grad(wanted, list(live.values()), retain_graph=training)
                 deltas = {
                     name: climb(self, delta, gradient, balls[name], last=False)
                     for (name, delta), gradient in zip(deltas.items(), gradients, strict=True)
                 }
-        return total
+        return Joint((-1.0, Task(ctx.clean)), rest=total)

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from seqreg import anatomy
-from seqreg.context import Context, Shift, Where
+from seqreg.context import Context, Where
 from seqreg.criterion import Cost, Term
 from seqreg.errors import BadInput
 from seqreg.noise import sample
 from seqreg.schedules import weight_at
+from seqreg.views import Shift
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,4 +86,4 @@ class NEFTune(Term):
         return anatomy.size(ctx, plain, self.input_shift(ctx, weight_at(self.weight, ctx.step)))
 
     def __call__(self, ctx: Context) -> Tensor:
-        return ctx.clean.logits.new_zeros((), dtype=torch.float32)
+        return torch.zeros((), device=ctx.mask.device)

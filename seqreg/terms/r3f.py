@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from seqreg import anatomy
-from seqreg.context import Context, Dropout, Per, Shift, View, Where
-from seqreg.criterion import Agreement, Cost, Term
+from seqreg.context import Context, Per, Where
+from seqreg.criterion import Cost, Term
 from seqreg.divergences import Divergence
 from seqreg.errors import BadInput
-from seqreg.noise import Noise, rms, sample, too_small
+from seqreg.noise import Noise, arithmetic_dtype, rms, sample, too_small
+from seqreg.parts import Agreement
+from seqreg.views import Dropout, Extra, Shift, View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +43,19 @@ class R3F(Term):
             multiplies them by sqrt(D) (PEGASUS, mBART, Marian ...), which multiplies the noise too
         dropout: masks of the noised pass: "independent" of the clean pass, "shared" with it, or "off" in both
         divergence: "symmetric_kl" (the paper), "kl" of noised from clean, "reverse_kl", "js", or "mse" of raw outputs
-        detach: the side held fixed: "none" (the paper), "clean" or "noised"
+        grad: the sides that learn: "both" (the paper's formula); "clean" leaves out the noised backward, the 2 forwards
+            and 1 backward that the paper counts, and drops half of the gradient: where p and q are close, the two
+            halves are equal on average under independent dropout, so that it is about that of half the weight;
+            "noised" drops the other half
         per: averaged per "token", per "sequence" (summed over its tokens), or as "fairseq" does; see `Context.reduce`
         padding: also noise and count padded positions, as fairseq does
+        rows: a random share of the rows is noised, and counted for all: cheaper, unbiased, of more variance
+        tokens: likewise a random share of the tokens; saves the head's work alone
         unresolved: "error" or "warn" when the noise is below the resolution of the arithmetic
         preset: "fairseq" reproduces label_smoothed_cross_entropy_r3f
 
     Cost:
-        1 extra forward, 1 extra backward; dropout="off" 2 and 2; detach="noised" saves the noised backward.
+        1 extra forward, 1 extra backward; dropout="off" 2 and 2; grad="clean" saves the noised backward.
 
     Differs from:
         fairseq counts padded target positions and divides by rows, so that its weight grows with the padded length;
@@ -70,9 +79,11 @@ class R3F(Term):
     inject: Literal["scaled", "word"] = "scaled"
     dropout: Dropout = "independent"
     divergence: Divergence = "symmetric_kl"
-    detach: Literal["none", "clean", "noised"] = "none"
+    grad: Literal["both", "clean", "noised"] = "both"
     per: Per = "token"
     padding: bool = False
+    rows: float = 1.0
+    tokens: float = 1.0
     unresolved: Literal["error", "warn"] = "error"
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -83,22 +94,56 @@ class R3F(Term):
         super().__post_init__()
         if self.scale <= 0:
             self.refuse("scale", "expected a number > 0; the paper uses 1e-5")
+        for setting in ("rows", "tokens"):
+            if not 0 < getattr(self, setting) <= 1:
+                self.refuse(setting, "expected a share, more than 0 and at most 1")
+        if self.rows < 1 and self.dropout == "shared":
+            self.refuse("rows", "dropout masks are shared by all rows: use dropout='independent', or tokens=")
 
     @property
     def cost(self) -> Cost:
         forwards = 2 if self.dropout == "off" else 1
-        if self.detach == "noised":
+        if self.grad == "clean":
             return Cost(forwards, forwards - 1)
-        return Cost(forwards, 1 if self.detach == "clean" else forwards)
+        return Cost(forwards, 1 if self.grad == "noised" else forwards)
+
+    def extra(self, ctx: Context) -> Extra | None:
+        if self.dropout != "independent" or self.grad == "clean":
+            return None
+        rows = self._rows(ctx)
+        return Extra(Shift({site: partial(self._noise, ctx, site, rows) for site in ctx.sites(self.where)}), rows)
 
     def __call__(self, ctx: Context) -> Agreement:
-        clean = ctx.reference(self.dropout)
-        noised = ctx.forward(self._shift(ctx, clean), dropout=self.dropout, grad=self.detach != "noised")
-        return self._agreement(clean, noised)
+        clean, noised = ctx.reference(self.dropout), ctx.beside.get(self.name)
+        if noised is None:
+            rows = self._rows(ctx)
+            shift = self._shift(ctx, clean, rows)
+            noised = ctx.forward(shift, dropout=self.dropout, grad=self.grad != "clean", rows=rows)
+        return replace(self._agreement(clean, noised), sample=self._sample(ctx, noised.rows))
+
+    def _rows(self, ctx: Context) -> Tensor | None:
+        """The rows that are noised; None for all."""
+        batch = ctx.forward.rows
+        if self.rows == 1:
+            return None
+        if batch is None:
+            self.refuse("rows", "this model cannot be given some rows of a batch: use tokens=, or Every")
+        return torch.randperm(batch)[: max(1, round(self.rows * batch))].sort().values.to(ctx.mask.device)
+
+    def _sample(self, ctx: Context, rows: Tensor | None) -> Tensor | None:
+        """What makes up for the rows and tokens that were left out."""
+        if rows is None and self.tokens == 1:
+            return None
+        kept = torch.ones(ctx.mask.shape, device=ctx.mask.device)
+        if rows is not None:
+            kept = torch.zeros_like(kept).index_fill(0, rows, len(kept) / len(rows))
+        if self.tokens < 1:
+            kept = kept * (torch.rand_like(kept) < self.tokens) / self.tokens
+        return kept
 
     def _agreement(self, clean: View, noised: View) -> Agreement:
-        held: dict[str, Literal["none", "first", "second"]] = {"none": "none", "clean": "first", "noised": "second"}
-        return Agreement(clean, noised, self.divergence, held[self.detach], self.per, self.padding)
+        held: dict[str, Literal["none", "first", "second"]] = {"both": "none", "noised": "first", "clean": "second"}
+        return Agreement(clean, noised, self.divergence, held[self.grad], self.per, self.padding)
 
     def anatomy(self, ctx: Context) -> dict[str, float]:
         """See `seqreg.anatomy`."""
@@ -109,15 +154,18 @@ class R3F(Term):
             **anatomy.shares(ctx, clean, shift, self.dropout, lambda a, b: self._agreement(a, b).value(ctx)),
         }
 
-    def _shift(self, ctx: Context, clean: View) -> Shift:
-        return Shift({site: self._delta(ctx, site, clean) for site in ctx.sites(self.where)})
+    def _shift(self, ctx: Context, clean: View, rows: Tensor | None = None) -> Shift:
+        embeds = {site: clean.embeds[site, "embedding"] for site in ctx.sites(self.where)}
+        embeds = embeds if rows is None else {site: found[rows] for site, found in embeds.items()}
+        return Shift({site: self._noise(ctx, site, rows, found, clean.dtype) for site, found in embeds.items()})
 
-    def _delta(self, ctx: Context, name: str, clean: View) -> Tensor:
-        site, embeds = ctx.forward.sites[name], clean.embeds[name, "embedding"]
-        mask = ctx.real(name, embeds)
+    def _noise(
+        self, ctx: Context, name: str, rows: Tensor | None, embeds: Tensor, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        site, mask = ctx.forward.sites[name], ctx.real(name, embeds, rows)
         absolute = site.scale if self.inject == "word" else 1.0  # what the model scales, it scales noise and RMS alike
         scale = self.scale * (float(rms(embeds, mask)) if self.relative else absolute)
-        complaint = too_small(scale, embeds, mask, clean.dtype)
+        complaint = too_small(scale, embeds, mask, dtype or arithmetic_dtype(embeds))
         if complaint and self.unresolved == "error":
             raise BadInput(f"{self.name}: {complaint}")
         if complaint:

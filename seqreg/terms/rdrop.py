@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import torch
-from torch import Tensor
-
 from seqreg.context import Context, Per
-from seqreg.criterion import Agreement, Cost, Term
+from seqreg.criterion import Cost, Term
 from seqreg.divergences import Divergence
+from seqreg.parts import Agreement, Joint, Task
+from seqreg.views import Extra, Shift
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +66,20 @@ class RDrop(Term):
     def cost(self) -> Cost:
         return Cost(forwards=1, backwards=1)
 
-    def __call__(self, ctx: Context) -> Tensor:
-        second = ctx.forward(dropout="independent")
-        if not ctx.step and torch.equal(second.logits, ctx.clean.logits):
+    @property
+    def shares_dropout(self) -> bool:
+        return False
+
+    def extra(self, ctx: Context) -> Extra:
+        return Extra(Shift({}))
+
+    def __call__(self, ctx: Context) -> Joint:
+        clean, second = ctx.clean, ctx.beside.get(self.name) or ctx.forward(dropout="independent")
+        if not ctx.step and clean.equals(second):
             warnings.warn(
                 f"{self.name}: two passes agree exactly: the model has no dropout to regularize", stacklevel=2
             )
-        agreement = Agreement(ctx.clean, second, self.divergence, per=self.per).value(ctx)
-        value = self.alpha * (agreement / 2 if self.divergence == "symmetric_kl" else agreement)
-        if self.task == "none":
-            return value
-        again = ctx.task_mean(second)
-        return value + (again if self.task == "sum" else (again - ctx.task_mean(ctx.clean)) / 2)
+        alpha = self.alpha / 2 if self.divergence == "symmetric_kl" else self.alpha
+        tasks = {"sum": [(1.0, second)], "mean": [(0.5, second), (-0.5, clean)], "none": []}[self.task]
+        agreement = Agreement(clean, second, self.divergence, per=self.per)
+        return Joint((alpha, agreement), *((factor, Task(view)) for factor, view in tasks))

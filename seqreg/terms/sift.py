@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from seqreg.adversary import AdversarialAgreement, Inject
+from seqreg.adversary import AdversarialAgreement, Grad, Inject
 from seqreg.divergences import Divergence
 from seqreg.schedules import Weight
 
@@ -52,7 +52,7 @@ class SiFT(AdversarialAgreement):
     inject: Inject = "normalised"
     relative: bool = False
     inner: Divergence = "kl"
-    detach: Literal["none", "clean", "perturbed", "teachers"] = "teachers"
+    grad: Grad = "students"
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "deberta": {
@@ -63,7 +63,7 @@ class SiFT(AdversarialAgreement):
             "stabiliser": 1e-6,
             "dropout": "independent",
             "divergence": "symmetric_ce",
-            "detach": "none",
+            "grad": "both",
             "embedding_grad": False,
             "padding": True,
         },

@@ -49,12 +49,12 @@ class SMART(AdversarialAgreement):
     """
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "mtdnn": {**RESCALED_ASCENT, "inner": "stable_kl", "detach": "teachers", "per": "fairseq", "padding": True},
+        "mtdnn": {**RESCALED_ASCENT, "inner": "stable_kl", "grad": "students", "per": "fairseq", "padding": True},
         "smart_pytorch": {
             **RESCALED_ASCENT,
             "inner": "kl",
             "inner_mean": True,
-            "detach": "teachers",
+            "grad": "students",
             "per": "sum",
             "padding": True,
         },

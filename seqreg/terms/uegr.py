@@ -14,6 +14,7 @@ from seqreg.criterion import Cost
 from seqreg.divergences import js_of
 from seqreg.errors import BadInput
 from seqreg.noise import Norm, Over
+from seqreg.parts import Joint, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,8 @@ class UEGR(Adversarial):
         The backward stage is `seqreg.gradients.SelectiveUpdate`.
 
     Cost:
-        passes + 1 extra forwards, passes + 1 extra backwards (one of them reaches the embeddings alone).
+        passes + 1 extra forwards, passes extra backwards (one of them reaches the embeddings alone). At a weight other
+        than 1, the clean pass has a backward too.
 
     Differs from:
         nothing public to differ from.
@@ -53,7 +55,7 @@ class UEGR(Adversarial):
         >>> from seqreg.terms.uegr import UEGR
         >>> criterion, update = Criterion(UEGR(passes=2)), SelectiveUpdate(ratio=0.3)
         >>> UEGR(passes=4).cost
-        Cost(forwards=5, backwards=5)
+        Cost(forwards=5, backwards=4)
     """
 
     norm: Norm = "l2"
@@ -77,27 +79,27 @@ class UEGR(Adversarial):
 
     @property
     def cost(self) -> Cost:
-        return Cost(self.passes + 1, self.passes + 1)
+        return Cost(self.passes + 1, self.passes if self.weight == 1 else self.passes + 1)
 
     def rates(self) -> list[float]:
         return [self.low + k * (self.high - self.low) / (self.passes - 1) for k in range(self.passes)]
 
-    def __call__(self, ctx: Context) -> Tensor:
+    def __call__(self, ctx: Context) -> Joint:
         if ctx.kind == "regression":
             raise BadInput(f"{self.name}: a regression head has no distributions to agree: leave the term out")
         shift = self.shift(self.attack(ctx))
         views = [ctx.forward(shift, dropout="independent", rate=rate) for rate in self.rates()]
-        losses = torch.stack([ctx.task_mean(view) for view in views]).mean()
         agreement = ctx.reduce(js_of([view.logits for view in views]))
-        return losses + self.alpha * agreement - ctx.task_mean(ctx.clean)
+        tasks = [(1.0 / self.passes, Task(view)) for view in views]
+        return Joint(*tasks, (-1.0, Task(ctx.clean)), rest=self.alpha * agreement)
 
     def attack(self, ctx: Context) -> dict[str, Tensor]:
         """One step from the clean input along the gradient of the task loss."""
         start, balls = begin(self, ctx, ctx.clean)
         live = {name: torch.zeros_like(delta).requires_grad_() for name, delta in start.items()}
         with torch.enable_grad():
-            losses = ctx.task_loss(ctx.forward(self.shift(live), dropout="shared"))
-            found = torch.autograd.grad(losses.masked_fill(~ctx.mask, 0.0).sum(), list(live.values()))
+            loss = Task(ctx.forward(self.shift(live), dropout="shared")).sum(ctx, ctx.mask)
+            found = torch.autograd.grad(loss, list(live.values()))
         return {
             name: climb(self, live[name].detach(), gradient, balls[name], last=True)
             for name, gradient in zip(live, found, strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from seqreg.adversary import AdversarialAgreement
+from seqreg.adversary import AdversarialAgreement, Grad
 from seqreg.divergences import Divergence
 from seqreg.noise import Norm, Over
 
@@ -52,4 +52,4 @@ class VAT(AdversarialAgreement):
     projection: Literal["clip", "rescale", "none"] = "clip"
     inner: Divergence = "kl"
     divergence: Divergence = "kl"
-    detach: Literal["none", "clean", "perturbed", "teachers"] = "clean"
+    grad: Grad = "perturbed"

@@ -21,6 +21,7 @@ from rouge_score import rouge_scorer, scoring
 from seqreg.errors import BadInput
 from seqreg.metrics import RougeReport, counts, rouge, sentences, workers
 from seqreg.metrics.rouge import KINDS, bootstrap_intervals
+from seqreg.metrics.words import unicode_words
 
 WORDS = """the The of to and a in is it running runs runner ran flies flying happily happiness organization organize
 relational conditional valency digitizer operator feudalism hopefulness formality sensitivity adjustment probate rate
@@ -282,6 +283,8 @@ def test_other_scripts_are_warned_of_and_scored() -> None:
     assert report.means["rouge1"] == report.means["rougeLsum"] == 1.0
     assert rouge(["東京の夜"], ["東京の朝"], tokenizer="unicode").means["rouge1"] == 0.75
     assert rouge(["STRASSE cafe\u0301 हिन्दी"], ["straße café हिन्द"], tokenizer="unicode").means["rouge1"] == 2 / 3
+    assert rouge(["ℌＡ"], ["ha"], tokenizer="unicode").means["rouge1"] == 1.0  # a capital only once normalised
+    assert unicode_words("ที่นี่ snake_case") == ["ที่", "นี่", "snake", "case"]
     assert rouge(["running cats"], ["run cat"], tokenizer="unicode").means["rouge2"] == 1.0
 
 

@@ -25,6 +25,7 @@ from seqreg.metrics.sentences import by_newline, by_rules
         "See Fig. 3 and No. 5, pp. 3-4, e.g. Smith et al. 2019, i.e. this.|No.|That is all.",
         "1. Open the door.|2. Close it.",
         "the cat sat .|the dog ran .|mr. jones slept ?|yes .",
+        'well ... maybe.|he said "why?" and left.|(so it was!)|yes.',
         "the cat sat. the dog ran.".replace(". t", ".|t"),
         "so do you and I.|The end.",
         "Visit example.com.|Then read a.b.org/x.html for more.",

@@ -274,7 +274,7 @@ def test_regression(term: type[AdversarialAgreement], model: str) -> None:
     batch = {**zoo.batch(model), "labels": torch.tensor([0.1, 2.0, 3.5])}
     with pytest.raises(BadInput, match="use inner='mse' and divergence='mse'"):
         Criterion(term())(context(net, batch))
-    asked = term(name="term", weight=1.0, inner="mse", divergence="mse", detach="none")
+    asked = term(name="term", weight=1.0, inner="mse", divergence="mse", grad="both")
     report = Criterion(asked)(context(net, batch))
     assert report.values["term"] > 0
     report.total.backward()
@@ -383,11 +383,11 @@ def test_r3f_at_the_published_scale_is_rdrop() -> None:
     class Silent(R3F):
         """R3F whose noise draws nothing from the generator, so that both terms see the same masks."""
 
-        def _shift(self, ctx: Context, clean: Any) -> Any:
+        def _noise(self, *args: Any) -> Any:
             state = torch.get_rng_state()
-            shift = super()._shift(ctx, clean)
+            noise = super()._noise(*args)
             torch.set_rng_state(state)
-            return shift
+            return noise
 
     ours = value(Silent(name="r3f"))
     assert ours == pytest.approx(2 * value(RDrop(task="none")), rel=1e-3)

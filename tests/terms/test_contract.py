@@ -26,20 +26,23 @@ class Counter:
 
     def __init__(self, ctx: Context, fail_at: int | None = None) -> None:
         self.forwards, self.backwards, self.fail_at = 0, 0, fail_at
-        self.inner = ctx.forward.run
+        self.inner, self.forward = ctx.forward.run, ctx.forward
         ctx.forward.run = self.run  # type: ignore[method-assign]
 
-    def run(self, shifts: Sequence[Shift], *, hidden: bool) -> View:
-        view = self.inner(shifts, hidden=hidden)
-        self.forwards += 1
-        if self.forwards == self.fail_at:
+    def run(self, shifts: Sequence[Shift], *, hidden: bool, rows: Tensor | None = None) -> View:
+        """A pass of a larger batch counts as several."""
+        size = 1 if rows is None else len(rows) // self.forward.rows
+        view = self.inner(shifts, hidden=hidden, rows=rows)
+        self.forwards += size
+        if self.fail_at is not None and self.forwards >= self.fail_at:
             raise RuntimeError("injected")
-        if view.logits.requires_grad:
-            view.logits.register_hook(self.backward)
+        output = view.logits if view.projection is None else view.projection.states
+        if output.requires_grad:
+            output.register_hook(lambda _: self.backward(size))
         return view
 
-    def backward(self, _: Tensor) -> None:
-        self.backwards += 1
+    def backward(self, size: int) -> None:
+        self.backwards += size
 
 
 def second_step(net: Any, name: str, *terms: Term, **batch: Any) -> LossReport:

@@ -252,7 +252,7 @@ def test_floor_stops_the_push() -> None:
     ctx = context(net, zoo.batch("bart"), step=1)
     report = criterion(ctx)
     assert report.values["jachess"].item() == pytest.approx(0.5, rel=1e-5)
-    pushed = gradients(net, report.total - ctx.reduce(ctx.task_loss(ctx.clean)))
+    pushed = gradients(net, report.total - ctx.task_mean(ctx.clean))
     assert (pushed == 0).all()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -10,11 +11,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from seqreg.context import Context, Count, Forward, Kind, Point, Shift, Site, View
+from seqreg.context import Context, Count, Kind
 from seqreg.errors import BadInput
 from seqreg.integrations.hf import model as hf
+from seqreg.integrations.hf.head import Pending, deferred, head_of
 from seqreg.integrations.tap import EmbeddingTap, Stack
 from seqreg.losses import IGNORE, check_labels
+from seqreg.views import Forward, Point, Shift, Site, View
 
 
 class HFForward(Forward):
@@ -37,8 +40,13 @@ class HFForward(Forward):
             self.no_double_backward = "checkpointing recomputes fused attention: load with attn_implementation='eager'"
         if task in ("seq2seq", "causal"):
             self.inputs.setdefault("use_cache", False)
+        self.head = None if task == "classification" else head_of(model, module)
+        self.rows = _batch_size(self.inputs)
 
-    def run(self, shifts: Sequence[Shift], *, hidden: bool) -> View:
+    def run(self, shifts: Sequence[Shift], *, hidden: bool, rows: Tensor | None = None) -> View:
+        inputs = self.inputs
+        if rows is not None:
+            inputs = {key: value[rows] if isinstance(value, Tensor) else value for key, value in inputs.items()}
         asked = {"output_hidden_states": True} if hidden else {}
         with contextlib.ExitStack() as exits:
             for shift in shifts:
@@ -47,10 +55,25 @@ class HFForward(Forward):
             taps = _readers(self.stacks)
             for tap in taps.values():
                 exits.enter_context(tap)
-            output = (self.module if self.aside else self.model)(**self.inputs, **asked)
-        logits = output.logits[:, :-1] if self.task == "causal" else output.logits
+            exits.enter_context(deferred(self.head))
+            output = (self.module if self.aside else self.model)(**inputs, **asked)
         dtype = next((tap.dtype for tap in taps.values() if tap.dtype is not None), None)
-        return View(logits, _Tapped(taps), _hidden_states(output, self.stacks) if hidden else {}, output, dtype)
+        states = _hidden_states(output, self.stacks) if hidden else {}
+        embeds, causal = _Tapped(taps), self.task == "causal"  # what follows the last token has no label
+        if not isinstance(output.logits, Pending):
+            logits = output.logits[:, :-1] if causal else output.logits
+            return View(logits, embeds, states, lambda: output, dtype, rows=rows)
+        pending: Pending = output.logits
+        projection = pending.projection
+        if causal:
+            projection = dataclasses.replace(projection, states=projection.states[:, :-1])
+
+        def whole() -> Any:
+            output.logits = pending.tensor() if causal else view.logits
+            return output
+
+        view = View(projection.logits, embeds, states, whole, dtype, projection, rows)
+        return view
 
     def other_source(self) -> View | None:
         rows = next((len(v) for v in self.inputs.values() if isinstance(v, Tensor)), 0)
@@ -91,6 +114,13 @@ class HFForward(Forward):
         if labels is None:
             return None
         return labels.ne(IGNORE).flip(-1).cummax(-1).values.flip(-1)  # up to the last label; what follows has no effect
+
+
+def _batch_size(inputs: Mapping[str, Any]) -> int | None:
+    """Rows of a batch all of whose tensors have that many; None where one has not."""
+    sizes = {len(value) if value.dim() else 0 for value in inputs.values() if isinstance(value, Tensor)}
+    simple = all(isinstance(value, (Tensor, bool, int, float, str, type(None))) for value in inputs.values())
+    return sizes.pop() if simple and len(sizes) == 1 else None
 
 
 class _Tapped(Mapping[tuple[str, Point], Tensor]):

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
 
 from seqreg import heads
-from seqreg.context import Count, training_off
+from seqreg.context import Count
 from seqreg.criterion import Criterion, LossReport
 from seqreg.errors import BadInput
 from seqreg.gradients import Update
 from seqreg.integrations.hf.context import context, count
 from seqreg.smoothness import observe, source_gap
+from seqreg.views import training_off
 
 RAW_HEAD = "seqreg_head.safetensors"
 """Raw weights of a spectrally normalised head, beside the folded ones that `from_pretrained` reads."""
