@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Fine-tunes a tiny BART on text made here, with and without R3F, and shows what the loss is made of.
+# Trains a small BART on generated news, without and with R3F, and shows the scores side by side.
 #
-#   bash recipes/quickstart.sh
+#   bash recipes/quickstart.sh                           # further arguments are settings: optimisation.steps=100
 #
-# Hardware: any; about a minute on 2 cores. Downloads nothing beyond Python packages.
+# Hardware: any; two minutes on 2 cores. Downloads nothing beyond Python packages.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/environment.sh
-python recipes/quickstart.py "$@"
+seqreg train recipes/quickstart.yaml --overwrite "$@"
+seqreg train recipes/quickstart.yaml --terms r3f --overwrite "$@"
+seqreg show runs/quickstart/baseline runs/quickstart/r3f

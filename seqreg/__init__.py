@@ -1,14 +1,20 @@
 """Smoothness regularizers for fine-tuning that keeps what pre-training learned."""
 
-from seqreg.build import build_criterion, build_term
-from seqreg.context import Context, Count
-from seqreg.criterion import Cost, Criterion, LossReport, Term
-from seqreg.errors import BadInput
-from seqreg.parts import Agreement
-from seqreg.schedules import Every, StartAt, Warmup
-from seqreg.views import Forward, Shift, Site, View
+from __future__ import annotations
 
-__version__ = "0.1.0"
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from seqreg.version import __version__
+
+if TYPE_CHECKING:
+    from seqreg.build import build_criterion, build_term
+    from seqreg.context import Context, Count
+    from seqreg.criterion import Cost, Criterion, LossReport, Term
+    from seqreg.errors import BadInput
+    from seqreg.parts import Agreement
+    from seqreg.schedules import Every, StartAt, Warmup
+    from seqreg.views import Forward, Shift, Site, View
 
 __all__ = [
     "Agreement",
@@ -26,6 +32,29 @@ __all__ = [
     "Term",
     "View",
     "Warmup",
+    "__version__",
     "build_criterion",
     "build_term",
 ]
+
+_HOMES = {
+    "build": ("build_criterion", "build_term"),
+    "context": ("Context", "Count"),
+    "criterion": ("Cost", "Criterion", "LossReport", "Term"),
+    "errors": ("BadInput",),
+    "parts": ("Agreement",),
+    "schedules": ("Every", "StartAt", "Warmup"),
+    "views": ("Forward", "Shift", "Site", "View"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used: the command line stays quick, as torch takes seconds."""
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -13,6 +13,7 @@ import transformers
 
 from seqreg import Cost, build_term
 from seqreg.build import term_names
+from seqreg.workbench import cards, catalogue, layers
 from tests import zoo
 from tools import cost
 
@@ -60,7 +61,7 @@ def test_the_loop_is_eight_lines() -> None:
     assert len([line for line in lines if not line.startswith(("from ", "import "))]) <= 8
 
 
-@pytest.mark.parametrize("path", [*sorted(ROOT.glob("*.md")), *CARDS], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *CARDS], ids=str)
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
         assert target.startswith("https://") or (path.parent / target).exists(), target
@@ -108,6 +109,17 @@ def test_docstring_states_the_cost(name: str) -> None:
         eval(number.replace("no", "0").replace("2 steps", "2 * steps"), settings) for number in stated.groups()
     )
     assert Cost(forwards, backwards) == term.cost
+
+
+def test_the_card_in_the_docs_is_a_card() -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "recipes.md").read_text(), re.S)
+    card = cards.parse(layers.parse(example, "docs/recipes.md"), "docs/recipes.md")
+    assert card.evaluations == ["test"]
+
+
+def test_readme_lists_every_recipe() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert all(f"[`{name}`](recipes/{name}.yaml)" in text for name in catalogue.names("recipes"))
 
 
 def test_readme_lists_every_term() -> None:

@@ -1,0 +1,181 @@
+"""The `seqreg` command. It reads arguments and prints results; the work is done in `seqreg.workbench`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal, Optional
+
+import typer
+
+from seqreg.errors import BadInput
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown",
+    help="""Fine-tune with smoothness regularizers: from one line to ROUGE and TensorBoard.
+
+**A first run**, on text that is made here, in a minute:
+
+    seqreg train quickstart --terms r3f
+
+**Your own pairs of texts**, with a pretrained model:
+
+    seqreg train gigaword --terms r3f task=text_pairs data.path=pairs.csv model.name=facebook/bart-base
+
+**What there is:** `seqreg list`, and `seqreg show NAME` for one of it. Any setting of a recipe can be changed with
+`key=value`; `seqreg check` shows them all.
+""",
+)  # fmt: skip
+
+Recipe = Annotated[str, typer.Argument(help="A recipe by name (`seqreg list recipes`), or the path of a YAML file.")]
+Settings = Annotated[
+    Optional[list[str]], typer.Argument(help="Changes of the recipe: `key=value`, such as `optimisation.steps=100`.")
+]
+Terms = Annotated[
+    Optional[list[str]],
+    typer.Option("--terms", "-t", help="A recipe of terms, such as `r3f`; may be repeated. None is the baseline."),
+]
+Variants = Annotated[
+    Optional[list[str]],
+    typer.Option("--variant", "-v", help="A variant of the recipe, such as `tiny` or `pegasus`; may be repeated."),
+]
+Trained = Annotated[Path, typer.Argument(help="The output folder of a training.")]
+
+
+@app.command()
+def train(
+    recipe: Recipe,
+    settings: Settings = None,
+    terms: Terms = None,
+    variant: Variants = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is in the output folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+) -> None:
+    """Train a recipe, evaluate it, and write the model, its scores and its curves.
+
+    seqreg train quickstart --terms r3f
+
+    seqreg train gigaword --terms r3f --variant tiny data.path=gigaword.jsonl output=runs/try
+
+    seqreg train glue --variant rte --terms r4f terms.r3f.weight=0.7 seed=3
+    """
+    from seqreg.workbench import report
+
+    report.train(recipe, terms or [], variant or [], settings or [], overwrite=overwrite, resume=resume)
+
+
+@app.command()
+def evaluate(
+    run: Trained,
+    settings: Settings = None,
+    data: Annotated[Optional[Path], typer.Option(help="Score on this file instead of the splits of the task.")] = None,
+    output: Annotated[Optional[Path], typer.Option(help="Write here instead of into the run's folder.")] = None,
+) -> None:
+    """Score a trained model again, on its task or on a file of your own.
+
+    seqreg evaluate runs/gigaword-tiny/r3f
+
+    seqreg evaluate runs/gigaword-tiny/r3f --data more.jsonl --output runs/more generation.num_beams=8
+    """
+    from seqreg.workbench import report
+
+    report.evaluate(run, data, output, settings or [])
+
+
+@app.command()
+def predict(
+    run: Trained,
+    source: Annotated[str, typer.Argument(help="Text, one example a line; JSONL, CSV, TSV or Parquet; - for stdin.")],
+    settings: Settings = None,
+    output: Annotated[str, typer.Option("--output", "-o", help="A file; - for the standard output.")] = "-",
+) -> None:
+    """Predict with a trained model; results are written as they come.
+
+    seqreg predict runs/gigaword-tiny/r3f articles.txt -o headlines.txt
+
+    seqreg predict runs/gigaword-tiny/r3f articles.jsonl -o predictions.jsonl
+
+    echo "australian shares closed down" | seqreg predict runs/gigaword-tiny/r3f -
+    """
+    from seqreg.workbench import report
+
+    report.predict(run, source, output, settings or [])
+
+
+@app.command()
+def rouge(
+    predictions: Annotated[Path, typer.Argument(help="Text, one prediction a line.")],
+    references: Annotated[Path, typer.Argument(help="Text, one reference a line.")],
+    stem: Annotated[bool, typer.Option(help="Porter's stemmer.")] = True,
+    split: Annotated[
+        Literal["auto", "newline", "punkt", "rules"], typer.Option(help="How ROUGE-Lsum finds sentences.")
+    ] = "auto",
+    tokenizer: Annotated[
+        Literal["rouge", "unicode"], typer.Option(help="`unicode` for text that is not in Latin letters.")
+    ] = "rouge",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Score two files with ROUGE-1, 2, L and Lsum: rouge-score's numbers, with intervals.
+
+    One text a line; `<n>` stands for a line break inside a text. Files that end in .jsonl have the key
+    `prediction` or `reference`.
+
+        seqreg rouge runs/gigaword-tiny/r3f/generated_predictions.txt references.txt
+    """
+    from seqreg.workbench import report
+
+    report.rouge(predictions, references, stem=stem, split=split, tokenizer=tokenizer, as_json=as_json)
+
+
+@app.command()
+def check(recipe: Recipe, settings: Settings = None, terms: Terms = None, variant: Variants = None) -> None:
+    """Look at a recipe and its data without training: settings, tokens, what is cut, what the terms cost.
+
+    seqreg check gigaword --terms r3f --terms rdrop --variant tiny data.path=gigaword.jsonl
+    """
+    from seqreg.workbench import report
+
+    report.check(recipe, terms or [], variant or [], settings or [])
+
+
+@app.command("list")
+def list_(
+    what: Annotated[
+        Optional[Literal["terms", "tasks", "recipes"]], typer.Argument(help="All of them by default.")
+    ] = None,
+) -> None:
+    """List terms, tasks and recipes.
+
+    seqreg list recipes
+    """
+    from seqreg.workbench import shelves
+
+    shelves.show_list(what)
+
+
+@app.command()
+def show(
+    names: Annotated[list[str], typer.Argument(help="Terms, tasks, recipes, or the output folders of trainings.")],
+) -> None:
+    """Show a term, a task or a recipe, or the scores of trainings side by side.
+
+    seqreg show r3f
+
+    seqreg show runs/quickstart/baseline runs/quickstart/r3f
+    """
+    from seqreg.workbench import shelves
+
+    shelves.show(names)
+
+
+def main() -> None:
+    """Run the command; what cannot be right is one line and exit code 2."""
+    try:
+        app()
+    except BadInput as error:
+        print(f"seqreg: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Task cards: all that is known about a dataset, in one YAML file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from seqreg.errors import BadInput
+from seqreg.workbench import catalogue, layers
+from seqreg.workbench.sections import Count, Natural, Section, checked
+
+Metric = Literal["rouge", "accuracy", "f1", "matthews", "pearson", "spearman"]
+Names = str | list[str]
+
+
+class Generation(Section):
+    """How text is generated; the words are those of transformers.
+
+    Args:
+        max_length: tokens of the output, its special ones included
+    """
+
+    max_length: Count = 64
+    min_length: Natural = 0
+    num_beams: Count = 4
+    length_penalty: float = 1.0
+    no_repeat_ngram_size: Natural = 0
+    early_stopping: bool = True
+
+    @model_validator(mode="after")
+    def _fits(self) -> Generation:
+        if self.min_length > self.max_length:
+            raise ValueError(f"min_length={self.min_length} is larger than max_length={self.max_length}")
+        return self
+
+
+class Hub(Section):
+    """Where a dataset is on the Hugging Face hub.
+
+    Args:
+        repo: its name
+        config: its configuration
+        files: for a repository that has only a loading script, the address of its Parquet copy; {config} and {split}
+            are filled in
+    """
+
+    repo: str
+    config: str | None = None
+    files: str | None = None
+
+
+class HubSplit(Section):
+    """A split that is in another configuration of the hub's repository."""
+
+    config: str | None = None
+    split: str
+
+
+class Generated(Section):
+    """Text that the project makes itself (`seqreg.workbench.newsroom`): rows of every split."""
+
+    rows: dict[str, Count]
+    seed: Natural = 0
+
+
+class Columns(Section):
+    """Which columns hold what; of several names the first that is there counts.
+
+    Args:
+        source: the text, or the first of two
+        second: the second text of a pair
+        target: what to generate
+        label: the class, or the number
+    """
+
+    source: Names
+    second: Names | None = None
+    target: Names | None = None
+    label: Names | None = None
+
+
+class Replace(Section):
+    """A clean-up of a text: every match of the regular expression `pattern` becomes `by`."""
+
+    column: Literal["source", "second", "target"]
+    pattern: str
+    by: str
+
+    @model_validator(mode="after")
+    def _compiles(self) -> Replace:
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise ValueError(f"pattern={self.pattern!r} is not a regular expression: {error}") from None
+        return self
+
+
+class Lengths(Section):
+    """Tokens after which a text is cut."""
+
+    source: Count
+    target: Count = 64
+
+
+class Card(Section):
+    """A dataset.
+
+    Args:
+        rule: how the splits came about, in words
+        splits: name -> split on the hub. "train", "validation" and "test" have a role; all others are evaluated too
+        drop: labels whose rows are left out
+        sentences: how ROUGE-Lsum finds sentences
+        average: report the mean over all evaluation sets, as XNLI does
+    """
+
+    title: str
+    kind: Literal["generation", "classification", "regression"]
+    hub: Hub | None = None
+    generated: Generated | None = None
+    columns: Columns
+    labels: list[str] | None = None
+    drop: list[str] = []
+    clean: list[Replace] = []
+    lengths: Lengths
+    splits: dict[str, str | HubSplit] = Field(default_factory=dict)
+    rule: str
+    metric: list[Metric] = Field(min_length=1)
+    sentences: Literal["newline", "punkt", "rules", "auto"] = "newline"
+    average: bool = False
+    generation: Generation = Generation()
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Card:
+        needed = "target" if self.kind == "generation" else "label"
+        if getattr(self.columns, needed) is None:
+            raise ValueError(f"kind={self.kind!r} needs columns.{needed}")
+        if (self.kind == "classification") != (self.labels is not None):
+            raise ValueError("labels: the names of the classes, for kind='classification' and only there")
+        if (self.kind == "generation") != (self.metric == ["rouge"]):
+            raise ValueError(f"metric={self.metric}: generated text is scored by rouge, and only that")
+        return self
+
+    @property
+    def evaluations(self) -> list[str]:
+        """Names of the splits that a model is judged by in the end, if they are there."""
+        main = "test" if "test" in self.splits or self.hub is None else "validation"
+        return [main, *(name for name in self.splits if name not in ("train", "validation", "test"))]
+
+
+def load(name: str) -> tuple[Card, Path]:
+    """The card of a task: by name, or by the path of a file of your own."""
+    path = catalogue.find("tasks", name)
+    return parse(layers.read(path), str(path)), path
+
+
+def parse(values: dict[str, Any], where: str) -> Card:
+    """A card from plain values."""
+    if not values:
+        raise BadInput(f"{where}: an empty card; see docs/recipes.md")
+    return checked(Card, values, lambda key: where)

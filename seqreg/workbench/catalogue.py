@@ -1,0 +1,54 @@
+"""Where recipes and task cards are: beside the package in a checkout, inside it once installed."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+from seqreg.errors import BadInput, nearest
+
+Shelf = Literal["recipes", "tasks", "recipes/terms"]
+_NAME = re.compile(r"[a-z0-9_]+(/[a-z0-9_]+)*")
+
+
+def shelf(kind: Shelf) -> Path:
+    """The folder of one kind of YAML file."""
+    package = Path(str(resources.files("seqreg")))
+    for root in (package, package.parent):
+        if (root / kind).is_dir():
+            return root / kind
+    raise BadInput(f"{package / kind} is missing: install seqreg again")
+
+
+def names(kind: Shelf) -> list[str]:
+    """What is on a shelf, without endings."""
+    root = shelf(kind)
+    found = root.rglob("*.yaml") if kind == "tasks" else root.glob("*.yaml")
+    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in found)
+
+
+def find(kind: Shelf, name: str) -> Path:
+    """The file behind a name on a shelf, or behind the path of a YAML file of your own."""
+    if not isinstance(name, str) or not name:
+        raise BadInput(f"{kind}: {name!r}: expected a name, such as {names(kind)[0]!r}")
+    if name.endswith((".yaml", ".yml")):
+        if not Path(name).is_file():
+            raise BadInput(f"{name}: no such file; or name one of {', '.join(names(kind))}")
+        return Path(name)
+    what = {"recipes": "recipe", "tasks": "task", "recipes/terms": "term recipe"}[kind]
+    if not _NAME.fullmatch(name) or name not in names(kind):
+        raise BadInput(f"unknown {what} {name!r}; {nearest(name, names(kind))}, or give the path of a .yaml file")
+    path = shelf(kind) / f"{name}.yaml"
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def header(path: Path) -> str:
+    """The comment that a file opens with."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line[1:].removeprefix(" "))
+    return "\n".join(lines)

@@ -1,0 +1,144 @@
+"""From a recipe, a recipe of terms and the command line, laid on top of each other, to the configuration of a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from seqreg.errors import BadInput, nearest
+from seqreg.workbench import cards, catalogue, layers
+from seqreg.workbench.cards import Card
+from seqreg.workbench.sections import checked
+from seqreg.workbench.settings import Config
+
+
+@dataclass(frozen=True)
+class Run:
+    """A configuration with the card of its task."""
+
+    config: Config
+    card: Card
+    origins: layers.Layers
+
+    def save(self, folder: Path) -> None:
+        """Write config.yaml, which is a recipe again, and the card beside it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {**self.config.model_dump(mode="json"), "task": "task.yaml"}
+        (folder / "config.yaml").write_text(layers.dump(config), encoding="utf-8")
+        card = self.card.model_dump(mode="json", exclude_defaults=True)
+        (folder / "task.yaml").write_text(layers.dump(card), encoding="utf-8")
+
+
+def resolve(
+    recipe: str, *, terms: Sequence[str] = (), variants: Sequence[str] = (), overrides: Sequence[str] = ()
+) -> Run:
+    """Lay a recipe, its variants, recipes of terms and `key=value` on top of each other, and check the result."""
+    path = catalogue.find("recipes", recipe)
+    stack, values = layers.Layers(), layers.read(path)
+    choices = values.pop("variants", {})
+    stack.add(values, str(path))
+    for variant in variants:
+        if not isinstance(choices, dict) or variant not in choices:
+            hint = nearest(variant, choices) if choices else "it has none"
+            raise BadInput(f"{path}: unknown variant {variant!r}; {hint}")
+        stack.add(choices[variant] or {}, f"{path} ({variant})")
+    chosen = [name for name in terms if name not in ("none", "baseline")]
+    files = [(name, catalogue.find("recipes/terms", name)) for name in chosen]
+    blocks = [(found, layers.read(found)) for _, found in files]
+    regression = [(found, block.pop("regression", None)) for found, block in blocks]
+    for found, block in blocks:
+        _only(block, ("terms", "model"), str(found))
+        stack.add(block, str(found))
+    for assignment in overrides:
+        stack.set(assignment)
+    card, card_path = _card(stack, path)
+    extra = regression if card.kind == "regression" else []
+    stack = _with_card(stack, card, card_path, [(str(found), block) for found, block in extra if block])
+    for assignment in overrides:
+        stack.set(assignment)
+    _drop_terms(stack)
+    name = "-".join([path.stem if path.stem != "config" else path.parent.name, *variants])
+    stack.values.setdefault("output", f"runs/{name}/{'-'.join(Path(t).stem for t in chosen) or 'baseline'}")
+    config = checked(Config, stack.values, stack.origin)
+    _check_terms(config, stack)
+    return Run(config, card, stack)
+
+
+def _only(block: dict[str, Any], known: Sequence[str], where: str) -> None:
+    for key in block:
+        if key not in known:
+            raise BadInput(f"{where}: {key}: unknown key; {nearest(key, known)}")
+
+
+def _card(stack: layers.Layers, recipe: Path) -> tuple[Card, Path]:
+    """The card that the layers ask for; a relative path counts from the file that names it."""
+    task = stack.values.get("task")
+    if task is None:
+        raise BadInput(f"{recipe}: task is missing; choose from {', '.join(catalogue.names('tasks'))}")
+    if isinstance(task, str) and task.endswith((".yaml", ".yml")) and stack.origin("task") != "command line":
+        task = str(recipe.parent / task)
+    try:
+        card, path = cards.load(task)
+    except BadInput as error:
+        raise BadInput(f"{stack.origin('task')}: task={task!r}: {error}") from None
+    stack.values["task"] = str(path.resolve()) if task.endswith((".yaml", ".yml")) else task
+    return card, path
+
+
+def _with_card(
+    stack: layers.Layers, card: Card, path: Path, extra: Sequence[tuple[str, dict[str, Any]]]
+) -> layers.Layers:
+    """The same layers on top of what the card says about lengths and generation, with `extra` above both."""
+    below = layers.Layers()
+    below.add(
+        {
+            "data": {"max_source": card.lengths.source, "max_target": card.lengths.target},
+            "generation": card.generation.model_dump(),
+        },
+        str(path),
+    )
+    origins = dict(below.origins)
+    below.add(stack.values, "")
+    below.origins = {**origins, **stack.origins}
+    for where, block in extra:
+        below.add(block, where)
+    return below
+
+
+def _drop_terms(stack: layers.Layers) -> None:
+    """`terms.r3f=null` takes a term out again; a bare `r3f:` in a file is the term with its defaults."""
+    terms = stack.values.get("terms")
+    if terms is None:
+        stack.values.pop("terms", None)
+    elif isinstance(terms, dict):
+        for name in [name for name, value in terms.items() if value is None]:
+            if stack.origin(f"terms.{name}") == "command line":
+                del terms[name]
+
+
+def _check_terms(config: Config, stack: layers.Layers) -> None:
+    """Build the criterion once, so that a misspelt term or setting is found before anything else happens."""
+    try:
+        config.criterion()
+    except BadInput as error:
+        message = str(error)
+        found = re.search(r"unknown (?:setting|preset|schedule) '([^']+)'|\b(\w+)=", message)
+        word = next(filter(None, found.groups()), "") if found else ""
+        for name, settings in config.terms.items():
+            for key, value in (settings or {}).items():
+                if word in (key, value):
+                    raise BadInput(
+                        f"{stack.origin(f'terms.{name}.{key}')}: terms.{name}.{key}={value!r}: {message}"
+                    ) from None
+        named = [f"terms.{name}" for name in config.terms if f"{name!r}" in message or name == word]
+        raise BadInput(f"{stack.origin(named[0] if named else 'terms')}: {message}") from None
+
+
+def load(folder: Path, overrides: Sequence[str] = ()) -> Run:
+    """The run that was saved in a folder."""
+    if not (folder / "config.yaml").is_file():
+        raise BadInput(f"{folder}: not a run of seqreg: it has no config.yaml")
+    return resolve(str(folder / "config.yaml"), overrides=overrides)

@@ -1,0 +1,79 @@
+"""What a run says while it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from transformers import TrainerCallback
+
+console = Console(stderr=True, highlight=False)
+"""For everything that is not a result: standard output is for results."""
+
+
+class Bars(TrainerCallback):
+    """A bar for training, one for every evaluation, and the parts of the loss in a line."""
+
+    def __init__(self) -> None:
+        self.progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            TimeRemainingColumn(), TextColumn("[dim]{task.fields[note]}"), console=console,
+            disable=not console.is_terminal,
+        )  # fmt: skip
+        self.training: Any = None
+        self.evaluating: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.is_world_process_zero:
+            self.progress.start()
+            self.training = self.progress.add_task("training", total=state.max_steps, note="")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.training is not None:
+            self.progress.update(self.training, completed=state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        if self.training is None or not logs or "loss" not in logs:
+            return
+        parts = " + ".join(f"{key[5:]} {value:.4f}" for key, value in logs.items() if key.startswith("part/"))
+        line = f"loss {logs['loss']:.4f} = {parts}"
+        self.progress.update(self.training, note=line)
+        if not console.is_terminal:
+            console.print(f"  step {state.global_step:5d}  {line}")
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **_: Any) -> None:
+        if not state.is_world_process_zero or eval_dataloader is None:
+            return
+        if self.evaluating is None:
+            self.progress.start()
+            self.evaluating = self.progress.add_task("evaluating", total=len(eval_dataloader), note="")
+        self.progress.advance(self.evaluating)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
+        self._evaluated()
+        if self.training is not None and metrics and "eval_score" in metrics:
+            console.print(f"  step {state.global_step:5d}  validation score {metrics['eval_score']:.2f}")
+
+    def on_predict(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._evaluated()
+        if self.training is None:
+            self.progress.stop()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.training is not None:
+            self.progress.remove_task(self.training)
+            self.training = None
+            self.progress.stop()
+
+    def _evaluated(self) -> None:
+        if self.evaluating is not None:
+            self.progress.remove_task(self.evaluating)
+            self.evaluating = None
+
+
+def quiet() -> None:
+    """No bars and notes of the libraries below; what matters is said by us."""
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()

@@ -1,0 +1,271 @@
+"""From a task card to examples: where the rows are, what is cleaned, which split they belong to."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from seqreg.errors import BadInput
+from seqreg.workbench import newsroom, rows
+from seqreg.workbench.cards import Card, HubSplit, Names
+from seqreg.workbench.rows import Row
+from seqreg.workbench.settings import Data
+
+ALIASES = {"validation": ("dev", "valid", "val", "validation_matched"), "mismatched": ("validation_mismatched",)}
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row, cleaned. `target` is the text to generate, `label` the class id or the number."""
+
+    source: str
+    second: str | None = None
+    target: str | None = None
+    label: int | float | None = None
+
+
+@dataclass
+class Splits:
+    """The examples of every split, and what a user should know about them."""
+
+    sets: dict[str, Sequence[Example]]
+    notes: list[str] = field(default_factory=list)
+
+    def evaluations(self, card: Card) -> list[str]:
+        """The splits that a model is judged by in the end: those of the card that are there."""
+        found = [name for name in card.evaluations if name in self.sets]
+        return found or ["validation"]
+
+
+def load(card: Card, data: Data, *, needs_train: bool = True) -> Splits:
+    """All splits of a task, from where `data` says."""
+    if data.path is not None:
+        splits = _local(card, Path(data.path), needs_train)
+    elif card.generated is not None:
+        splits = _generated(card)
+    elif card.hub is not None:
+        splits = Splits({name: _hub(card, name) for name in card.splits})
+    else:
+        raise BadInput(f"{card.title}: give the file or folder of your data with data.path=FILE_OR_FOLDER")
+    for name, most in data.limit.items():
+        if name not in splits.sets:
+            raise BadInput(f"data.limit.{name}: there is no split of this name, only {', '.join(splits.sets)}")
+        splits.sets[name] = splits.sets[name][:most]
+    _warn_of_overlap(splits)
+    return splits
+
+
+def read_file(card: Card, path: Path, *, labelled: bool = True) -> list[Example]:
+    """All examples of one file."""
+    found, notes = _examples(card, rows.read(path), labelled=labelled)
+    if not found:
+        raise BadInput(f"{path}: 0 examples{'; ' + notes[0] if notes else ''}")
+    return found
+
+
+def example(card: Card, row: Row, where: str, *, labelled: bool = True) -> Example | None:
+    """One row by the rules of its card; None where the card says to drop it."""
+    columns = card.columns
+    texts: dict[str, str | None] = {"source": _text(card, row, "source", columns.source, where)}
+    texts["second"] = None if columns.second is None else _text(card, row, "second", columns.second, where)
+    if not labelled and not any(name in row for name in _names(columns.target) + _names(columns.label)):
+        return Example(str(texts["source"]), texts["second"])
+    if card.kind == "generation" and columns.target is not None:
+        return Example(str(texts["source"]), texts["second"], _text(card, row, "target", columns.target, where))
+    value = _column(row, columns.label or "label", where)
+    if str(value) in card.drop:
+        return None
+    return Example(str(texts["source"]), texts["second"], label=_label(card, value, where))
+
+
+def _names(names: Names | None) -> list[str]:
+    return [names] if isinstance(names, str) else list(names or [])
+
+
+def _column(row: Row, names: Names, where: str) -> Any:
+    for name in _names(names):
+        if name in row:
+            if row[name] is None:
+                raise BadInput(f"{where}: the column {name!r} is empty (null)")
+            return row[name]
+    expected = " or ".join(repr(name) for name in _names(names))
+    raise BadInput(f"{where}: no column {expected}; it has {', '.join(map(repr, row)) or 'none'}")
+
+
+def _text(card: Card, row: Row, part: str, names: Names, where: str) -> str:
+    value = _column(row, names, where)
+    if not isinstance(value, str):
+        raise BadInput(f"{where}: {part} is {value!r}: expected text")
+    for rule in card.clean:
+        if rule.column == part:
+            value = re.sub(rule.pattern, rule.by, value)
+    return value.strip()
+
+
+def _label(card: Card, value: Any, where: str) -> int | float:
+    """A class by its name or number, or a number to predict."""
+    if card.labels is None:
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise BadInput(f"{where}: label {value!r}: expected a number") from None
+    text = str(value).strip()
+    if text in card.labels:
+        return card.labels.index(text)
+    if text.isdigit() and int(text) < len(card.labels) and not isinstance(value, (bool, float)):
+        return int(text)
+    raise BadInput(
+        f"{where}: label {value!r}: expected 0 to {len(card.labels) - 1}, or one of {', '.join(card.labels)}"
+    )
+
+
+def _examples(
+    card: Card, found: Iterable[tuple[str, Row]], *, training: bool = False, labelled: bool = True
+) -> tuple[list[Example], list[str]]:
+    """Examples, and what was left out: dropped labels; for training, texts that are empty."""
+    kept: list[Example] = []
+    left_out: Counter[str] = Counter()
+    for where, row in found:
+        one = example(card, row, where, labelled=labelled)
+        if one is None:
+            left_out["a label that the card drops"] += 1
+        elif training and not (one.source and one.target != ""):
+            left_out["an empty text"] += 1
+        else:
+            kept.append(one)
+    return kept, [f"{count} rows left out: {why}" for why, count in left_out.items()]
+
+
+def _local(card: Card, path: Path, needs_train: bool) -> Splits:
+    if path.is_file():
+        return _one_file(card, path)
+    if not path.is_dir():
+        raise BadInput(f"data.path={path}: no such file or folder")
+    splits = Splits({})
+    for name in dict.fromkeys(["train", "validation", "test", *card.splits]):
+        file = _file_of(path, name)
+        if file is None:
+            continue
+        found, notes = _examples(card, rows.read(file), training=name == "train")
+        if not found:
+            raise BadInput(f"{file}: 0 examples")
+        splits.sets[name] = found
+        splits.notes += [f"{file.name}: {note}" for note in notes]
+    if "train" not in splits.sets and needs_train:
+        raise BadInput(f"data.path={path}: expected a file train{'|'.join(rows.ENDINGS)} in it")
+    if "validation" not in splits.sets and "train" in splits.sets:
+        shuffled = _shuffled(splits.sets["train"])
+        held = max(1, len(shuffled) // 10)
+        splits.sets["train"], splits.sets["validation"] = shuffled[held:], shuffled[:held]
+        splits.notes.append(f"no validation file: {held} training rows, by a fixed shuffle, are held out for it")
+    missing = [name for name in card.evaluations if name not in splits.sets]
+    if missing and "validation" in splits.sets:
+        splits.notes.append(f"no file for {', '.join(missing)}: not evaluated on")
+    return splits
+
+
+def _file_of(folder: Path, name: str) -> Path | None:
+    for stem in (name, *ALIASES.get(name, ())):
+        for ending in rows.ENDINGS:
+            if (folder / f"{stem}{ending}").is_file():
+                return folder / f"{stem}{ending}"
+    return None
+
+
+def _one_file(card: Card, path: Path) -> Splits:
+    found, notes = _examples(card, rows.read(path), training=True)
+    if len(found) < 3:
+        raise BadInput(f"{path}: {len(found)} examples; at least 3 are needed to split it, or give a folder")
+    shuffled = _shuffled(found)
+    held = max(1, len(shuffled) // 10)
+    sets: dict[str, Sequence[Example]] = {
+        "train": shuffled[2 * held :], "validation": shuffled[:held], "test": shuffled[held : 2 * held],
+    }  # fmt: skip
+    return Splits(sets, [*notes, f"{path.name} is split 80%, 10%, 10% by a fixed shuffle"])
+
+
+def _shuffled(examples: Sequence[Example]) -> list[Example]:
+    return random.Random(0).sample(list(examples), len(examples))
+
+
+def _generated(card: Card) -> Splits:
+    assert card.generated is not None
+    sizes = card.generated.rows
+    made = newsroom.stories(sum(sizes.values()), card.generated.seed)
+    found, _ = _examples(card, (("generated", row) for row in made))
+    sets: dict[str, Sequence[Example]] = {}
+    for name, size in sizes.items():
+        sets[name], found = found[:size], found[size:]
+    return Splits(sets)
+
+
+class _Lazy(Sequence[Example]):
+    """Examples of a dataset that stays on disk; rows are read and cleaned when asked for."""
+
+    def __init__(self, dataset: Any, make: Callable[[Row, str], Example | None], name: str) -> None:
+        self.dataset, self.make, self.name = dataset, make, name
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            chosen = range(*index.indices(len(self)))
+            return _Lazy(self.dataset.select(chosen), self.make, self.name)
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        return self.make(self.dataset[int(index)], f"{self.name} row {index}")
+
+
+def _hub(card: Card, name: str) -> Sequence[Example]:
+    """One split from the hub, or one line on how to provide it."""
+    import datasets
+
+    assert card.hub is not None
+    wanted = card.splits[name]
+    wanted = wanted if isinstance(wanted, HubSplit) else HubSplit(split=wanted)
+    config = wanted.config or card.hub.config
+    try:
+        if card.hub.files is not None:
+            base = wanted.split.partition("[")[0]
+            files = card.hub.files.format(config=config, split=base)
+            loaded = datasets.load_dataset("parquet", data_files={base: files}, split=wanted.split)
+        else:
+            loaded = datasets.load_dataset(card.hub.repo, config, split=wanted.split)
+    except Exception as error:  # the hub's clients raise dozens of kinds; the answer to all is the same
+        columns = ", ".join(_names(names)[0] for names in card.columns.model_dump().values() if names)
+        raise BadInput(
+            f"{card.title}: {card.hub.repo} cannot be had from the hub ({type(error).__name__}): give a local copy by "
+            f"data.path=FOLDER that has {', '.join(card.splits)} as .jsonl, .csv or .parquet with {columns}"
+        ) from None
+    label = _names(card.columns.label)
+    kept = loaded.filter(lambda row: _whole(card, row, name == "train", label))
+    return _Lazy(kept, lambda row, where: example(card, row, where), f"{card.hub.repo} {name}")
+
+
+def _whole(card: Card, row: Row, training: bool, label: list[str]) -> bool:
+    """Whether a row of the hub is used: labelled, and for training not empty."""
+    if any(str(row.get(key)) in ("-1", *card.drop) for key in label):
+        return False
+    if not training:
+        return True
+    texts = [names for names in (card.columns.source, card.columns.target) if names is not None]
+    return all(str(_column(row, names, "hub")).strip() for names in texts)
+
+
+def _warn_of_overlap(splits: Splits) -> None:
+    """Say so when evaluation rows are in the training set; only for data in memory."""
+    train = splits.sets.get("train")
+    if not isinstance(train, list):
+        return
+    seen = {(one.source, one.second, one.target) for one in train}
+    for name, found in splits.sets.items():
+        if name != "train" and isinstance(found, list):
+            shared = sum((one.source, one.second, one.target) in seen for one in found)
+            if shared:
+                splits.notes.append(f"{shared} of {len(found)} {name} rows are in the training set too")

@@ -1,0 +1,148 @@
+"""YAML read strictly, and layers of it: the later one wins, and every value knows where it was set."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from seqreg.errors import BadInput
+
+LIMIT = 1_000_000
+"""Bytes of a file that is certainly not a recipe."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's plain values: 1e-5 is a number, `no` and 12:30 are text. No aliases, no duplicate keys."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.events.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, "aliases are not allowed", mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is not text", key_node.start_mark)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+for _tag, _pattern, _first in (
+    ("null", r"(?:~|null|)", ["~", "n", ""]),
+    ("bool", r"(?:true|false)", list("tf")),
+    ("int", r"[-+]?(?:0|[1-9][0-9_]*)", list("-+0123456789")),
+    ("float", r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan", list("-+0123456789.")),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
+
+
+@functools.lru_cache(maxsize=128)
+def _loaded(text: str) -> Any:
+    return yaml.load(text, _Loader)
+
+
+def parse(text: str, where: str) -> Any:
+    """One YAML document; `where` names it in errors."""
+    try:
+        return copy.deepcopy(_loaded(text))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark is not None else ""
+        raise BadInput(f"{where}{line}: {getattr(error, 'problem', None) or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{where}: {error}") from None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file."""
+    try:
+        if path.stat().st_size > LIMIT:
+            raise BadInput(f"{path}: larger than {LIMIT} bytes: is it a recipe?")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
+    values = parse(text, str(path))
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise BadInput(f"{path}: expected a mapping of keys to values, not {type(values).__name__}")
+    return values
+
+
+def dump(values: Any) -> str:
+    """YAML that `parse` reads back as it was."""
+    text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+    return text
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes every text that a YAML reader could take for something else in quotes."""
+
+
+_plain = re.compile(r"^[A-Za-z_/][\w ./<>+-]*$")
+_words = {"yes", "no", "on", "off", "y", "n", "true", "false", "null", "none"}
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> Any:
+    quoted = not _plain.match(value) or value.lower() in _words or value != value.strip()
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style='"' if quoted else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+class Layers:
+    """Nested settings, and the place in which each was set last."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.origins: dict[str, str] = {}
+
+    def add(self, values: Mapping[str, Any], origin: str) -> None:
+        """Put `values` on top. Mappings are merged, but a schedule is replaced as a whole."""
+        self._merge(self.values, values, origin, "")
+
+    def _merge(self, into: dict[str, Any], values: Mapping[str, Any], origin: str, prefix: str) -> None:
+        for key, value in values.items():
+            path = f"{prefix}{key}"
+            if isinstance(value, Mapping) and "schedule" not in value:
+                if not isinstance(into.get(key), dict):
+                    into[key], self.origins[path] = {}, origin
+                self._merge(into[key], value, origin, f"{path}.")
+            else:
+                into[key] = dict(value) if isinstance(value, Mapping) else value
+                self.origins[path] = origin
+
+    def set(self, assignment: str, origin: str = "command line") -> None:
+        """Apply one `dotted.key=value`; the value is read as YAML."""
+        key, equals, text = assignment.partition("=")
+        parts = key.strip().split(".")
+        if not equals or not all(parts):
+            raise BadInput(f"{assignment!r}: expected key=value, such as optimisation.steps=100")
+        value: Any = parse(text, f"{origin}: {key}")
+        for part in reversed(parts):
+            value = {part: value}
+        self.add(value, origin)
+
+    def origin(self, key: str) -> str:
+        """Where a dotted key, or the nearest mapping around it, was set."""
+        parts = key.split(".")
+        for end in range(len(parts), 0, -1):
+            found = self.origins.get(".".join(parts[:end]))
+            if found is not None:
+                return found
+        inside = [origin for path, origin in self.origins.items() if path.startswith(f"{key}.")]
+        return inside[-1] if inside else "defaults"

@@ -1,0 +1,185 @@
+"""Models and tokenizers: pretrained by name, or from scratch of any architecture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
+from tokenizers import models as tokenizer_models
+from tokenizers import trainers as tokenizer_trainers
+from torch.utils.data import Dataset
+
+from seqreg.errors import BadInput, nearest
+from seqreg.integrations.hf import r4f
+from seqreg.workbench.cards import Card
+from seqreg.workbench.data import Example
+from seqreg.workbench.settings import Config
+
+SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
+_STARTS_WITH_EOS = ("bart", "mbart", "led")
+
+
+class Encoded(Dataset[dict[str, Any]]):
+    """Examples as token ids, made when asked for."""
+
+    def __init__(self, examples: Sequence[Example], tokenizer: Any, config: Config) -> None:
+        self.examples, self.tokenizer, self.data = examples, tokenizer, config.data
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        one = self.examples[index]
+        row = dict(encode(self.tokenizer, one, self.data.prefix, self.data.max_source))
+        if one.target is not None:
+            cut = self.tokenizer(text_target=one.target, truncation=True, max_length=self.data.max_target)
+            row["labels"] = cut["input_ids"]
+        elif one.label is not None:
+            row["labels"] = one.label
+        return row
+
+
+def encode(tokenizer: Any, one: Example, prefix: str, most: int | None) -> Mapping[str, Any]:
+    """The source side of an example; `most` is None for all of it."""
+    cut = {"truncation": True, "max_length": most} if most else {}
+    found: Mapping[str, Any] = tokenizer(prefix + one.source, one.second, **cut)
+    return found
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
+    """A byte-level BPE tokenizer in the manner of BART and RoBERTa."""
+    tokenizer = Tokenizer(tokenizer_models.BPE(unk_token=SPECIAL["unk_token"]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = tokenizer_trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=list(SPECIAL.values()),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    bos, eos = ((SPECIAL[name], tokenizer.token_to_id(SPECIAL[name])) for name in ("bos_token", "eos_token"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[bos, eos]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        cls_token="<s>",
+        sep_token="</s>",
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+        **SPECIAL,
+    )
+
+
+def load_tokenizer(config: Config, texts: Iterable[str]) -> Any:
+    """The tokenizer of a run; `texts` are for one that has to be trained."""
+    name = config.model.tokenizer or config.model.name
+    if name is None:
+        return train_tokenizer(texts, config.model.vocabulary)
+    return _fetched(transformers.AutoTokenizer, name, "tokenizer")
+
+
+def load_model(config: Config, card: Card, tokenizer: Any) -> Any:
+    """The model of a run, in float32, with its head and the generation settings of the recipe."""
+    seq2seq = card.kind == "generation"
+    auto = transformers.AutoModelForSeq2SeqLM if seq2seq else transformers.AutoModelForSequenceClassification
+    labels = {} if seq2seq else _labels(card)
+    if config.model.name is None:
+        model = auto.from_config(_fresh_config(config, tokenizer, labels))
+    else:
+        settings = _fetched(transformers.AutoConfig, config.model.name, "model", **labels)
+        _check_known(config, settings)
+        settings.update(config.model.settings)
+        model = _fetched(auto, config.model.name, "model", dtype=torch.float32, config=settings)
+    _check_fit(model, tokenizer, config, seq2seq)
+    if seq2seq:
+        set_generation(model, config)
+    return r4f(model, config.model.head_layers) if config.model.head == "r4f" else model
+
+
+def _labels(card: Card) -> dict[str, Any]:
+    names = card.labels or ["score"]
+    kind = "single_label_classification" if card.labels else "regression"
+    return {
+        "num_labels": len(names),
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: index for index, name in enumerate(names)},
+        "problem_type": kind,
+    }
+
+
+def _fresh_config(config: Config, tokenizer: Any, labels: Mapping[str, Any]) -> Any:
+    """A configuration from scratch, which fits the tokenizer and the lengths."""
+    name = config.model.architecture or ""
+    if name not in transformers.CONFIG_MAPPING:
+        raise BadInput(f"model.architecture={name!r}: unknown; {nearest(name, transformers.CONFIG_MAPPING.keys())}")
+    pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
+    room = max(config.data.max_source, config.data.max_target, config.generation.max_length) + 8
+    settings = {
+        "vocab_size": len(tokenizer), "pad_token_id": pad, "bos_token_id": tokenizer.bos_token_id, "eos_token_id": eos,
+        "decoder_start_token_id": eos if name in _STARTS_WITH_EOS else pad, "max_position_embeddings": room,
+        **labels, **config.model.settings,
+    }  # fmt: skip
+    if name in _STARTS_WITH_EOS:
+        settings.setdefault("forced_eos_token_id", eos)
+    _check_known(config, transformers.CONFIG_MAPPING[name]())
+    return transformers.AutoConfig.for_model(name, **settings)
+
+
+def _check_known(config: Config, known: Any) -> None:
+    for key in config.model.settings:
+        if not hasattr(known, key):
+            raise BadInput(f"model.settings.{key}: {known.model_type} has no such setting; {nearest(key, vars(known))}")
+
+
+def set_generation(model: Any, config: Config) -> None:
+    """Make the recipe's generation settings the model's own, so that they are saved with it."""
+    chosen, target = config.generation, model.generation_config
+    target.max_length, target.min_length = chosen.max_length, chosen.min_length
+    target.num_beams, target.no_repeat_ngram_size = chosen.num_beams, chosen.no_repeat_ngram_size
+    beams = chosen.num_beams > 1  # without them the other two mean nothing, and transformers refuses to save them
+    target.length_penalty = chosen.length_penalty if beams else 1.0
+    target.early_stopping = chosen.early_stopping if beams else False
+    target.max_new_tokens = None
+
+
+def _check_fit(model: Any, tokenizer: Any, config: Config, seq2seq: bool) -> None:
+    """Refuse a tokenizer or lengths that the model has no room for, before they become an index error."""
+    size = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > size:
+        raise BadInput(
+            f"the tokenizer has {len(tokenizer)} tokens, but the model only {size}: they do not belong together"
+        )
+    if tokenizer.pad_token_id is None:
+        raise BadInput("the tokenizer has no padding token: batches cannot be made with it")
+    offset = model.config.pad_token_id + 1 if model.config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
+    room = getattr(model.config, "max_position_embeddings", None)
+    lengths = {"data.max_source": config.data.max_source}
+    if seq2seq:
+        lengths |= {"data.max_target": config.data.max_target, "generation.max_length": config.generation.max_length}
+    for key, length in lengths.items():
+        if room is not None and length > room - offset:
+            raise BadInput(f"{key}={length}: the model has only {room - offset} positions")
+
+
+def _fetched(auto: Any, name: str, what: str, **settings: Any) -> Any:
+    """`from_pretrained`, with one line when it cannot be had. Code of model repositories is never run."""
+    folder = Path(name).is_dir()
+    if not folder and name.startswith((".", "/", "~")):
+        raise BadInput(f"model.name={name}: no such folder")
+    try:
+        return auto.from_pretrained(name, trust_remote_code=False, **settings)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        if folder:
+            raise BadInput(f"{name}: no {what} can be loaded from this folder: {str(error).splitlines()[0]}") from None
+        offline = " (HF_HUB_OFFLINE=1 is set)" if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
+        raise BadInput(
+            f"the {what} {name} is not on this machine and cannot be downloaded{offline}: run `hf download {name}` "
+            "where there is a network, or set model.name=FOLDER"
+        ) from None

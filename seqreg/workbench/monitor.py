@@ -1,0 +1,166 @@
+"""TensorBoard: the curves of a run, grouped so that the first page tells the story."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
+from transformers import TrainerCallback
+
+from seqreg.build import term_names
+from seqreg.schedules import weight_at
+from seqreg.workbench import layers
+from seqreg.workbench.config import Run
+from seqreg.workbench.evaluate import Scored, Scorer
+
+_UNUSED = ("epoch", "num_input_tokens_seen", "total_flos", "train_runtime", "train_loss")
+
+
+class Monitor(TrainerCallback):
+    """Writes the event files of a run.
+
+    Scalars are train/<key> and eval/<key>; the size on disk is that of the points, of `logging.samples` texts at every
+    evaluation, and of nothing else: neither weights nor histograms.
+    """
+
+    def __init__(self, folder: Path, run: Run, scorer: Scorer) -> None:
+        self.folder, self.run, self.scorer = folder, run, scorer
+        self.writer: Any = None
+        self.epochs: list[str] = []
+        self.seen = (time.perf_counter(), 0)
+        self.loss = float("nan")
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        self.writer = SummaryWriter(str(self.folder))
+        self.writer.add_custom_scalars(layout(self.run))
+        self.writer.add_text("config", f"```yaml\n{layers.dump(self.run.config.model_dump(mode='json'))}\n```")
+        experiment, start, _ = _hparams(self.run)
+        self.writer.file_writer.add_summary(experiment)
+        self.writer.file_writer.add_summary(start)
+        self.seen = (time.perf_counter(), state.num_input_tokens_seen)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        if self.writer is None or not logs or "loss" not in logs:
+            return
+        now, tokens = time.perf_counter(), state.num_input_tokens_seen
+        speed = (tokens - self.seen[1]) / max(now - self.seen[0], 1e-9)
+        self.seen, self.loss = (now, tokens), float(logs["loss"])
+        for key, value in {**logs, "tokens_per_second": speed}.items():
+            if key not in _UNUSED and isinstance(value, (int, float)):
+                self.writer.add_scalar(f"train/{key}", value, state.global_step)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
+        if self.writer is None:
+            return
+        for key, value in (metrics or {}).items():
+            name = key.removeprefix("eval_")
+            if name != "epoch" and not name.endswith(("runtime", "per_second")):
+                self.writer.add_scalar(f"eval/{name}", value, state.global_step)
+        shown = samples(self.scorer, self.run.config.logging.samples)
+        if shown:
+            self.writer.add_text("samples", shown, state.global_step)
+        self.seen = (time.perf_counter(), state.num_input_tokens_seen)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.writer is None:
+            return
+        score = self.scorer.last.metrics.get("score")
+        shown = "" if score is None else f"{score:.2f}"
+        self.epochs.append(f"| {state.epoch:.2f} | {state.global_step} | {self.loss:.4f} | {shown} |")
+        table = "| epoch | step | loss | last score |\n|---|---|---|---|\n" + "\n".join(self.epochs[-200:])
+        self.writer.add_text("epochs", table)  # always at step 0: the newest replaces the others
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.writer is not None:
+            self.writer.flush()
+
+    def close(self, found: dict[str, Scored]) -> None:
+        """Add the final scores, and end the hparams session."""
+        if self.writer is None:
+            return
+        for name, scored in found.items():
+            for key, value in scored.metrics.items():
+                self.writer.add_scalar(f"final/{name}/{key}", value)
+        _, _, end = _hparams(self.run)
+        self.writer.file_writer.add_summary(end)
+        self.writer.close()
+
+
+def _hparams(run: Run) -> Any:
+    """Summaries that declare the settings, start the session and end it, for the event file of the run itself."""
+    return hparams(hyperparameters(run), {"eval/score": 0})  # type: ignore[no-untyped-call]
+
+
+def layout(run: Run) -> dict[str, dict[str, list[Any]]]:
+    """The grouped first page: `Custom scalars` in TensorBoard."""
+    main = ["rouge1", "rouge2", "rougeL"] if run.card.kind == "generation" else list(run.card.metric)
+    margins = {
+        name: ["Margin", [f"eval/{name}", f"eval/{name}_low", f"eval/{name}_high"]]
+        for name in reversed(main)  # TensorBoard shows the last one first
+    }
+    return {
+        "1 Scores on the validation set, with intervals": margins,
+        "2 Loss": {
+            "loss and its parts": ["Multiline", ["train/loss$", "train/part/.*"]],
+            "terms, unweighted": ["Multiline", ["train/value/.*"]],
+            "validation loss": ["Multiline", ["eval/loss$"]],
+        },
+        "3 Optimisation": {
+            "gradient norm": ["Multiline", ["train/grad_norm$"]],
+            "learning rate": ["Multiline", ["train/learning_rate$"]],
+            "tokens per second": ["Multiline", ["train/tokens_per_second$"]],
+        },
+        "4 What the terms do": {
+            "share of the loss": ["Multiline", ["train/anatomy/.*/share_of_loss$"]],
+            "anatomy": ["Multiline", ["train/anatomy/.*"]],
+            "weights of the terms": ["Multiline", ["train/weight/.*"]],
+        },
+        "5 Text and smoothness": {
+            "words of an output": ["Multiline", ["eval/gen_len$"]],
+            "novelty and repetition": ["Multiline", ["eval/novelty$", "eval/repetition$"]],
+            "smoothness": ["Multiline", ["train/smoothness/.*"]],
+        },
+    }
+
+
+def hyperparameters(run: Run) -> dict[str, Any]:
+    """All settings as flat keys. The keys are the same in every run, or TensorBoard shows those of one run alone."""
+    flat: dict[str, Any] = {}
+    config = run.config.model_dump(mode="json")
+    terms = config.pop("terms")
+    for key, value in config.items():
+        for inner, setting in value.items() if isinstance(value, dict) else [("", value)]:
+            flat[f"{key}.{inner}" if inner else key] = _simple(setting)
+    built = {type(term).__name__.lower(): term for term in run.config.criterion().terms}
+    for name in term_names():
+        flat[f"_weight.{name}"] = weight_at(built[name].weight, 0) if name in built else 0.0
+    flat["terms"] = _simple(terms)
+    flat["_method"] = run.config.method  # TensorBoard sorts by name, and shows the first columns
+    return flat
+
+
+def _simple(value: Any) -> Any:
+    if value is None:
+        return "none"
+    return value if isinstance(value, (bool, int, float, str)) else json.dumps(value, sort_keys=True)
+
+
+def samples(scorer: Scorer, count: int) -> str:
+    """The first outputs as a Markdown table; what a model writes is shown as it is, not as Markdown."""
+    rows = scorer.last.rows[:count]
+    if not rows:
+        return ""
+    lines = ["| prediction | reference |", "|---|---|"]
+    lines += [f"| {_cell(row['prediction'])} | {_cell(row['reference'])} |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    text = str(value).replace("`", "'").replace("|", "¦").replace("\n", " ⏎ ")
+    return f"`{text[:500]}`" if text.strip() else "*(empty)*"

@@ -1,0 +1,81 @@
+"""The files that a run leaves behind for people and programs."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from seqreg.version import __version__
+from seqreg.workbench.config import Run
+from seqreg.workbench.evaluate import Scored
+from seqreg.workbench.tables import METRICS
+
+
+def write_scores(folder: Path, run: Run, found: Mapping[str, Scored], **further: Any) -> dict[str, Any]:
+    """metrics.json, brought up to date, and the predictions on every split."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / METRICS
+    known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    known.setdefault("scores", {})
+    for name, scored in found.items():
+        known["scores"][name] = {
+            **{key: round(value, 6) for key, value in scored.metrics.items()},
+            "intervals": {key: [round(low, 6), round(high, 6)] for key, (low, high) in scored.intervals.items()},
+            "signature": scored.signature,
+        }
+    known |= further
+    known["versions"] = {"seqreg": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    known["versions"]["transformers"] = transformers.__version__
+    path.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+    main = next((name for name in ("test", "validation") if name in found), next(iter(found), ""))
+    for name, scored in found.items():
+        if scored.rows and name != "before":
+            _write_predictions(folder, "" if name == main else f"_{name}", scored.rows, run.card.kind == "generation")
+    return known
+
+
+def _write_predictions(folder: Path, suffix: str, rows: list[dict[str, Any]], texts: bool) -> None:
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (folder / f"predictions{suffix}.jsonl").write_text(lines, encoding="utf-8")
+    if texts:  # one a line: a line break inside a text is written <n>
+        plain = "".join(row["prediction"].replace("\n", "<n>") + "\n" for row in rows)
+        (folder / f"generated_predictions{suffix}.txt").write_text(plain, encoding="utf-8")
+
+
+def write_card(folder: Path, run: Run, metrics: Mapping[str, Any]) -> None:
+    """README.md in the manner of the hub: the method, its settings and its scores."""
+    config, card = run.config, run.card
+    criterion = repr(config.criterion())
+    base = config.model.name or f"a {config.model.architecture} from scratch"
+    scores = [
+        f"| {split} | {name} | {value:.2f} | {_interval(numbers['intervals'].get(name))} |"
+        for split, numbers in metrics["scores"].items()
+        for name, value in numbers.items()
+        if name in numbers["intervals"] or (split == "average" and name != "score" and isinstance(value, float))
+    ]
+    signatures = sorted({numbers["signature"] for numbers in metrics["scores"].values() if numbers["signature"]})
+    base_model = [f"base_model: {config.model.name}"] if config.model.name and "/" in config.model.name else []
+    kind = {"generation": "text2text-generation"}.get(card.kind, "text-classification")
+    header = ["---", "library_name: transformers", *base_model, f"pipeline_tag: {kind}", "tags:", "- seqreg"]
+    header += [f"- {name}" for name in config.terms] + ["---"]
+    lines = [
+        *header, "", f"# {card.title}: {config.method}", "",
+        f"Fine-tuned from {base} on {card.title} with [seqreg](https://pypi.org/project/seqreg/) {__version__}.",
+        "", f"Loss: `{criterion}`", "",
+        "| split | score | value (%) | interval |", "|---|---|---|---|", *scores, "",
+        *(f"Signature: `{signature}`" for signature in signatures), "",
+        f"Trained for {metrics.get('train', {}).get('steps', '?')} steps with seed {config.seed}. All settings are in "
+        "config.yaml, which is a recipe: `seqreg train config.yaml`. The scores of every example are in "
+        "predictions.jsonl.", "",
+    ]  # fmt: skip
+    (folder / "README.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def _interval(pair: Any) -> str:
+    return "" if pair is None else f"{pair[0]:.2f} to {pair[1]:.2f}"

@@ -1,0 +1,114 @@
+"""Predictions of a trained model for texts that come one after the other."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from seqreg.errors import BadInput
+from seqreg.workbench import data, models, rows
+from seqreg.workbench.cards import Card
+from seqreg.workbench.config import Run
+from seqreg.workbench.console import console
+from seqreg.workbench.data import Example
+from seqreg.workbench.evaluate import class_row, decode
+from seqreg.workbench.train import trained
+
+WINDOW = 16
+"""Batches that are read ahead, so that texts of like length share a batch."""
+
+
+def predict(folder: Path, source: str, target: str, overrides: tuple[str, ...] = ()) -> int:
+    """Read `source`, write `target` ("-" for the standard streams), and return how many were predicted.
+
+    Text has one example a line (the two texts of a pair apart by a tab), with <n> for line breaks inside. JSONL, CSV,
+    TSV and Parquet have the card's columns, and become JSONL: every row with its "prediction".
+    """
+    run = trained(folder, overrides)
+    if source != "-" and not Path(source).is_file():
+        raise BadInput(f"{source}: no such file")
+    whole = Path(source).suffix in rows.ENDINGS
+    tokenizer = models.load_tokenizer(run.config, ())
+    model = models.load_model(run.config, run.card, tokenizer).eval()
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    written = 0
+    with sys.stdout if target == "-" else open(target, "w", encoding="utf-8") as out:
+        columns = (TextColumn("predicting"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
+            bar = progress.add_task("", total=_size(source, whole))
+            read = _rows(source, run.card) if whole else _lines(source, run.card)
+            for row, found in _answers(model, tokenizer, run, read):
+                as_json = whole or target.endswith(".jsonl")
+                _write(out, row, found, as_json)
+                written += 1
+                progress.advance(bar)
+    return written
+
+
+def _size(source: str, whole: bool) -> int | None:
+    if source == "-" or source.endswith(".parquet"):
+        return None
+    if whole:
+        return sum(1 for _ in rows.read(Path(source)))
+    with open(source, "rb") as file:
+        return sum(1 for _ in file)
+
+
+def _rows(source: str, card: Card) -> Iterator[tuple[dict[str, Any], Example]]:
+    for where, row in rows.read(Path(source)):
+        one = data.example(card, row, where, labelled=False)
+        if one is not None:
+            yield row, one
+
+
+def _lines(source: str, card: Card) -> Iterator[tuple[dict[str, Any], Example]]:
+    with sys.stdin if source == "-" else open(source, encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            first, tab, second = line.rstrip("\n").replace("<n>", "\n").partition("\t")
+            if card.columns.second is not None and not tab:
+                raise BadInput(f"{source}:{number}: expected two texts apart by a tab")
+            if card.columns.second is None:
+                first, second = first + tab + second, ""
+            yield {"source": first}, Example(first, second if card.columns.second is not None else None)
+
+
+def _write(out: TextIO, row: dict[str, Any], found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        out.write(json.dumps({**row, **found}, ensure_ascii=False, default=str) + "\n")
+    else:
+        out.write(str(found["prediction"]).replace("\n", "<n>") + "\n")
+    out.flush()
+
+
+def _answers(
+    model: Any, tokenizer: Any, run: Run, read: Iterable[tuple[dict[str, Any], Example]]
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Rows with predictions, in their order; batches are made of texts of like length within a window."""
+    size, read = run.config.evaluation.batch_size, iter(read)
+    while window := list(itertools.islice(read, size * WINDOW)):
+        coded = [
+            dict(models.encode(tokenizer, one, run.config.data.prefix, run.config.data.max_source)) for _, one in window
+        ]
+        order = sorted(range(len(window)), key=lambda index: -len(coded[index]["input_ids"]))
+        found: dict[int, dict[str, Any]] = {}
+        for start in range(0, len(order), size):
+            chosen = order[start : start + size]
+            batch = tokenizer.pad([coded[index] for index in chosen], return_tensors="pt").to(model.device)
+            found.update(zip(chosen, _batch(model, tokenizer, run.card, batch), strict=True))
+        for index, (row, _) in enumerate(window):
+            yield row, found[index]
+
+
+@torch.no_grad()
+def _batch(model: Any, tokenizer: Any, card: Card, batch: Any) -> list[dict[str, Any]]:
+    if card.kind == "generation":
+        return [{"prediction": text} for text in decode(model.generate(**batch).cpu().numpy(), tokenizer, card)]
+    outputs = model(**batch).logits.float().cpu().numpy()
+    return [{k: v for k, v in class_row(0, output, card).items() if k != "index"} for output in outputs]

@@ -1,0 +1,106 @@
+"""What the commands do: resolve, work, print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from seqreg.errors import BadInput
+from seqreg.workbench import config, rows
+from seqreg.workbench.tables import score_table
+
+out = Console(highlight=False)
+
+
+def train(
+    recipe: str,
+    terms: Sequence[str],
+    variants: Sequence[str],
+    settings: Sequence[str],
+    *,
+    overwrite: bool,
+    resume: bool,
+) -> None:
+    """Train a recipe and print its scores."""
+    run = config.resolve(recipe, terms=terms, variants=variants, overrides=settings)
+    from seqreg.workbench import train as work
+    from seqreg.workbench.console import console, quiet
+
+    quiet()
+    metrics = work.train(run, overwrite=overwrite, resume=resume)
+    if metrics:
+        out.print(score_table({metrics["method"]: metrics}))
+        console.print(f"Everything is in {run.config.output}")
+        if run.config.logging.tensorboard:
+            console.print(f"Curves: tensorboard --logdir {run.config.output}")
+
+
+def evaluate(folder: Path, file: Path | None, output: Path | None, settings: Sequence[str]) -> None:
+    """Score a trained model and print it."""
+    config.load(folder, settings)
+    from seqreg.workbench import train as work
+    from seqreg.workbench.console import quiet
+
+    quiet()
+    metrics = work.evaluate_run(folder, file=file, output=output, overrides=tuple(settings))
+    if metrics:
+        out.print(score_table({metrics.get("method", folder.name): metrics}))
+
+
+def predict(folder: Path, source: str, target: str, settings: Sequence[str]) -> None:
+    """Predict, and say how many."""
+    config.load(folder, settings)
+    from seqreg.workbench import predict as work
+    from seqreg.workbench.console import console, quiet
+
+    quiet()
+    count = work.predict(folder, source, target, tuple(settings))
+    if target != "-":
+        console.print(f"{count} predictions in {target}")
+
+
+def check(recipe: str, terms: Sequence[str], variants: Sequence[str], settings: Sequence[str]) -> None:
+    """Print what a training would do."""
+    run = config.resolve(recipe, terms=terms, variants=variants, overrides=settings)
+    from seqreg.workbench import check as work
+    from seqreg.workbench.console import quiet
+
+    quiet()
+    out.print(work.check(run))
+
+
+def rouge(predictions: Path, references: Path, *, as_json: bool, **options: Any) -> None:
+    """Print ROUGE of two files."""
+    from seqreg.metrics.rouge import rouge as score
+
+    texts, truth = _texts(predictions, "prediction"), _texts(references, "reference")
+    if len(texts) != len(truth):
+        raise BadInput(f"{predictions} has {len(texts)} texts, {references} has {len(truth)}: expected as many")
+    if not texts:
+        raise BadInput(f"{predictions}: 0 texts")
+    report = score(texts, truth, **options)
+    if as_json:
+        found = {"means": report.means, "intervals": report.intervals, "counts": report.counts}
+        out.print_json(json.dumps({**found, "signature": report.signature}))
+    else:
+        out.print(str(report), soft_wrap=True, markup=False)
+
+
+def _texts(path: Path, key: str) -> list[str]:
+    """One text a line, or the key of every JSON object."""
+    if path.suffix == ".jsonl":
+        found = list(rows.read(path))
+        for where, row in found:
+            if not isinstance(row.get(key), str):
+                raise BadInput(f"{where}: no text under the key {key!r}")
+        return [row[key] for _, row in found]
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
+    lines = text.split("\n")
+    return [line.removesuffix("\r").replace("<n>", "\n") for line in (lines[:-1] if lines[-1] == "" else lines)]

@@ -1,0 +1,74 @@
+"""What all settings have in common: unknown keys and wrong types are refused, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from seqreg.errors import BadInput, nearest
+
+Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """A group of settings. A "1" is not a 1, and what is not listed does not exist."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, validate_default=True, frozen=True)
+
+
+S = TypeVar("S", bound=Section)
+
+
+def checked(section: type[S], values: Any, origin: Callable[[str], str]) -> S:
+    """A section from plain values, or one line about the first fault: where it was set, the key, the value, the fix."""
+    try:
+        return section.model_validate(values)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        loc = [str(part) for part in fault["loc"]]
+        key = ".".join(loc)
+        where = origin(key)
+        if fault["type"] == "extra_forbidden":
+            options = _fields(section, loc[:-1])
+            raise BadInput(f"{where}: {key}={fault['input']!r}: unknown key; {nearest(loc[-1], options)}") from None
+        if fault["type"] == "missing":
+            raise BadInput(f"{where}: {key} is missing") from None
+        message = fault["msg"].removeprefix("Value error, ")
+        message = message[0].lower() + message[1:].replace("Input should be", "expected")
+        message = message.replace("input should be", "expected")
+        given = fault["input"]
+        if isinstance(given, dict):  # about several keys at once: their values are in the message
+            paths = [".".join([*loc, name]) for name in given if name in message]
+            where = " and ".join(dict.fromkeys(origin(path) for path in paths)) or where
+            raise BadInput(f"{where}: {message}") from None
+        raise BadInput(f"{where}: {key}={given!r}: {message}") from None
+
+
+def _fields(section: Any, path: list[str]) -> list[str]:
+    """The keys of the section at a path."""
+    for part in path:
+        field = section.model_fields.get(part) if _is_section(section) else None
+        if field is not None:
+            section = _inner(field.annotation)
+        elif section is None:
+            break
+    return sorted(section.model_fields) if _is_section(section) else []
+
+
+def _inner(annotation: Any) -> Any:
+    """The section inside an annotation such as `Hub | None` or `list[Replace]`."""
+    if _is_section(annotation):
+        return annotation
+    if get_origin(annotation) is None:
+        return None
+    return next((found for part in get_args(annotation) if (found := _inner(part)) is not None), None)
+
+
+def _is_section(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Section)

@@ -1,0 +1,193 @@
+"""All settings of a run, with their bounds. What they mean is in the docstrings; a recipe is these as YAML."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, model_validator
+
+from seqreg.workbench.cards import Generation
+from seqreg.workbench.sections import Count, Natural, NotNegative, Positive, Section, Share
+
+if TYPE_CHECKING:
+    from seqreg.criterion import Criterion
+
+
+class Model(Section):
+    """What is trained: a pretrained model by `name`, or one from scratch of an `architecture`.
+
+    Args:
+        name: a name on the Hugging Face hub, or a folder written by `save_pretrained`
+        tokenizer: the same for the tokenizer; the model's own by default
+        architecture: of a model from scratch, in transformers' spelling ("bart", "pegasus", "roberta" ...); its
+            tokenizer is trained on the training text
+        vocabulary: tokens of that tokenizer
+        settings: of transformers' configuration, such as dropout
+        head: "r4f" normalises a classification head; `head_layers`: see `seqreg.integrations.hf.r4f`
+    """
+
+    name: str | None = None
+    tokenizer: str | None = None
+    architecture: str | None = None
+    vocabulary: int = Field(default=2000, ge=300)
+    settings: dict[str, Any] = {}
+    head: Literal["plain", "r4f"] = "plain"
+    head_layers: Literal["all", "out_proj"] = "all"
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Model:
+        if (self.name is None) == (self.architecture is None):
+            raise ValueError(
+                "set one of model.name (pretrained) and model.architecture (from scratch), and the other to null"
+            )
+        return self
+
+
+class Data(Section):
+    """Which rows, and how much of each text.
+
+    Args:
+        path: a file or a folder to use instead of the hub, with the card's columns
+        limit: at most so many rows of a split
+        prefix: put before every source text, as T5 wants it
+        group: put rows of like length into a batch, to save padding; all rows are read once before training
+        max_source, max_target: tokens; the card's by default
+        workers: processes that read ahead
+    """
+
+    path: str | None = None
+    limit: dict[str, Count] = {}
+    prefix: str = ""
+    max_source: Count = 512
+    max_target: Count = 64
+    workers: Natural = 0
+    group: bool = False
+
+
+class Loss(Section):
+    """The base loss; see `seqreg.Criterion`."""
+
+    label_smoothing: Share = 0.0
+    smoothing: Literal["torch", "fairseq"] = "torch"
+    per: Literal["token", "sequence"] = "token"
+
+
+class Optimisation(Section):
+    """How it is trained.
+
+    Args:
+        steps: optimizer steps; or `epochs`
+        batch_size: rows in one pass on one device; times `accumulation` times devices in one step
+        warmup: steps, or below 1 a share of all steps
+        clip: the largest gradient norm; 0 for none
+        precision: of the passes; weights are always float32
+    """
+
+    learning_rate: Positive = 3e-5
+    steps: Count | None = None
+    epochs: Positive | None = None
+    batch_size: Count = 8
+    accumulation: Count = 1
+    warmup: NotNegative = 0.0
+    schedule: Literal["linear", "polynomial", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"] = "linear"
+    optimizer: Literal["adamw", "adafactor"] = "adamw"
+    betas: list[Share] = Field(default=[0.9, 0.999], min_length=2, max_length=2)
+    epsilon: Positive = 1e-8
+    weight_decay: NotNegative = 0.0
+    clip: NotNegative = 1.0
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    checkpointing: bool = False
+
+    @model_validator(mode="after")
+    def _ends(self) -> Optimisation:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError(
+                f"set one of optimisation.steps={self.steps} and optimisation.epochs={self.epochs}, the other to null"
+            )
+        warm = self.warmup if self.warmup >= 1 else math.ceil(self.warmup * (self.steps or 0))
+        if self.steps is not None and warm >= self.steps:
+            raise ValueError(f"warmup={self.warmup:g} leaves nothing of steps={self.steps}")
+        return self
+
+
+class Evaluation(Section):
+    """When and how it is judged.
+
+    Args:
+        every: evaluate on the validation set every so many steps; 0 for the end alone
+        before: also evaluate the untrained model
+        best: keep the checkpoint with the best validation score instead of the last
+        confidence, resamples: of the bootstrap intervals
+    """
+
+    every: Natural = 0
+    batch_size: Count = 16
+    before: bool = False
+    best: bool = False
+    confidence: float = Field(default=0.95, gt=0, lt=1)
+    resamples: Natural = 1000
+
+
+class Logging(Section):
+    """What is written while it trains.
+
+    Args:
+        every: steps between two points of every curve
+        tensorboard: write event files
+        samples: outputs shown as text at every evaluation
+        anatomy_steps, smoothness_steps: see `RegularizedTrainer`
+    """
+
+    every: Count = 50
+    tensorboard: bool = True
+    samples: Natural = 4
+    anatomy_steps: Natural = 500
+    smoothness_steps: Natural = 0
+
+
+class Checkpoints(Section):
+    """Checkpoints to resume from. `every`: steps, 0 for none but the final model; `keep`: how many stay on disk."""
+
+    every: Natural = 0
+    keep: Count = 1
+
+
+class Config(Section):
+    """All settings of a run."""
+
+    task: str
+    model: Model
+    data: Data = Data()
+    loss: Loss = Loss()
+    terms: dict[str, dict[str, Any] | None] = {}
+    optimisation: Optimisation
+    generation: Generation = Generation()
+    evaluation: Evaluation = Evaluation()
+    logging: Logging = Logging()
+    checkpoints: Checkpoints = Checkpoints()
+    seed: Natural = 1
+    output: str
+
+    @model_validator(mode="after")
+    def _best_needs_checkpoints(self) -> Config:
+        every, saved = self.evaluation.every, self.checkpoints.every
+        if self.evaluation.best and (not every or not saved or saved % every):
+            raise ValueError(
+                f"evaluation.best needs evaluation.every={every} > 0 and checkpoints.every={saved} a multiple of it"
+            )
+        return self
+
+    @property
+    def method(self) -> str:
+        """What the run is called in tables: its terms, R4F for R3F with a normalised head."""
+        if self.model.head == "r4f":
+            return "r4f" if list(self.terms) == ["r3f"] else "+".join([*self.terms, "r4f"])
+        return "+".join(self.terms) or "baseline"
+
+    def criterion(self) -> Criterion:
+        """The loss of this run."""
+        from seqreg.build import build_criterion
+
+        chosen = {name: settings or {} for name, settings in self.terms.items()}
+        return build_criterion({**self.loss.model_dump(), "terms": chosen})

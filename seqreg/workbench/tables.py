@@ -1,0 +1,64 @@
+"""The scores of runs, as tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from seqreg.errors import BadInput
+
+METRICS = "metrics.json"
+
+
+def scores_of(folder: Path) -> dict[str, Any]:
+    """The contents of a run's metrics.json."""
+    path = folder / METRICS
+    if not path.is_file():
+        raise BadInput(f"{folder}: no {METRICS} in it: has its training ended?")
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def score_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Scores of one run or several side by side; `runs` are contents of metrics.json."""
+    table = Table(title="scores in percent, with intervals over examples" if len(runs) == 1 else "scores in percent")
+    table.add_column("split")
+    table.add_column("score")
+    for name in runs:
+        table.add_column(name, justify="right")
+    for split, key in _lines(list(runs.values())):
+        cells = [_cell(metrics["scores"].get(split, {}), key, len(runs) == 1) for metrics in runs.values()]
+        table.add_row(split, key, *cells)
+    seconds = [metrics.get("train", {}).get("seconds") for metrics in runs.values()]
+    if all(seconds):
+        table.add_section()
+        table.add_row("training", "seconds", *(f"{value:.1f}" for value in seconds))
+        if len(runs) > 1:
+            table.add_row(
+                "training", f"time / {next(iter(runs))}", *(f"{value / seconds[0]:.2f}x" for value in seconds)
+            )
+    return table
+
+
+def _lines(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Split and score of every line: what has an interval, of all runs."""
+    lines: dict[tuple[str, str], None] = {}
+    for metrics in found:
+        for split, numbers in metrics["scores"].items():
+            keys = list(numbers.get("intervals", {})) or [
+                k for k in numbers if k not in ("score", "intervals", "signature")
+            ]
+            for key in [*keys, *(k for k in ("gen_len", "empty") if k in numbers)]:
+                lines[split, key] = None
+    return list(lines)
+
+
+def _cell(numbers: Mapping[str, Any], key: str, wide: bool) -> str:
+    if key not in numbers:
+        return ""
+    pair = numbers.get("intervals", {}).get(key)
+    return f"{numbers[key]:.2f}" + (f"  [dim]{pair[0]:.2f} to {pair[1]:.2f}[/]" if pair and wide else "")

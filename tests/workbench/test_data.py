@@ -1,0 +1,182 @@
+"""Rows of files: every format, every fault with its place; splits by the rule of the card."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from seqreg.errors import BadInput
+from seqreg.workbench import cards, data, newsroom, rows
+from seqreg.workbench.settings import Data
+from tests.workbench import samples
+
+PAIRS, _ = cards.load("text_pairs")
+MNLI, _ = cards.load("glue/mnli")
+FOUND = [{"source": 'a, "b"', "target": "c"}, {"source": "é\ttab", "target": "d"}]
+
+
+def write(path: Path, content: bytes | str) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def as_bytes(ending: str) -> bytes | str:
+    lines = [json.dumps(row, ensure_ascii=False) for row in FOUND]
+    return {
+        "jsonl": "\n".join(lines) + "\n",
+        "jsonl ": "\ufeff" + "\r\n\r\n".join(lines),  # a byte-order mark, DOS lines, blank lines
+        "json": json.dumps(FOUND, indent=1),
+        "csv": 'source,target\n"a, ""b""",c\n"é\ttab",d\n',
+    }[ending]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl ", "json", "csv"])
+def test_formats(ending: str, tmp_path: Path) -> None:
+    path = write(tmp_path / f"x.{ending.strip()}", as_bytes(ending))
+    assert [row for _, row in rows.read(path)] == FOUND
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(FOUND), tmp_path / "x.parquet")
+    assert [row for _, row in rows.read(tmp_path / "x.parquet")] == FOUND
+
+
+def test_tsv_has_no_quotes(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.tsv", 'source\ttarget\n"a said "b"\tc\n')
+    assert [row for _, row in rows.read(path)] == [{"source": '"a said "b"', "target": "c"}]
+
+
+FAULTS: dict[str, tuple[bytes, str]] = {
+    "no column": (b'{"source": "a", "target": "b"}\n{"source": "a"}\n', r"x.jsonl:2: no column 'target' or .*'source'"),
+    "null": (b'{"source": null, "target": "b"}\n', r"x.jsonl:1: the column 'source' is empty"),
+    "not text": (b'{"source": 3, "target": "b"}\n', r"x.jsonl:1: source is 3: expected text"),
+    "not utf-8": (b'{"source": "a", "target": "b"}\n{"source": "\xff"}\n', r"x.jsonl:2: not UTF-8"),
+    "torn": (b'{"source": "a", "target": "b"}\n{"source": "a", "tar', r"x.jsonl:2: not a JSON object"),
+    "twice": (b'{"source": "a", "source": "b", "target": "c"}\n', r"x.jsonl:1: .*a key is there twice"),
+    "list": (b'{"source": "a", "target": "b"}\n[1]\n', r"x.jsonl:2: expected a JSON object, not list"),
+    "empty": (b"", r"x.jsonl: 0 examples"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_name_file_and_line(name: str, tmp_path: Path) -> None:
+    content, message = FAULTS[name]
+    with pytest.raises(BadInput, match=message) as caught:
+        data.read_file(PAIRS, write(tmp_path / "x.jsonl", content))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [("neutral", 1), (2, 2), ("0", 0), ("-", None), ("nope", "label"), (3, "label"), (1.5, "label")],
+)
+def test_labels(label: Any, expected: Any, tmp_path: Path) -> None:
+    row = {"premise": "a", "hypothesis": "b", "label": label}
+    if expected == "label":
+        with pytest.raises(BadInput, match=f"here: label {label!r}: expected 0 to 2, or one of entailment, neutral"):
+            data.example(MNLI, row, "here")
+    else:
+        found = data.example(MNLI, row, "here")
+        assert (found.label if found else None) == expected
+
+
+def test_cleaning() -> None:
+    gigaword, _ = cards.load("gigaword")
+    found = data.example(gigaword, {"document": "the UNK of UNKLE", "summary": " UNK "}, "here")
+    assert found == data.Example("the <unk> of UNKLE", None, "<unk>")
+    cnn, _ = cards.load("cnn_dailymail")
+    found = data.example(cnn, {"article": "a", "highlights": "one .<n>two ."}, "here")
+    assert found is not None
+    assert found.target == "one .\ntwo ."
+
+
+def test_a_folder_is_splits(tmp_path: Path) -> None:
+    samples.folder(tmp_path, MNLI)
+    (tmp_path / "validation.jsonl").rename(tmp_path / "dev.jsonl")
+    splits = data.load(MNLI, Data(path=str(tmp_path)))
+    assert {name: len(found) for name, found in splits.sets.items()} == {"train": 12, "validation": 4, "mismatched": 4}
+    assert splits.evaluations(MNLI) == ["validation", "mismatched"]
+    (tmp_path / "dev.jsonl").unlink()
+    (tmp_path / "mismatched.jsonl").unlink()
+    splits = data.load(MNLI, Data(path=str(tmp_path)))
+    assert [len(splits.sets[name]) for name in ("train", "validation")] == [11, 1]
+    assert any("mismatched" in note for note in splits.notes)
+    assert any("held out" in note for note in splits.notes)
+
+
+def test_a_file_is_split_the_same_way_every_time(tmp_path: Path) -> None:
+    path = samples.write(tmp_path / "x.jsonl", samples.rows(PAIRS, 50))
+    first, second = (data.load(PAIRS, Data(path=str(path))).sets for _ in range(2))
+    assert first == second
+    assert {name: len(found) for name, found in first.items()} == {"train": 40, "validation": 5, "test": 5}
+    assert not {one.source for one in first["train"]} & {one.source for one in first["test"]}
+    limited = data.load(PAIRS, Data(path=str(path), limit={"train": 7})).sets
+    assert len(limited["train"]) == 7
+    with pytest.raises(BadInput, match="no split of this name"):
+        data.load(PAIRS, Data(path=str(path), limit={"trian": 7}))
+
+
+def test_empty_texts_and_overlap_are_counted(tmp_path: Path) -> None:
+    found = samples.rows(PAIRS, 6)
+    samples.write(tmp_path / "train.jsonl", [*found, {"source": "", "target": "x"}, {"source": "x", "target": " "}])
+    samples.write(tmp_path / "validation.jsonl", [*found[:2], {"source": "new", "target": ""}])
+    splits = data.load(PAIRS, Data(path=str(tmp_path)))
+    assert len(splits.sets["train"]) == 6
+    assert len(splits.sets["validation"]) == 3
+    assert any("2 rows left out: an empty text" in note for note in splits.notes)
+    assert any("2 of 3 validation rows are in the training set" in note for note in splits.notes)
+
+
+def test_what_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadInput, match="no such file or folder"):
+        data.load(PAIRS, Data(path=str(tmp_path / "nothing")))
+    with pytest.raises(BadInput, match=r"expected a file train.jsonl"):
+        data.load(PAIRS, Data(path=str(tmp_path)))
+    with pytest.raises(BadInput, match=r"data.path=FILE_OR_FOLDER"):
+        data.load(PAIRS, Data())
+    with pytest.raises(BadInput, match="cannot tell its format"):
+        data.read_file(PAIRS, write(tmp_path / "x.txt", "a"))
+
+
+@pytest.mark.parametrize("name", ["cnn_dailymail", "gigaword", "glue/mnli", "xnli"])
+def test_the_hub_is_asked_for_parquet(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would be asked of `datasets`, and what is done with what it gives."""
+    import datasets
+
+    card, _ = cards.load(name)
+    asked: list[tuple[Any, ...]] = []
+
+    def load_dataset(*names: Any, split: str, data_files: Any = None) -> Any:
+        asked.append((*names, split, data_files))
+        found = samples.rows(card, 4)
+        if card.columns.label is not None:
+            found[0]["label"] = -1  # a hidden label
+        return datasets.Dataset.from_list(found)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    splits = data.load(card, Data(limit={"train": 2}))
+    assert len(asked) == len(card.splits)
+    assert len(splits.sets["train"]) == 2
+    assert splits.sets["validation"][0].source
+    assert len(splits.sets["validation"]) == (4 if card.kind == "generation" else 3)
+    if name == "gigaword":
+        address = "hf://datasets/Harvard/gigaword@refs%2Fconvert%2Fparquet/default/train/*.parquet"
+        assert asked[0] == ("parquet", "train", {"train": address})
+    if name == "xnli":
+        assert asked[-1][:3] == ("facebook/xnli", "ur", "test")
+
+
+def test_stories_are_english_and_the_same_for_a_seed() -> None:
+    found = newsroom.stories(300, seed=3)
+    assert found == newsroom.stories(300, seed=3) != newsroom.stories(300, seed=4)
+    assert len({story["document"] for story in found}) == 300
+    for story in found:
+        assert "{" not in story["document"]
+        name = " ".join(story["summary"].split()[:2])
+        assert name in story["document"]
+        assert story["document"].count(".") >= 3
