@@ -168,6 +168,41 @@ def show(
     shelves.show(names)
 
 
+@app.command()
+def bench(
+    size: Annotated[
+        Literal["tiny", "small", "bart-base"],
+        typer.Option(help="The model and batch: `tiny` in seconds, `small` in minutes, `bart-base` in half an hour."),
+    ] = "small",
+    terms: Annotated[
+        Optional[list[str]], typer.Option("--terms", "-t", help="Only these terms; may be repeated. All by default.")
+    ] = None,
+    rounds: Annotated[Optional[int], typer.Option(min=1, help="Every step is timed once a round.")] = None,
+    threads: Annotated[
+        int, typer.Option(min=1, help="Of torch. One is timed by its own clock: others do not count.")
+    ] = 1,
+    rouge: Annotated[bool, typer.Option("--rouge", help="Measure ROUGE beside rouge-score instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    plot: Annotated[Optional[Path], typer.Option(help="Also draw the table: a .png, .svg or .pdf file.")] = None,
+) -> None:
+    """Measure what a training step costs with every term, against the plain step of transformers.
+
+    Time, floating-point operations and peak memory, in one run and in turns, on the CPU.
+
+    seqreg bench --terms r3f --terms rdrop
+
+    seqreg bench --size bart-base --plot cost.png
+
+    seqreg bench --rouge
+    """
+    from seqreg.workbench import bench_show
+
+    if rouge:
+        bench_show.scores(as_json=as_json)
+    else:
+        bench_show.steps(size, terms or [], rounds, threads, as_json=as_json, plot=plot)
+
+
 def main() -> None:
     """Run the command; what cannot be right is one line and exit code 2."""
     try:

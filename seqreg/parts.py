@@ -51,9 +51,9 @@ class Part(ABC):
     def fused(self, sides: Sequence[int], weight: Tensor, where: Tensor) -> vocab.Part:
         """The same for the fused path."""
 
-    def value(self, ctx: Context, *, head_grad: bool = True) -> Tensor:
-        """The mean, a scalar to call `backward` on."""
-        return evaluate([(1.0, self)], ctx, head_grad=head_grad)[0]
+    def value(self, ctx: Context, *, hold: bool = False) -> Tensor:
+        """The mean, a scalar to call `backward` on; with `hold`, more than once."""
+        return _compute({self.key: self}, {self.key: self.weights(ctx)}, ctx, hold=hold)[0]
 
     def sum(self, ctx: Context, where: Tensor) -> Tensor:
         """The plain sum over some positions, for an ascent: without a gradient for the head."""
@@ -170,26 +170,23 @@ class Found:
         return (self.values.masked_fill(weights == 0, 0.0) * weights.to(self.values.dtype)).sum()
 
 
-def evaluate(
-    items: Sequence[tuple[float, Part]], ctx: Context, *, head_grad: bool = True
-) -> tuple[Tensor, list[Found]]:
+def evaluate(items: Sequence[tuple[float, Part]], ctx: Context) -> tuple[Tensor, list[Found]]:
     """The sum of factor times mean over parts, a scalar to call `backward` on, and what each of them is.
 
     Args:
         items: factors and parts; a part whose factors add up to 0 is evaluated, and nothing else
-        head_grad: False leaves out the gradient of the head, where it can
     """
     factors: dict[object, float] = {}
     for factor, part in items:
         factors[part.key] = factors.get(part.key, 0.0) + factor
     parts = {part.key: part for _, part in items}
     weighted = {key: factors[key] * part.weights(ctx) if factors[key] else None for key, part in parts.items()}
-    total, found = _compute(parts, weighted, ctx, head_grad)
+    total, found = _compute(parts, weighted, ctx)
     return total, [found[part.key] for _, part in items]
 
 
 def _compute(
-    parts: Mapping[object, Part], weights: Mapping[object, Tensor | None], ctx: Context, head_grad: bool
+    parts: Mapping[object, Part], weights: Mapping[object, Tensor | None], ctx: Context, **options: bool
 ) -> tuple[Tensor, dict[object, Found]]:
     for part in parts.values():
         part.check(ctx)
@@ -199,7 +196,7 @@ def _compute(
     if together:
         wanted = any(weights[key] is not None for key in together)
         with torch.set_grad_enabled(wanted and torch.is_grad_enabled()):
-            fused, found = _fuse({key: parts[key] for key in together}, weights, ctx, head_grad)
+            fused, found = _fuse({key: parts[key] for key in together}, weights, ctx, **options)
         total = total + fused
     for key in [key for key in parts if key not in together]:
         part, weight = parts[key], weights[key]
@@ -213,7 +210,7 @@ def _compute(
 
 
 def _fuse(
-    parts: Mapping[object, Part], weights: Mapping[object, Tensor | None], ctx: Context, head_grad: bool
+    parts: Mapping[object, Part], weights: Mapping[object, Tensor | None], ctx: Context, **options: bool
 ) -> tuple[Tensor, dict[object, Found]]:
     """The parts that can be computed together, before there are logits."""
     views = {id(view): view for part in parts.values() for view in part.views}
@@ -226,7 +223,7 @@ def _fuse(
         jobs[key] = part.fused(of, torch.zeros_like(part.weights(ctx)) if weight is None else weight, where)
     sides = [_side(view, ctx) for view in views.values()]
     work = vocab.Work(sides, ctx.labels.flatten(), list(jobs.values()), ctx.base.label_smoothing, ctx.base.smoothing)
-    total = vocab.fused(work, head_grad=head_grad)
+    total = vocab.fused(work, **options)
     shape = ctx.mask.shape
     return total, {
         key: Found(job.values.reshape(shape), "fused", job.nll.reshape(shape) if isinstance(job, vocab.Fit) else None)

@@ -210,20 +210,21 @@ class Work:
     smoothing: Smoothing = "torch"
 
 
-def fused(work: Work, *, head_grad: bool = True) -> Tensor:
+def fused(work: Work, *, head_grad: bool = True, hold: bool = False) -> Tensor:
     """The weighted sum of all parts, a scalar to call `backward` on; fills in the values of the parts.
 
     Its gradient cannot be differentiated again.
 
     Args:
         head_grad: False leaves out the gradient of the head, for which an ascent has no use
+        hold: there will be several backwards through a retained graph; otherwise they compute everything anew
     """
     known = [side.projection for side in work.sides if side.projection is not None]
     weight, bias = known[0].weight, known[0].bias
     if not head_grad:
         weight, bias = weight.detach(), None if bias is None else bias.detach()
     states = [None if side.projection is None else side.projection.states for side in work.sides]
-    result: Tensor = _Fused.apply(work, torch.is_grad_enabled(), weight, bias, *states)  # type: ignore[no-untyped-call]
+    result: Tensor = _Fused.apply(work, hold, torch.is_grad_enabled(), weight, bias, *states)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -256,39 +257,50 @@ def squared_norm(vectors: Tensor, weight: Tensor, weights: Tensor) -> Tensor:
 class _SquaredNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, grad: bool, vectors: Tensor, weight: Tensor, weights: Tensor) -> Tensor:
-        wanted = ctx.needs_input_grad[1:3] if grad else (False, False)
-        weighted = vectors * weights.to(vectors.dtype).unsqueeze(1)
-        d_weight = torch.empty_like(weight) if wanted[1] else None
-        if 2 * vectors.shape[1] < 3 * len(vectors):
-            images = vectors @ (weight.t() @ weight)  # [N, D]
-            if d_weight is not None:
-                torch.mm(weight, vectors.t() @ weighted, out=d_weight)
-        else:
-            images = torch.zeros_like(vectors)
-            for start in range(0, len(weight), CLASSES):
-                block = weight[start : start + CLASSES]
-                product = vectors @ block.t()
-                torch.addmm(images, product, block, out=images)
-                if d_weight is not None:
-                    torch.mm(product.t(), weighted, out=d_weight[start : start + CLASSES])
-        ctx.save_for_backward(images * weights.to(vectors.dtype).unsqueeze(1) if wanted[0] else None, d_weight)
-        return (images * weighted).sum()
+        ctx.wanted = ctx.needs_input_grad[1:3] if grad else (False, False)
+        ctx.save_for_backward(vectors, weight, weights)
+        total, ctx.gradients = _squared_norm(vectors, weight, weights, ctx.wanted)
+        return total
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
         _refuse_second_derivative()
-        vectors, weight = ctx.saved_tensors
-        scale = 2 * upstream
-        return None, None if vectors is None else scale * vectors, None if weight is None else scale * weight, None
+        gradients, ctx.gradients = ctx.gradients, None  # handed over
+        if gradients is None:  # a second backward through a retained graph
+            vectors, weight, weights = ctx.saved_tensors
+            gradients = _squared_norm(vectors, weight, weights, ctx.wanted)[1]
+        return (None, *(None if one is None else one.mul_(2 * upstream) for one in gradients), None)
+
+
+def _squared_norm(
+    vectors: Tensor, weight: Tensor, weights: Tensor, wanted: Sequence[bool]
+) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
+    """The sum, and half of the gradients of vectors and weight, as far as they are wanted."""
+    scale = weights.to(vectors.dtype).unsqueeze(1)
+    weighted = vectors * scale
+    d_weight = torch.empty_like(weight) if wanted[1] else None
+    if 2 * vectors.shape[1] < 3 * len(vectors):
+        images = vectors @ (weight.t() @ weight)  # [N, D]
+        if d_weight is not None:
+            torch.mm(weight, vectors.t() @ weighted, out=d_weight)
+    else:
+        images = torch.zeros_like(vectors)
+        for start in range(0, len(weight), CLASSES):
+            block = weight[start : start + CLASSES]
+            product = vectors @ block.t()
+            torch.addmm(images, product, block, out=images)
+            if d_weight is not None:
+                torch.mm(product.t(), weighted, out=d_weight[start : start + CLASSES])
+    return (images * weighted).sum(), (images * scale if wanted[0] else None, d_weight)
 
 
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, work: Work, grad: bool, weight: Tensor, bias: Tensor | None, *states: Tensor | None
+        ctx: Any, work: Work, hold: bool, grad: bool, weight: Tensor, bias: Tensor | None, *states: Tensor | None
     ) -> Tensor:
-        ctx.work = work
-        ctx.wanted = ctx.needs_input_grad[2:] if grad else (False,) * (2 + len(states))
+        ctx.work, ctx.hold = work, hold
+        ctx.wanted = ctx.needs_input_grad[3:] if grad else (False,) * (2 + len(states))
         ctx.save_for_backward(weight, bias)
         total, ctx.gradients = _compute(work, weight, bias, ctx.wanted)
         return total
@@ -296,13 +308,15 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
         _refuse_second_derivative()
-        gradients, ctx.gradients = ctx.gradients, None  # handed over, so that autograd may add to them in place
+        gradients = ctx.gradients
+        if not ctx.hold:
+            ctx.gradients = None  # handed over, so that autograd may add to them in place
         if gradients is None:  # a second backward through a retained graph
             weight, bias = ctx.saved_tensors
             gradients = _compute(ctx.work, weight, bias, ctx.wanted)[1]
         if upstream != 1.0:
             gradients = tuple(None if one is None else one * upstream.to(one.dtype) for one in gradients)
-        return (None, None, *gradients)
+        return (None, None, None, *gradients)
 
 
 def _refuse_second_derivative() -> None:

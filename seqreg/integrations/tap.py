@@ -144,6 +144,48 @@ class EmbeddingTap:
         return ((embeds.detach() if self.detach else embeds) + delta * unit).to(embeds.dtype)
 
 
+class Lookup:
+    """The embeddings that a stack looked up, for all passes over the same tokens.
+
+    A lookup in a large table has a dense gradient; passes that share one lookup share its gradient. Nothing before it
+    is random, so that every pass would look up the same numbers.
+    """
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        self._inside = self._done = False
+        self._handles: list[RemovableHandle] = []
+        self.found: Tensor | None = None
+
+    def __enter__(self) -> Lookup:
+        self._done = False
+        self._handles = [
+            self.stack.module.register_forward_pre_hook(self._begin),
+            self.stack.module.register_forward_hook(self._end),
+            self.stack.embedding.register_forward_hook(self._look),
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._inside = False
+
+    def _begin(self, *_: Any) -> None:
+        self._inside = True
+
+    def _end(self, *_: Any) -> None:
+        self._inside = False
+
+    def _look(self, embedding: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        if not self._inside or self._done:
+            return None
+        self._done = True
+        if self.found is None or self.found.shape != output.shape:
+            self.found = output
+        return self.found
+
+
 def _only_padding(embedding: nn.Module, ids: Tensor) -> bool:
     """LED looks up a second time: the padding that fills its attention window."""
     padding = getattr(embedding, "padding_idx", None)

@@ -98,7 +98,8 @@ class FreeLB(Adversarial):
         for point in range(self.points):
             live = {name: delta.detach().requires_grad_() for name, delta in deltas.items()}
             with torch.enable_grad():
-                loss = ctx.task_mean(ctx.forward(self.shift(live), dropout=self.dropout))
+                view = ctx.forward(self.shift(live), dropout=self.dropout)
+                loss = Task(view).value(ctx, hold=point < self.points - 1)
                 wanted = loss / unit
             total = total + (loss if training else loss.detach()) / self.points
             if point < self.points - 1:

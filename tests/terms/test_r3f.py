@@ -9,6 +9,7 @@ from torch import Tensor
 
 from seqreg import BadInput, Cost, Criterion
 from seqreg.integrations.hf import context, count
+from seqreg.parts import Task
 from seqreg.terms.r3f import R3F
 from tests import zoo
 
@@ -296,3 +297,100 @@ def test_noise_that_the_arithmetic_cannot_see() -> None:
     with warnings.catch_warnings(), torch.autocast("cpu", torch.bfloat16):
         warnings.simplefilter("error")
         assert value(net, "bart", R3F(scale=0.1, relative=True)) > 0
+
+
+def _mean_gradient(net: Any, draws: int, **settings: Any) -> tuple[Tensor, Tensor]:
+    """Mean and standard error of the term's own gradient of the encoder's first layer over draws of everything."""
+    found = []
+    parameter = net.get_encoder().layers[0].fc1.weight
+    for seed in range(draws):
+        torch.manual_seed(seed)
+        ctx = context(net, zoo.batch("bart", rows=6))
+        report = Criterion(R3F(scale=1e-3, **settings))(ctx)
+        (gradient,) = torch.autograd.grad(report.total - Task(ctx.clean).value(ctx), parameter)
+        found.append(gradient.flatten())
+    every = torch.stack(found)
+    return every.mean(0), every.std(0) / draws**0.5
+
+
+def test_one_sided_gradient_is_half_in_expectation() -> None:
+    """With noise too small to matter the two passes are exchangeable, so that each side has half of the gradient."""
+    net = zoo.make("bart")
+    both, error = _mean_gradient(net, 200)
+    for side in ("clean", "noised"):
+        half, own = _mean_gradient(net, 200, grad=side)
+        deviation = (2 * half - both) / (4 * own**2 + error**2).sqrt()
+        assert deviation.square().mean() < 1.5  # standard errors: 1 if there is no bias
+        biased = (half - both) / (own**2 + error**2).sqrt()
+        assert biased.square().mean() > 1.5  # and this many draws would show one
+
+
+@pytest.mark.parametrize("settings", [{"rows": 0.5}, {"tokens": 0.5}, {"rows": 0.34, "tokens": 0.7}])
+def test_a_share_of_the_batch_is_unbiased(settings: Any) -> None:
+    """Without dropout and with the noise held fixed, the mean over draws of the share is the whole."""
+    net = zoo.dropout_off(zoo.make("bart")).double()
+
+    class Fixed(R3F):
+        def _noise(self, ctx: Any, name: str, rows: Any, embeds: Tensor, dtype: Any = None) -> Tensor:
+            return 0.3 * torch.sin(9 * embeds.detach())
+
+    def value(seed: int, **settings: Any) -> float:
+        torch.manual_seed(seed)
+        return float(Criterion(Fixed(name="r3f", **settings))(context(net, zoo.batch("bart", rows=6))).values["r3f"])
+
+    whole = value(0)
+    draws = torch.tensor([value(seed, **settings) for seed in range(300)])
+    error = draws.std() / 300**0.5
+    assert error > 0
+    assert abs(draws.mean() - whole) < 4 * error
+    assert error < 0.1 * whole
+
+
+def test_rows_need_masks_of_their_own() -> None:
+    with pytest.raises(BadInput, match=r"rows=0\.5: dropout masks are shared"):
+        R3F(rows=0.5, dropout="shared")
+    with pytest.raises(BadInput, match="tokens=0: expected a share"):
+        R3F(tokens=0)
+    ctx = context(zoo.make("bart"), zoo.batch("bart"))
+    ctx.forward.rows = None
+    with pytest.raises(BadInput, match="cannot be given some rows"):
+        Criterion(R3F(rows=0.5))(ctx)
+
+
+def test_passes_in_one_batch_are_those_apart() -> None:
+    """Without dropout, one pass of twice the batch gives what two passes give: value and gradients."""
+    net = zoo.dropout_off(zoo.make("bart")).double()
+
+    class Fixed(R3F):
+        def _noise(self, ctx: Any, name: str, rows: Any, embeds: Tensor, dtype: Any = None) -> Tensor:
+            return 0.3 * torch.sin(9 * embeds.detach())
+
+    found = []
+    for together in (True, False):
+        net.zero_grad()
+        ctx = context(net, zoo.batch("bart"))
+        ctx.forward.rows = ctx.forward.rows if together else None
+        report = Criterion(Fixed(name="r3f"), label_smoothing=0.1)(ctx)
+        assert bool(ctx.beside) == together
+        report.total.backward()
+        found.append((report.total, torch.cat([p.grad.flatten() for p in net.parameters()])))
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-12, atol=0)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-9, atol=1e-12)
+
+
+def test_passes_are_apart_where_masks_are_shared() -> None:
+    """A term that replays the clean pass's masks needs it alone; so do the anatomy and a second look at the batch."""
+    from seqreg.terms.smart import SMART
+
+    net = zoo.make("bart")
+    ctx = context(net, zoo.batch("bart"))
+    Criterion(R3F(), SMART())(ctx)
+    assert not ctx.beside
+    ctx = context(net, zoo.batch("bart"))
+    criterion = Criterion(R3F(scale=1e-3))
+    criterion(ctx)
+    assert ctx.beside
+    clean = ctx.clean
+    shares = criterion.anatomy(ctx)
+    assert ctx.clean is clean
+    assert shares["r3f/noise_share"] < 0.1 < shares["r3f/dropout_share"]

@@ -15,7 +15,7 @@ from seqreg.context import Context, Count, Kind
 from seqreg.errors import BadInput
 from seqreg.integrations.hf import model as hf
 from seqreg.integrations.hf.head import Pending, deferred, head_of
-from seqreg.integrations.tap import EmbeddingTap, Stack
+from seqreg.integrations.tap import EmbeddingTap, Lookup, Stack
 from seqreg.losses import IGNORE, check_labels
 from seqreg.views import Forward, Point, Shift, Site, View
 
@@ -42,6 +42,7 @@ class HFForward(Forward):
             self.inputs.setdefault("use_cache", False)
         self.head = None if task == "classification" else head_of(model, module)
         self.rows = _batch_size(self.inputs)
+        self.lookups = [Lookup(stack) for stack in self.stacks.values()]
 
     def run(self, shifts: Sequence[Shift], *, hidden: bool, rows: Tensor | None = None) -> View:
         inputs = self.inputs
@@ -49,6 +50,9 @@ class HFForward(Forward):
             inputs = {key: value[rows] if isinstance(value, Tensor) else value for key, value in inputs.items()}
         asked = {"output_hidden_states": True} if hidden else {}
         with contextlib.ExitStack() as exits:
+            if torch.is_grad_enabled() and rows is None and not self.aside:
+                for lookup in self.lookups:
+                    exits.enter_context(lookup)
             for shift in shifts:
                 for name, delta in shift.delta.items():
                     exits.enter_context(EmbeddingTap(self.stacks[name], delta, shift.at, shift.detach))

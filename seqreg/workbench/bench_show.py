@@ -1,0 +1,85 @@
+"""What `seqreg bench` prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from seqreg.errors import BadInput
+from seqreg.workbench import bench, bench_rouge
+from seqreg.workbench.console import console
+
+
+def steps(
+    size: str, terms: Sequence[str], rounds: int | None, threads: int, *, as_json: bool, plot: Path | None
+) -> None:
+    """Measure steps, and print a table or JSON."""
+    if plot is not None:
+        if plot.suffix not in (".png", ".svg", ".pdf"):
+            raise BadInput(f"--plot {plot}: expected a file that ends in .png, .svg or .pdf")
+        if not plot.absolute().parent.is_dir():
+            raise BadInput(f"--plot {plot}: the folder does not exist")
+    rounds = rounds or (3 if size == "bart-base" else 5)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("preparing")
+
+        def tell(what: str, done: int, whole: int) -> None:
+            progress.update(task, description=what, completed=done, total=whole)
+            if not console.is_terminal and done % 10 == 0:
+                console.print(f"  {done} of {whole}: {what}")
+
+        found = bench.measure(size, terms or None, rounds, threads, tell)
+    if plot is not None:
+        bench.plot(found, str(plot))
+    if as_json:
+        print(json.dumps(found.json(), indent=2))
+        return
+    out = Console(highlight=False)
+    out = out if out.is_terminal else Console(highlight=False, width=110)
+    out.print(table(found))
+    out.print(
+        f"Ratios to plain transformers: medians of {found.rounds} rounds in turns, with their range; {found.threads} "
+        f"thread(s). Memory: the peak with parameters, without an optimizer. Limit: the {found.peak / 1e9:.0f} GFLOP/s "
+        "of a large matrix product on this machine.\nA preset is what released code computes; 'from logits', also the "
+        "way it does."
+    )
+
+
+def table(found: bench.Bench) -> Table:
+    shown = Table(title=f"One training step, {found.size}")
+    shown.add_column("step", no_wrap=True)
+    for name in ("time", "range", "FLOPs", "memory", "of the limit"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for row in found.rows:
+        memory = "" if row.memory is None else f"{row.memory:.2f}x"
+        spread = f"{row.time_range[0]:.2f} to {row.time_range[1]:.2f}"
+        shown.add_row(row.name, f"{row.time:.2f}x", spread, f"{row.flops:.2f}x", memory, f"{row.of_peak:.0%}")
+    return shown
+
+
+def scores(*, as_json: bool) -> None:
+    """Measure ROUGE beside rouge-score on a test set of CNN/DailyMail's size."""
+    console.print("  scoring 11,490 generated summaries; rouge-score on 300 of them, scaled")
+    found = bench_rouge.compare()
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    shown = Table(title=f"ROUGE-1, 2, L and Lsum with stemming, {found['pairs']:,.0f} pairs")
+    for name in ("", "seconds", "times faster"):
+        shown.add_column(name, justify="right" if name else "left")
+    shown.add_row(f"rouge-score (scaled from {found['sample']:.0f} pairs)", f"{found['reference_seconds']:.1f}", "1.0x")
+    shown.add_row("seqreg, 1 process", f"{found['serial_seconds']:.1f}", f"{found['serial_ratio']:.1f}x")
+    shown.add_row(
+        f"seqreg, {found['jobs']:.0f} processes (the default)", f"{found['parallel_seconds']:.1f}",
+        f"{found['parallel_ratio']:.1f}x",
+    )  # fmt: skip
+    out = Console(highlight=False)
+    out.print(shown)
+    same = "agree to the last bit" if found["equal"] else "DIFFER"
+    out.print(f"All scores of the sample {same}.")

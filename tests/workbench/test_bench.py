@@ -1,0 +1,101 @@
+"""Operations are deterministic, so they are asserted; times are only printed, by `seqreg bench`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from seqreg import BadInput, Criterion, build_term
+from seqreg.workbench import bench
+
+
+@pytest.fixture(scope="module")
+def small() -> Any:
+    size = bench.SIZES["small"]
+    return size, size.model()
+
+
+def flops(model: Any, batch: Any, term: str | None = None, **settings: Any) -> int:
+    terms = [] if term is None else [build_term(term, settings)]
+    return bench.count_flops(bench.criterion_step(Criterion(*terms, label_smoothing=0.1), model, batch))
+
+
+def test_operations_of_the_small_step(small: Any) -> None:
+    size, model = small
+    batch = size.batch()
+    plain = bench.count_flops(bench.transformers_step(model, batch))
+    assert flops(model, batch) == plain  # the same products, and none of them hidden from the counter
+    assert flops(model, batch, "r3f") <= 2.0 * plain
+    assert flops(model, batch, "rdrop") <= 2.0 * plain
+    assert flops(model, batch, "r3f", grad="clean") <= 1.34 * plain
+    assert flops(model, batch, "smart") <= 2.67 * plain
+    assert flops(model, batch, "jachess") <= 1.7 * plain  # through the Gram matrix of the head
+    assert flops(model, batch, "r3f", rows=0.5) <= 1.5 * plain
+
+
+def test_padding_costs_the_head_nothing(small: Any) -> None:
+    """With a quarter of the targets padded, a quarter of the head's operations is left out; transformers does them."""
+    size, model = small
+    plain = bench.count_flops(bench.transformers_step(model, size.batch(0.25)))
+    head = 3 * 2 * size.rows * size.target * size.classes * size.width
+    assert plain == bench.count_flops(bench.transformers_step(model, size.batch()))
+    assert flops(model, size.batch(0.25)) == plain - head // 4
+    assert flops(model, size.batch(0.25), "r3f") == 2 * (plain - head // 4)
+
+
+def test_the_plain_step_is_that_of_transformers() -> None:
+    """Two ways to one loss, with every gradient."""
+    size = bench.SIZES["tiny"]
+    model, batch = size.model().eval(), size.batch(0.25)
+    found = []
+    for step in (
+        bench.transformers_step(model, batch),
+        bench.criterion_step(Criterion(label_smoothing=bench.SMOOTHING), model, batch),
+    ):
+        model.zero_grad()
+        step()
+        found.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_memory_counts_what_a_step_holds() -> None:
+    model = torch.nn.Linear(10, 10, bias=False)
+
+    def step() -> None:
+        held = torch.ones(1000, 1000)
+        del held
+        torch.ones(500, 1000)
+
+    assert bench.peak_memory(step, model) == pytest.approx(4e6 + 400, rel=1e-3)
+
+
+def test_measure_and_plot(tmp_path: Path) -> None:
+    told: list[str] = []
+    found = bench.measure("tiny", ["rdrop"], rounds=1, progress=lambda what, done, whole: told.append(what))
+    names = [row.name for row in found.rows]
+    assert names[:3] == [bench.HF, bench.PLAIN, "rdrop"]
+    assert names[3:] == ["rdrop preset=fairseq_rdrop", "rdrop preset=fairseq_rdrop, from logits"]
+    assert found.rows[0].time == found.rows[0].flops == found.rows[0].memory == 1.0
+    assert all(0 < row.of_peak < 1.5 for row in found.rows)
+    assert told[-1] == "done"
+    assert json.loads(json.dumps(found.json()))["size"] == "tiny"
+    bench.plot(found, str(tmp_path / "cost.png"))
+    assert (tmp_path / "cost.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": "smal"}, "did you mean 'small'"),
+        ({"terms": ["r3"]}, "did you mean 'r3f'"),
+        ({"rounds": 0}, "rounds=0"),
+    ],
+)
+def test_mistakes_are_named(arguments: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        bench.measure(**{"size": "tiny", **arguments})
