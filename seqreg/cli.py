@@ -182,6 +182,7 @@ def bench(
         int, typer.Option(min=1, help="Of torch. One is timed by its own clock: others do not count.")
     ] = 1,
     rouge: Annotated[bool, typer.Option("--rouge", help="Measure ROUGE beside rouge-score instead.")] = False,
+    batches: Annotated[bool, typer.Option("--batches", help="Measure padding on Gigaword's lengths instead.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     plot: Annotated[Optional[Path], typer.Option(help="Also draw the table: a .png, .svg or .pdf file.")] = None,
 ) -> None:
@@ -199,6 +200,8 @@ def bench(
 
     if rouge:
         bench_show.scores(as_json=as_json)
+    elif batches:
+        bench_show.padding(as_json=as_json)
     else:
         bench_show.steps(size, terms or [], rounds, threads, as_json=as_json, plot=plot)
 

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from seqreg.errors import BadInput
-from seqreg.workbench import bench, bench_rouge
+from seqreg.workbench import bench, bench_batches, bench_rouge
 from seqreg.workbench.console import console
 
 
@@ -83,3 +83,17 @@ def scores(*, as_json: bool) -> None:
     out.print(shown)
     same = "agree to the last bit" if found["equal"] else "DIFFER"
     out.print(f"All scores of the sample {same}.")
+
+
+def padding(*, as_json: bool) -> None:
+    """Measure the share of padding in batches of Gigaword's lengths."""
+    found = bench_batches.compare()
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    shown = Table(title="Share of padding, source and target tokens, Gigaword's lengths")
+    for name in ("rows a batch", "random", "grouped by source", "grouped by sum", "ours"):
+        shown.add_column(name, justify="right")
+    for size, wastes in found.items():
+        shown.add_row(str(size), *(f"{wastes[key]:.1%}" for key in ("random", "source", "sum", "ours")))
+    Console(highlight=False).print(shown)
