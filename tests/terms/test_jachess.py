@@ -15,10 +15,10 @@ from seqreg import BadInput, Criterion, Shift, StartAt
 from seqreg.integrations.hf import context, count
 from seqreg.terms.bregman import Bregman
 from seqreg.terms.jachess import JacHess
+from seqreg.workbench import bench
 from tests import zoo
 from tests.integrations.test_trainer import losses, rows, trainer
 from tests.terms.test_adversarial import sentences, trained  # noqa: F401 - a fixture
-from tools import cost
 
 
 def small(batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -199,9 +199,14 @@ def test_dropout_masks_are_replayed(attention: str, checkpointing: bool, monkeyp
 
 
 def test_flops() -> None:
-    plain = cost.step_flops()
-    assert cost.step_flops(JacHess()) / plain <= 2.05
-    assert cost.step_flops(JacHess(hessian=0.1)) / plain <= 4.1
+    size = bench.SIZES["tiny"]
+    model, batch = size.model(), size.batch()
+
+    def flops(*terms: JacHess) -> int:
+        return bench.count_flops(bench.criterion_step(Criterion(*terms), model, batch))
+
+    assert flops(JacHess()) / flops() <= 2.05
+    assert flops(JacHess(hessian=0.1)) / flops() <= 4.1
 
 
 def test_training_lowers_the_jacobian_at_unchanged_accuracy(trained: Any) -> None:  # noqa: F811
