@@ -181,6 +181,7 @@ def bench(
     threads: Annotated[
         int, typer.Option(min=1, help="Of torch. One is timed by its own clock: others do not count.")
     ] = 1,
+    presets: Annotated[bool, typer.Option(help="Also measure what released code computes, and its way.")] = True,
     rouge: Annotated[bool, typer.Option("--rouge", help="Measure ROUGE beside rouge-score instead.")] = False,
     batches: Annotated[bool, typer.Option("--batches", help="Measure padding on Gigaword's lengths instead.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -192,7 +193,7 @@ def bench(
 
     seqreg bench --terms r3f --terms rdrop
 
-    seqreg bench --size bart-base --plot cost.png
+    seqreg bench --size bart-base --no-presets --plot cost.png
 
     seqreg bench --rouge
     """
@@ -203,7 +204,7 @@ def bench(
     elif batches:
         bench_show.padding(as_json=as_json)
     else:
-        bench_show.steps(size, terms or [], rounds, threads, as_json=as_json, plot=plot)
+        bench_show.steps(size, terms or [], rounds, threads, presets, as_json=as_json, plot=plot)
 
 
 def main() -> None:

@@ -105,11 +105,14 @@ def criterion_step(criterion: Criterion, model: nn.Module, batch: dict[str, torc
     return step
 
 
-def variants(model: nn.Module, batch: dict[str, torch.Tensor], terms: Sequence[str] | None = None) -> dict[str, Step]:
+def variants(
+    model: nn.Module, batch: dict[str, torch.Tensor], terms: Sequence[str] | None = None, presets: bool = True
+) -> dict[str, Step]:
     """Every step that is measured, by name.
 
     Args:
         terms: only these; all by default
+        presets: also what released code computes
     """
     chosen = list(term_names() if terms is None else terms)
     for name in chosen:
@@ -128,7 +131,7 @@ def variants(model: nn.Module, batch: dict[str, torch.Tensor], terms: Sequence[s
         found[term] = of({}, term)
         for name, settings in CHEAPER.get(term, {}).items():
             found[name] = of(settings, term)
-        for preset in term_class(term).presets:
+        for preset in term_class(term).presets if presets else ():
             found[f"{term} preset={preset}"] = of({"preset": preset}, term)
             if term not in ("neftune", "jachess"):  # nothing of these is fused
                 found[f"{term} preset={preset}, from logits"] = of({"preset": preset}, term, fused=False)
@@ -227,6 +230,7 @@ def measure(
     terms: Sequence[str] | None = None,
     rounds: int = 5,
     threads: int = 1,
+    presets: bool = True,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Bench:
     """All variants, in turns.
@@ -236,6 +240,7 @@ def measure(
         terms: only these; all by default
         rounds: every variant is timed once in each
         threads: of torch
+        presets: also measure what released code computes
         progress: told what is being done, and how much of how much is done
     """
     if size not in SIZES:
@@ -245,17 +250,22 @@ def measure(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        return _measure(size, terms, rounds, threads, progress or (lambda *_: None))
+        return _measure(size, terms, rounds, threads, presets, progress or (lambda *_: None))
     finally:
         torch.set_num_threads(before)
         vocab.release()
 
 
 def _measure(
-    size: str, terms: Sequence[str] | None, rounds: int, threads: int, progress: Callable[[str, int, int], None]
+    size: str,
+    terms: Sequence[str] | None,
+    rounds: int,
+    threads: int,
+    presets: bool,
+    progress: Callable[[str, int, int], None],
 ) -> Bench:
     model = SIZES[size].model()
-    steps = variants(model, SIZES[size].batch(), terms)
+    steps = variants(model, SIZES[size].batch(), terms, presets)
     if size == "bart-base":  # a quarter of an hour each
         steps = {name: step for name, step in steps.items() if not _heavy(name)}
     light = [name for name in steps if not _heavy(name)]

@@ -16,7 +16,14 @@ from seqreg.workbench.console import console
 
 
 def steps(
-    size: str, terms: Sequence[str], rounds: int | None, threads: int, *, as_json: bool, plot: Path | None
+    size: str,
+    terms: Sequence[str],
+    rounds: int | None,
+    threads: int,
+    presets: bool,
+    *,
+    as_json: bool,
+    plot: Path | None,
 ) -> None:
     """Measure steps, and print a table or JSON."""
     if plot is not None:
@@ -34,7 +41,7 @@ def steps(
             if not console.is_terminal and done % 10 == 0:
                 console.print(f"  {done} of {whole}: {what}")
 
-        found = bench.measure(size, terms or None, rounds, threads, tell)
+        found = bench.measure(size, terms or None, rounds, threads, presets, tell)
     if plot is not None:
         bench.plot(found, str(plot))
     if as_json:
