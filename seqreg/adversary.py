@@ -273,6 +273,10 @@ class AdversarialAgreement(Adversarial):
         shift = self.shift(self.attack(ctx, clean).final)
         return self.agreement(clean, ctx.forward(shift, dropout=self.dropout, grad=self.grad != "clean"))
 
+    @property
+    def shares_dropout(self) -> bool:
+        return self.dropout != "off"  # under autocast the ascent starts from the clean pass, replayed in float32
+
     def attack(self, ctx: Context, clean: View) -> Ascent:
         if ctx.kind == "regression" and self.inner != "mse":
             self.refuse("inner", "a KL is 0 on a regression head: use inner='mse' and divergence='mse'")

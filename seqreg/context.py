@@ -5,10 +5,9 @@ A `Context` holds one batch: the clean pass, run once and shared by all terms, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -57,10 +56,10 @@ class Context:
         training: whether terms are on
     """
 
-    task_loss: Callable[[View], Tensor]
+    loss_of: Callable[[View, Context], Tensor]
     """Per-position base loss of a view; set by the criterion."""
 
-    task_mean: Callable[[View], Tensor]
+    mean_of: Callable[[View, Context], Tensor]
     """The base loss of a view, averaged as the criterion averages it; set by the criterion."""
 
     memory: dict[str, dict[str, Tensor]]
@@ -78,8 +77,8 @@ class Context:
     fused: bool = True
     """Whether parts of the loss may be computed before there are logits; set by the criterion."""
 
-    extras: Mapping[str, Extra] = MappingProxyType({})
-    """Passes to be made in one batch with the clean one, by term; set by the criterion."""
+    extras: Sequence[tuple[object, Extra]] = ()
+    """Terms and passes that are to be made in one batch with the clean one; set by the criterion."""
 
     def __init__(
         self,
@@ -109,8 +108,8 @@ class Context:
         self.labels, self.mask = labels, mask  # [B, T] or [B]
         self.count = count or Count.of(self.mask)
         self.memory = {}
-        self.beside: dict[str, View] = {}
-        """What the `extras` gave."""
+        self.beside: list[tuple[object, View]] = []
+        """What the `extras` gave, by term."""
         self.paths: set[str] = set()
         """How parts of the loss were computed: "fused" or "plain"."""
 
@@ -118,10 +117,23 @@ class Context:
     def clean(self) -> View:
         """The unperturbed pass: run once, shared by the base loss and every term."""
         if self.extras:
-            clean, *views = self.forward.together(list(self.extras.values()), step=self.step, hidden=self.hidden)
-            self.beside = dict(zip(self.extras, views, strict=True))
+            terms, extras = zip(*self.extras, strict=True)
+            clean, *views = self.forward.together(extras, step=self.step, hidden=self.hidden)
+            self.beside, self.extras = list(zip(terms, views, strict=True)), ()
             return clean
         return self.forward.clean(*self.input_shifts, step=self.step, hidden=self.hidden)
+
+    def made_for(self, term: object) -> View | None:
+        """The pass that a term asked to have made beside the clean one, if it was."""
+        return next((view for owner, view in self.beside if owner is term), None)
+
+    def task_loss(self, view: View) -> Tensor:
+        """The base loss of every position of a view."""
+        return self.loss_of(view, self)
+
+    def task_mean(self, view: View) -> Tensor:
+        """The base loss of a view, averaged as the criterion averages it."""
+        return self.mean_of(view, self)
 
     @cached_property
     def quiet(self) -> View:

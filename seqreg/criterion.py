@@ -19,7 +19,7 @@ from seqreg.errors import BadInput, nearest
 from seqreg.losses import Base, Smoothing, check_smoothing
 from seqreg.parts import Found, Joint, Part, Path, Task, base_loss, evaluate
 from seqreg.schedules import Weight, weight_at
-from seqreg.views import Extra, Shift
+from seqreg.views import Extra, Shift, View
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Term(ABC, metaclass=_Settings):
         return None
 
     def extra(self, ctx: Context) -> Extra | None:
-        """A pass that can be made in one batch with the clean one; if it was, `ctx.beside` has it by name."""
+        """A pass that can be made in one batch with the clean one; if it was, `ctx.made_for` has it."""
         return None
 
     @property
@@ -242,6 +242,14 @@ class _Declared:
         return "plain" if "plain" in paths else "fused" if paths else "own"
 
 
+def _loss_of(view: View, ctx: Context) -> Tensor:
+    return base_loss(view, ctx)[0]
+
+
+def _mean_of(view: View, ctx: Context) -> Tensor:
+    return Task(view).value(ctx)
+
+
 class Criterion:
     """The label-smoothed loss plus weighted terms.
 
@@ -330,13 +338,22 @@ class Criterion:
         nothing: no gradient, generator, or result of training.
         """
         active = [(term, weight) for term, weight in self._weighted(ctx) if weight > 0]
-        found: dict[str, float] = {}
         views = ("clean", "quiet", "beside")
         kept = {name: vars(ctx)[name] for name in views if name in vars(ctx)}
         count, ctx.count = ctx.count, Count.of(ctx.mask)  # of this batch, whatever its share in the optimizer step
         if ctx.beside:  # a clean pass that nothing can share dropout with
             vars(ctx).pop("clean", None)
-            ctx.beside = {}
+            ctx.beside = []
+        try:
+            return self._anatomy(ctx, active)
+        finally:
+            ctx.count = count
+            for name in views:  # views made here carry no gradient: training must not find them
+                vars(ctx).pop(name, None)
+            vars(ctx).update(kept)
+
+    def _anatomy(self, ctx: Context, active: Sequence[tuple[Term, float]]) -> dict[str, float]:
+        found: dict[str, float] = {}
         with ctx.forward.observed(), torch.no_grad():
             self._prepare(ctx, active, together=False)
             ctx.memory = {name: {k: v.clone() for k, v in kept.items()} for name, kept in self.memory.items()}
@@ -346,10 +363,6 @@ class Criterion:
                 value = weight * float(one.value(ctx, evaluate(one.items, ctx)[1]))
                 found[f"{term.name}/share_of_loss"] = value / base if base else 0.0
                 found |= {f"{term.name}/{key}": number for key, number in term.anatomy(ctx).items()}
-        ctx.count = count
-        for name in views:  # views made here carry no gradient: training must not find them
-            vars(ctx).pop(name, None)
-        vars(ctx).update(kept)
         return found
 
     def _weighted(self, ctx: Context) -> list[tuple[Term, float]]:
@@ -381,13 +394,15 @@ class Criterion:
             )
         ctx.memory, ctx.base, ctx.fused = self.memory, self.base, self.fused
         ctx.hidden = any(term.needs_hidden for term, _ in active)
-        ctx.task_loss = lambda view: base_loss(view, ctx)[0]
-        ctx.task_mean = lambda view: Task(view).value(ctx)
-        forward, ctx.extras = ctx.forward, {}
+        ctx.loss_of, ctx.mean_of = _loss_of, _mean_of
+        forward, ctx.extras = ctx.forward, ()
+        if ctx.beside and "clean" in vars(ctx) and any(term.shares_dropout for term, _ in active):
+            raise BadInput("a term replays the clean pass, and this context's was made with others: make a new context")
         together = together and self.fused and torch.is_grad_enabled() and "clean" not in vars(ctx)
         if together and forward.rows and not (ctx.input_shifts or forward.drops_layers):
-            offered = {term.name: extra for term, _ in active if (extra := term.extra(ctx)) is not None}
-            if all(term.name in offered or not term.shares_dropout for term, _ in active):
+            offered = [(term, extra) for term, _ in active if (extra := term.extra(ctx)) is not None]
+            asking = [term for term, _ in offered]
+            if all(any(term is one for one in asking) or not term.shares_dropout for term, _ in active):
                 ctx.extras = offered
 
     def state_dict(self) -> dict[str, Tensor]:

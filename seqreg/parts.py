@@ -221,7 +221,11 @@ def _fuse(
         where = ctx.mask if isinstance(part, Task) else (part.weights(ctx) if weight is None else weight) != 0
         of = [numbers[id(view)] for view in part.views]
         jobs[key] = part.fused(of, torch.zeros_like(part.weights(ctx)) if weight is None else weight, where)
-    sides = [_side(view, ctx) for view in views.values()]
+    needed = {key: torch.zeros_like(ctx.mask).flatten() for key in views}
+    for key, part in parts.items():
+        for view in part.views:
+            needed[id(view)] |= jobs[key].where
+    sides = [_side(view, ctx, needed[key]) for key, view in views.items()]
     work = vocab.Work(sides, ctx.labels.flatten(), list(jobs.values()), ctx.base.label_smoothing, ctx.base.smoothing)
     total = vocab.fused(work, **options)
     shape = ctx.mask.shape
@@ -240,7 +244,7 @@ def _fusable(part: Part, ctx: Context) -> bool:
     return bool(heads) and constant and len({(id(head.weight), head.dtype) for head in heads if head is not None}) == 1
 
 
-def _side(view: View, ctx: Context) -> vocab.Side:
+def _side(view: View, ctx: Context, needed: Tensor) -> vocab.Side:
     head = view.projection
     shape = view.logits.shape if head is None else (*head.states.shape[:-1], len(head.weight))
     if view.rows is None and shape[:-1] != ctx.mask.shape:
@@ -254,11 +258,13 @@ def _side(view: View, ctx: Context) -> vocab.Side:
     if not view.deferred:
         return vocab.Side(None, places, view.logits.detach().flatten(0, -2), places)
     if view.known is not None:
-        return vocab.Side(view.projection, places, *view.known)
+        logits, at, covered = view.known
+        if not (needed & ~covered).any():
+            return vocab.Side(view.projection, places, logits, at)
     return vocab.Side(view.projection, places)
 
 
 def keep_logits(ctx: Context, view: View, where: Tensor) -> None:
     """Compute the logits of some positions of a view, once for several evaluations; they carry no gradient."""
     if ctx.fused and view.deferred and view.known is None and view.projection is not None:
-        view.known = vocab.known(view.projection, where.flatten().nonzero().squeeze(1))
+        view.known = (*vocab.known(view.projection, where.flatten().nonzero().squeeze(1)), where.flatten())

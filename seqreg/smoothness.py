@@ -71,7 +71,7 @@ def differences(
         unit = float(rms(embeds, mask)) or 1.0
         size = unit * epsilon
 
-        head = clean.projection.weight if clean.deferred and clean.projection is not None else None
+        head = clean.projection.weight if ctx.fused and clean.deferred and clean.projection is not None else None
 
         def of(view: View) -> States:
             return states(ctx, view, layers, before_head=head is not None)
@@ -183,8 +183,9 @@ def observe(ctx: Context, reference: Mapping[str, Tensor] | None = None) -> tupl
     Jacobian by differences.
     """
     ctx.hidden = True
-    if "clean" in vars(ctx) and not ctx.clean.hidden:
+    if "clean" in vars(ctx) and (not ctx.clean.hidden or ctx.beside):
         del ctx.clean
+        ctx.beside, ctx.extras = [], ()
     numbers: dict[str, float] = {}
     with ctx.forward.observed():
         own = {
@@ -193,7 +194,7 @@ def observe(ctx: Context, reference: Mapping[str, Tensor] | None = None) -> tupl
         }
         if full_precision_weights(ctx):
             numbers = {f"jacobian/{name}": float(slope) for name, (slope, _) in differences(ctx).items()}
-        gap = source_gap(ctx) if hasattr(ctx, "task_loss") else None
+        gap = source_gap(ctx) if hasattr(ctx, "mean_of") else None
         if gap is not None:
             numbers["source_gap"] = gap
     for name, values in own.items():

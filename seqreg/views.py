@@ -62,21 +62,21 @@ class View:
         logits: outputs, aligned with the labels; a function computes them when asked for    # [B, T, V] or [B, C]
         embeds: what the stacks consumed, by site and point         # [B, S, D]
         hidden: outputs of every layer, by stack, when asked for    # [B, S, D] each
-        output: a function that gives the framework's own output object
+        output: a function of the view that gives the framework's own output object
         dtype: the coarsest that the embeddings met, where autocast is switched on inside the model
         projection: what the logits would be computed from, for the fused path
         rows: the rows of the batch that the pass was made of; None for all    # [n]
     """
 
-    known: tuple[Tensor, Tensor] | None = None
-    """Logits of some positions that were computed early, and where they are; see `seqreg.parts.keep_logits`."""
+    known: tuple[Tensor, Tensor, Tensor] | None = None
+    """Logits that were computed early, their places, and the positions they are of; see `seqreg.parts.keep_logits`."""
 
     def __init__(
         self,
         logits: Tensor | Callable[[], Tensor],
         embeds: Mapping[tuple[str, Point], Tensor] | None = None,
         hidden: Mapping[str, tuple[Tensor, ...]] | None = None,
-        output: Callable[[], Any] | None = None,
+        output: Callable[[View], Any] | None = None,
         dtype: torch.dtype | None = None,
         projection: Projection | None = None,
         rows: Tensor | None = None,
@@ -91,7 +91,7 @@ class View:
 
     @cached_property
     def output(self) -> Any:
-        return None if self._output is None else self._output()
+        return None if self._output is None else self._output(self)
 
     @property
     def deferred(self) -> bool:
@@ -253,7 +253,7 @@ class Forward(ABC):
             stack.enter_context(training_off(self._parametrizations if dropout != "off" else self.module.modules()))
             if dropout == "shared":
                 if self._start is None:
-                    raise RuntimeError('dropout="shared" replays the clean pass, and no clean pass has run yet')
+                    raise RuntimeError('dropout="shared" replays the clean pass, and none has been made alone')
                 stack.enter_context(_replay(self._start, self._device))
                 self._replaying = True
                 stack.callback(setattr, self, "_replaying", False)
@@ -264,9 +264,7 @@ class Forward(ABC):
                     raise RuntimeError("a pass with other weights carries no gradient: use grad=False")
                 stack.enter_context(_borrowed(self.module, weights))
             shifts = (*self._always, *(() if shift is None else (shift,)))
-            if rows is not None:
-                return self.run(shifts, hidden=hidden, rows=rows)
-            view = self.run(shifts, hidden=hidden)
+            view = self.run(shifts, hidden=hidden, **({} if rows is None else {"rows": rows}))
             if weights is not None:
                 _ = view.logits  # while these weights are here
             return view

@@ -302,7 +302,8 @@ class _Fused(torch.autograd.Function):
         ctx.work, ctx.hold = work, hold
         ctx.wanted = ctx.needs_input_grad[3:] if grad else (False,) * (2 + len(states))
         ctx.save_for_backward(weight, bias)
-        total, ctx.gradients = _compute(work, weight, bias, ctx.wanted)
+        with torch.autocast(weight.device.type, enabled=False):  # the products say themselves what they are in
+            total, ctx.gradients = _compute(work, weight, bias, ctx.wanted)
         return total
 
     @staticmethod
@@ -316,7 +317,10 @@ class _Fused(torch.autograd.Function):
             gradients = _compute(ctx.work, weight, bias, ctx.wanted)[1]
         if upstream != 1.0:
             gradients = tuple(None if one is None else one * upstream.to(one.dtype) for one in gradients)
-        return (None, None, None, *gradients)
+        of = [side.projection for side in ctx.work.sides]
+        dtypes = [ctx.saved_tensors[0].dtype] * 2 + [torch.float32 if one is None else one.states.dtype for one in of]
+        narrow = (None if one is None else one.to(dtype) for one, dtype in zip(gradients, dtypes, strict=True))
+        return (None, None, None, *narrow)
 
 
 def _refuse_second_derivative() -> None:
@@ -439,7 +443,7 @@ class _Head:
             self.d_bias = self.wide.new_zeros(len(self.weight))
         for k, states in enumerate(self.states):
             if states is not None and self.wanted[2 + k] and (moves[k] or none):
-                self.d_states[k] = torch.zeros(self.shapes[k], dtype=states.dtype, device=states.device)
+                self.d_states[k] = torch.zeros(self.shapes[k], dtype=self.wide.dtype, device=states.device)
         self.live = [live and move for live, move in zip(self.live, moves, strict=True)]
 
     def project(self, states: Tensor, logits: Tensor) -> None:
@@ -469,25 +473,28 @@ class _Head:
         return gradient @ self.cast if wanted else None
 
     def _learn_narrow(self, gradient: Tensor, states: Tensor, wanted: bool) -> Tensor | None:
-        """The same with products in lower precision, their sums in float32."""
+        """The same with products in lower precision, their sums in float32.
+
+        Gradients are brought to about 1 for the product: a loss scale comes too late for those that float16 would lose.
+        """
         found = gradient.new_zeros(len(gradient), states.shape[1]) if wanted else None
+        scale = 2.0 ** -torch.floor(torch.log2(gradient.abs().amax().clamp_min(1e-30)))
         for start in range(0, len(self.cast), CLASSES):
-            block = gradient[:, start : start + CLASSES].to(self.dtype)
+            block = (gradient[:, start : start + CLASSES] * scale).to(self.dtype)
             if self.d_weight is not None:
                 rows = self.d_weight[start : start + CLASSES]
-                product = block.t() @ states
+                product = (block.t() @ states).to(rows.dtype) / scale
                 rows.copy_(product) if self.untouched else rows.add_(product)
             if found is not None:
-                found += block @ self.cast[start : start + CLASSES]
+                found += (block @ self.cast[start : start + CLASSES]).to(found.dtype) / scale
         self.untouched = False
         return found
 
     def gradients(self) -> tuple[Tensor | None, ...]:
         weight = self.d_weight
         if weight is not None:
-            weight = (weight.zero_() if self.untouched else weight).to(self.weight.dtype)
-        bias = None if self.d_bias is None else self.d_bias.to(self.weight.dtype)
-        return (weight, bias, *self.d_states)
+            weight = weight.zero_() if self.untouched else weight
+        return (weight, self.d_bias, *self.d_states)
 
 
 _spaces = threading.local()

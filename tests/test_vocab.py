@@ -237,6 +237,19 @@ def test_frozen_head_and_frozen_body() -> None:
         torch.testing.assert_close(own, other)
 
 
+def test_a_pass_without_grad_has_no_gradient() -> None:
+    """Not by its states, and not by the head."""
+    case = Case(12, 9, 11, 4, torch.float64)
+    first, second = case.states[:2]
+    found = []
+    for live in (False, True):
+        other = Side(Projection(second.detach(), case.weight, None, torch.float64, live))
+        gap = Gap(0, 1, "symmetric_kl", "none" if not live else "second", case.weights[0], case.kept)
+        loss = fused(Work([Side(Projection(first, case.weight, None, torch.float64)), other], case.labels, [gap]))
+        found.append(gradients(loss, [case.weight, first]))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_bfloat16_products_have_float32_sums() -> None:
     """Within the rounding of bfloat16 products, and with gradients in the types of what they are of."""
     case = Case(9, 40, 64, 16, torch.float32, padding=0.0)

@@ -147,8 +147,8 @@ class EmbeddingTap:
 class Lookup:
     """The embeddings that a stack looked up, for all passes over the same tokens.
 
-    A lookup in a large table has a dense gradient; passes that share one lookup share its gradient. Nothing before it
-    is random, so that every pass would look up the same numbers.
+    A lookup in a large table has a dense gradient; passes that share one lookup share its gradient. Every pass would
+    look up the same numbers, unless a hook of somebody else changes them: then there is no sharing.
     """
 
     def __init__(self, stack: Stack) -> None:
@@ -183,7 +183,7 @@ class Lookup:
         self._done = True
         if self.found is None or self.found.shape != output.shape:
             self.found = output
-        return self.found
+        return self.found.clone()  # some models change it in place
 
 
 def _only_padding(embedding: nn.Module, ids: Tensor) -> bool:

@@ -114,7 +114,7 @@ class R3F(Term):
         return Extra(Shift({site: partial(self._noise, ctx, site, rows) for site in ctx.sites(self.where)}), rows)
 
     def __call__(self, ctx: Context) -> Agreement:
-        clean, noised = ctx.reference(self.dropout), ctx.beside.get(self.name)
+        clean, noised = ctx.reference(self.dropout), ctx.made_for(self)
         if noised is None:
             rows = self._rows(ctx)
             shift = self._shift(ctx, clean, rows)

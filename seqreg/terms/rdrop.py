@@ -74,7 +74,7 @@ class RDrop(Term):
         return Extra(Shift({}))
 
     def __call__(self, ctx: Context) -> Joint:
-        clean, second = ctx.clean, ctx.beside.get(self.name) or ctx.forward(dropout="independent")
+        clean, second = ctx.clean, ctx.made_for(self) or ctx.forward(dropout="independent")
         if not ctx.step and clean.equals(second):
             warnings.warn(
                 f"{self.name}: two passes agree exactly: the model has no dropout to regularize", stacklevel=2

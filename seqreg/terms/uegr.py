@@ -81,6 +81,10 @@ class UEGR(Adversarial):
     def cost(self) -> Cost:
         return Cost(self.passes + 1, self.passes if self.weight == 1 else self.passes + 1)
 
+    @property
+    def shares_dropout(self) -> bool:
+        return True
+
     def rates(self) -> list[float]:
         return [self.low + k * (self.high - self.low) / (self.passes - 1) for k in range(self.passes)]
 

@@ -7,6 +7,7 @@ that is busy with other things. Operations and memory are exact; times are media
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import statistics
 import time
@@ -196,6 +197,7 @@ def count_flops(step: Step) -> int:
 
 def peak_memory(step: Step, model: nn.Module) -> int:
     """Bytes that are allocated at the same time at most: parameters, and all that a step comes to hold."""
+    gc.collect()  # what earlier steps left behind is not this one's to free
     vocab.release()  # what was kept from other steps is counted where it is needed
     model.zero_grad(set_to_none=True)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:

@@ -42,7 +42,7 @@ class HFForward(Forward):
             self.inputs.setdefault("use_cache", False)
         self.head = None if task == "classification" else head_of(model, module)
         self.rows = _batch_size(self.inputs)
-        self.lookups = [Lookup(stack) for stack in self.stacks.values()]
+        self.lookups = [Lookup(stack) for stack in self.stacks.values() if not stack.embedding._forward_hooks]
 
     def run(self, shifts: Sequence[Shift], *, hidden: bool, rows: Tensor | None = None) -> View:
         inputs = self.inputs
@@ -64,20 +64,21 @@ class HFForward(Forward):
         dtype = next((tap.dtype for tap in taps.values() if tap.dtype is not None), None)
         states = _hidden_states(output, self.stacks) if hidden else {}
         embeds, causal = _Tapped(taps), self.task == "causal"  # what follows the last token has no label
+        if isinstance(output.logits, Pending) and output.logits.made is not None:
+            output.logits = output.logits.made  # and perhaps changed
         if not isinstance(output.logits, Pending):
             logits = output.logits[:, :-1] if causal else output.logits
-            return View(logits, embeds, states, lambda: output, dtype, rows=rows)
+            return View(logits, embeds, states, lambda _: output, dtype, rows=rows)
         pending: Pending = output.logits
         projection = pending.projection
         if causal:
             projection = dataclasses.replace(projection, states=projection.states[:, :-1])
 
-        def whole() -> Any:
+        def whole(view: View) -> Any:
             output.logits = pending.tensor() if causal else view.logits
             return output
 
-        view = View(projection.logits, embeds, states, whole, dtype, projection, rows)
-        return view
+        return View(projection.logits, embeds, states, whole, dtype, projection, rows)
 
     def other_source(self) -> View | None:
         rows = next((len(v) for v in self.inputs.values() if isinstance(v, Tensor)), 0)

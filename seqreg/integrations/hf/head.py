@@ -25,9 +25,13 @@ class Pending:
     """Logits that nobody has needed yet. Not a tensor, but torch's functions and its own methods take it for one."""
 
     projection: Projection
+    made: Tensor | None = None
 
     def tensor(self) -> Tensor:
-        return self.projection.logits()
+        """The logits; from here on they are what counts."""
+        if self.made is None:
+            self.made = self.projection.logits()
+        return self.made
 
     def __add__(self, other: Any) -> Any:
         projection = self.projection
@@ -52,6 +56,12 @@ class Pending:
     def __getitem__(self, key: Any) -> Tensor:
         return self.tensor()[key]
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.tensor()[key] = value
+
+    def __len__(self) -> int:
+        return len(self.projection.states)
+
     @property
     def device(self) -> torch.device:
         return self.projection.states.device
@@ -65,7 +75,7 @@ class Pending:
         return torch.Size((*self.projection.states.shape[:-1], len(self.projection.weight)))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "projection":
+        if name.startswith("__") or name in ("projection", "made"):
             raise AttributeError(name)
         if name in ("float", "contiguous"):  # what follows is computed in float32 anyway
             return lambda: self
@@ -78,6 +88,14 @@ class Pending:
     def _with(self, **changes: Any) -> Pending:
         given = {name: getattr(self.projection, name) for name in ("states", "weight", "bias", "dtype", "live")}
         return Pending(Projection(**{**given, **changes}))
+
+
+def _on_tensor(name: str) -> Any:
+    return lambda self, *others: getattr(self.tensor(), name)(*_tensors(others))
+
+
+for _name in "sub rsub neg pow rpow rtruediv matmul rmatmul abs lt le gt ge".split():
+    setattr(Pending, f"__{_name}__", _on_tensor(f"__{_name}__"))
 
 
 def _is_row(value: Any, size: int) -> bool:

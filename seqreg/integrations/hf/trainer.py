@@ -114,6 +114,8 @@ class RegularizedTrainer(Trainer):
         whole = num_items_in_batch if isinstance(num_items_in_batch, Count) else None
         step = self.state.global_step
         ctx = context(model, inputs, step=step, count=whole)
+        if return_outputs:
+            ctx.forward.rows = None  # outputs of the clean pass alone
         report = self.criterion(ctx)
         if ctx.training and self.anatomy_steps and step % self.anatomy_steps == 0 and step != self._anatomy_at:
             anatomy = self.criterion.anatomy(ctx)
