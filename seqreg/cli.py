@@ -85,7 +85,9 @@ def evaluate(
 @app.command()
 def predict(
     run: Trained,
-    source: Annotated[str, typer.Argument(help="Text, one example a line; JSONL, CSV, TSV or Parquet; - for stdin.")],
+    source: Annotated[
+        str, typer.Argument(help="Text, one example a line, or - for text on stdin; a JSONL, CSV, TSV or Parquet file.")
+    ],
     settings: Settings = None,
     output: Annotated[str, typer.Option("--output", "-o", help="A file; - for the standard output.")] = "-",
 ) -> None:

@@ -11,6 +11,15 @@ from seqreg.errors import BadInput
 Weight = float | Callable[[int], float]
 
 
+def _yaml(text: str) -> str:
+    """PyYAML by itself reads 1e-5 as text."""
+    try:
+        float(text)
+    except ValueError:
+        return ""
+    return ": in YAML write 1.0e-5, not 1e-5"
+
+
 def weight_at(weight: Weight, step: int | None) -> float:
     """The weight at a step; refuses what no weight can be."""
     at = ""
@@ -19,7 +28,7 @@ def weight_at(weight: Weight, step: int | None) -> float:
             raise BadInput(f"the weight {weight} is a schedule: pass the optimizer step, context(..., step=step)")
         weight, at = weight(step), f" at step {step}"
     if isinstance(weight, str):
-        raise BadInput(f"weight={weight!r} is text, not a number: in YAML write 1.0e-5, not 1e-5")
+        raise BadInput(f"weight={weight!r} is text, not a number{_yaml(weight)}")
     if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight) or weight < 0:
         raise BadInput(f"weight={weight!r}{at}: expected a finite number >= 0")
     return float(weight)

@@ -71,6 +71,8 @@ def _rows(source: str, card: Card) -> Iterator[tuple[dict[str, Any], Example]]:
 def _lines(source: str, card: Card) -> Iterator[tuple[dict[str, Any], Example]]:
     with sys.stdin if source == "-" else open(source, encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
+            if source == "-" and line.lstrip().startswith('{"'):
+                raise BadInput(f"-:{number}: this is JSONL, and the standard input is read as text: give a file")
             first, tab, second = line.rstrip("\n").replace("<n>", "\n").partition("\t")
             if card.columns.second is not None and not tab:
                 raise BadInput(f"{source}:{number}: expected two texts apart by a tab")

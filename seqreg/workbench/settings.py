@@ -107,7 +107,9 @@ class Optimisation(Section):
             )
         warm = self.warmup if self.warmup >= 1 else math.ceil(self.warmup * (self.steps or 0))
         if self.steps is not None and warm >= self.steps:
-            raise ValueError(f"warmup={self.warmup:g} leaves nothing of steps={self.steps}")
+            raise ValueError(
+                f"optimisation.warmup={self.warmup:g} leaves nothing of optimisation.steps={self.steps}: set both"
+            )
         return self
 
 

@@ -85,7 +85,7 @@ def _show_one(name: str) -> None:
         raise BadInput(f"{name!r} is no term, task, recipe or folder; {nearest(name, known)}")
     for title, text in found:
         out.rule(title)
-        out.print(text, markup=False) if isinstance(text, str) else out.print(text)
+        out.print(text, markup=False, soft_wrap=True) if isinstance(text, str) else out.print(text)
 
 
 def _show_runs(folders: Sequence[str]) -> None:

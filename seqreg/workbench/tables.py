@@ -60,5 +60,9 @@ def _lines(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 def _cell(numbers: Mapping[str, Any], key: str, wide: bool) -> str:
     if key not in numbers:
         return ""
+    if key == "empty":
+        return f"{numbers[key]:.0f} texts"
+    if key == "gen_len":
+        return f"{numbers[key]:.1f} words"
     pair = numbers.get("intervals", {}).get(key)
     return f"{numbers[key]:.2f}" + (f"  [dim]{pair[0]:.2f} to {pair[1]:.2f}[/]" if pair and wide else "")

@@ -51,7 +51,7 @@ FAULTS = {
     "optimisation.learning_rate=.nan": r"^command line: optimisation.learning_rate=nan: expected",
     "optimisation.schedule=linaer": r"^command line: optimisation.schedule='linaer': expected 'linear'",
     "optimisation.epochs=1": r"^recipes/gigaword.yaml.* and command line: set one of optimisation.steps=300 and",
-    "optimisation.steps=10": r"^.*: warmup=20 leaves nothing of steps=10$",
+    "optimisation.steps=10": r"optimisation\.warmup=20 leaves nothing of optimisation\.steps=10: set both$",
     "generation.min_length=99": r"min_length=99 is larger than max_length=24$",
     "evaluation.best=true": r"evaluation.best needs evaluation.every=0",
     "task=gigawrd": r"^command line: task='gigawrd': unknown task 'gigawrd'; did you mean 'gigaword'\?",
