@@ -62,7 +62,7 @@ def test_half_precision_is_summed_in_float32() -> None:
 
 
 def test_shared_dropout_needs_a_clean_pass_first() -> None:
-    with pytest.raises(RuntimeError, match="no clean pass"):
+    with pytest.raises(RuntimeError, match="none has been made alone"):
         make(torch.zeros(1, 1, dtype=torch.long)).forward(dropout="shared")
 
 

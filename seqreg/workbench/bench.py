@@ -329,8 +329,11 @@ def plot(bench: Bench, path: str) -> None:
         axis.barh(places, values, color=colours, height=0.7)
         axis.axvline(1.0, color="black", linewidth=0.8)
         axis.set_title(f"{title}, plain transformers = 1")
+        widest = max(value for value in values if value < HEAVY)  # a heavy one leaves the picture, and its number stays
+        axis.set_xlim(0, 1.15 * widest)
         for place, value in zip(places, values, strict=True):
-            axis.text(value, place, f" {value:.2f}", va="center", fontsize=8)
+            shown = f" {value:.2f}" if value else " not measured"
+            axis.text(min(value, 1.02 * widest), place, shown, va="center", fontsize=8)
     spread = [[row.time - row.time_range[0] for row in rows], [row.time_range[1] - row.time for row in rows]]
     axes[0].errorbar(
         [row.time for row in rows], places, xerr=[[max(x, 0.0) for x in side] for side in spread],
