@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from seqreg.context import Context, Count
-from seqreg.errors import BadInput, nearest
+from seqreg.errors import BadInput, nearest, yaml_hint
 from seqreg.losses import Base, Smoothing, check_smoothing
 from seqreg.parts import Found, Joint, Part, Path, Task, base_loss, evaluate
 from seqreg.schedules import Weight, weight_at
@@ -168,7 +168,7 @@ def _expected(value: object, hint: Any) -> str:
     if get_origin(hint) is Literal:
         return nearest(str(value), [str(option) for option in get_args(hint)])
     names = {float: "a finite number", int: "a whole number", bool: "true or false", str: "text"}
-    hinted = " (this is text: in YAML write 1.0e-5, not 1e-5)" if hint is float and isinstance(value, str) else ""
+    hinted = yaml_hint(value) if hint is float and isinstance(value, str) else ""
     return f"expected {names.get(hint, hint)}{hinted}"
 
 
@@ -276,6 +276,8 @@ class Criterion:
         check_smoothing(label_smoothing, smoothing)
         if per not in ("token", "sequence"):
             raise BadInput(f"per={per!r}: choose 'token' or 'sequence'")
+        if not isinstance(fused, bool):
+            raise BadInput(f"fused={fused!r}: expected True or False")
         names = [term.name for term in terms]
         for name in names:
             if names.count(name) > 1 or name in ("base", "nll"):

@@ -6,18 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from seqreg.errors import BadInput
+from seqreg.errors import BadInput, yaml_hint
 
 Weight = float | Callable[[int], float]
-
-
-def _yaml(text: str) -> str:
-    """PyYAML by itself reads 1e-5 as text."""
-    try:
-        float(text)
-    except ValueError:
-        return ""
-    return ": in YAML write 1.0e-5, not 1e-5"
 
 
 def weight_at(weight: Weight, step: int | None) -> float:
@@ -28,7 +19,7 @@ def weight_at(weight: Weight, step: int | None) -> float:
             raise BadInput(f"the weight {weight} is a schedule: pass the optimizer step, context(..., step=step)")
         weight, at = weight(step), f" at step {step}"
     if isinstance(weight, str):
-        raise BadInput(f"weight={weight!r} is text, not a number{_yaml(weight)}")
+        raise BadInput(f"weight={weight!r} is text, not a number{yaml_hint(weight)}")
     if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight) or weight < 0:
         raise BadInput(f"weight={weight!r}{at}: expected a finite number >= 0")
     return float(weight)

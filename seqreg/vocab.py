@@ -302,8 +302,7 @@ class _Fused(torch.autograd.Function):
         ctx.work, ctx.hold = work, hold
         ctx.wanted = ctx.needs_input_grad[3:] if grad else (False,) * (2 + len(states))
         ctx.save_for_backward(weight, bias)
-        with torch.autocast(weight.device.type, enabled=False):  # the products say themselves what they are in
-            total, ctx.gradients = _compute(work, weight, bias, ctx.wanted)
+        total, ctx.gradients = _compute(work, weight, bias, ctx.wanted)
         return total
 
     @staticmethod
@@ -336,9 +335,10 @@ def _compute(
     head.move([any(part.moves(k) for part in work.parts) for k in range(len(work.sides))])
     for part in work.parts:
         part.begin(head.wide)
-    for positions, sides in _groups(work):
-        for chunk in torch.split(positions, max(1, ROWS // len(sides))):
-            _chunk(work, head, chunk, sides)
+    with torch.autocast(weight.device.type, enabled=False):  # the products say themselves what they are in
+        for positions, sides in _groups(work):
+            for chunk in torch.split(positions, max(1, ROWS // len(sides))):
+                _chunk(work, head, chunk, sides)
     total = head.wide.new_zeros(())
     for part in work.parts:
         total = total + (part.weight.to(part.values.dtype) * part.values).sum()
@@ -475,10 +475,11 @@ class _Head:
     def _learn_narrow(self, gradient: Tensor, states: Tensor, wanted: bool) -> Tensor | None:
         """The same with products in lower precision, their sums in float32.
 
-        Gradients are brought to about 1 for the product: a loss scale comes too late for those that float16 would lose.
+        Gradients are brought to a sixteenth at most for the product: a loss scale comes too late for those that float16
+        would lose, and the sums must not overflow it.
         """
         found = gradient.new_zeros(len(gradient), states.shape[1]) if wanted else None
-        scale = 2.0 ** -torch.floor(torch.log2(gradient.abs().amax().clamp_min(1e-30)))
+        scale = 2.0 ** (-4 - torch.ceil(torch.log2(gradient.abs().amax().clamp_min(1e-30))))
         for start in range(0, len(self.cast), CLASSES):
             block = (gradient[:, start : start + CLASSES] * scale).to(self.dtype)
             if self.d_weight is not None:

@@ -88,13 +88,15 @@ def test_a_bad_weight_from_a_schedule_is_named_with_its_step() -> None:
 BAD: list[tuple[Any, str]] = [
     (lambda: R3F(weight=-1), "r3f: weight=-1"),
     (lambda: R3F(weight=float("nan")), "r3f: weight=nan"),
-    (lambda: R3F(weight="1e-5"), "r3f: weight='1e-5' is text"),
+    (lambda: R3F(weight="1e-5"), "r3f: weight='1e-5' is text, not a number: in YAML write 1.0e-5, not 1e-5"),
+    (lambda: R3F(weight="big"), "r3f: weight='big' is text, not a number"),
+    (lambda: Criterion(fused="no"), "fused='no': expected True or False"),
     (lambda: R3F(scale=0), "scale=0: expected a number > 0"),
     (lambda: R3F(scale=-1e-5), "scale=-1e-05"),
     (lambda: R3F(scale=float("nan")), "scale=nan: expected a finite number"),
     (
         lambda: R3F(scale="1e-5"),
-        "scale='1e-5': expected a finite number (this is text: in YAML write 1.0e-5, not 1e-5)",
+        "scale='1e-5': expected a finite number: in YAML write 1.0e-5, not 1e-5",
     ),
     (lambda: R3F(0.1), "takes its settings by name"),
     (lambda: Warmup("0.1"), "weight='0.1' is text"),

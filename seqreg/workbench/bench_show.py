@@ -73,7 +73,7 @@ def table(found: bench.Bench) -> Table:
 def scores(*, as_json: bool) -> None:
     """Measure ROUGE beside rouge-score on a test set of CNN/DailyMail's size."""
     console.print("  scoring 11,490 generated summaries; rouge-score on 300 of them, scaled")
-    found = bench_rouge.compare()
+    found = bench_rouge.compare(progress=console.is_terminal)
     if as_json:
         print(json.dumps(found, indent=2))
         return

@@ -163,6 +163,8 @@ def _local(card: Card, path: Path, needs_train: bool) -> Splits:
         held = max(1, len(shuffled) // 10)
         splits.sets["train"], splits.sets["validation"] = shuffled[held:], shuffled[:held]
         splits.notes.append(f"no validation file: {held} training rows, by a fixed shuffle, are held out for it")
+    for name in splits.sets.keys() - {"train", "validation", *card.evaluations}:
+        splits.notes.append(f"{name} is there and not scored: this task is judged by {', '.join(card.evaluations)}")
     missing = [name for name in card.evaluations if name not in splits.sets]
     if missing and "validation" in splits.sets:
         splits.notes.append(f"no file for {', '.join(missing)}: not evaluated on")
@@ -240,12 +242,17 @@ def _hub(card: Card, name: str) -> Sequence[Example]:
     except Exception as error:  # the hub's clients raise dozens of kinds; the answer to all is the same
         columns = ", ".join(_names(names)[0] for names in card.columns.model_dump().values() if names)
         raise BadInput(
-            f"{card.title}: {card.hub.repo} cannot be had from the hub ({type(error).__name__}): give a local copy by "
+            f"{card.title}: {card.hub.repo} cannot be had from the hub ({_reason(error)}): give a local copy by "
             f"data.path=FOLDER that has {', '.join(card.splits)} as .jsonl, .csv or .parquet with {columns}"
         ) from None
     label = _names(card.columns.label)
     kept = loaded.filter(lambda row: _whole(card, row, name == "train", label))
     return _Lazy(kept, lambda row, where: example(card, row, where), f"{card.hub.repo} {name}")
+
+
+def _reason(error: Exception) -> str:
+    first = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first[:120]}" if first else type(error).__name__
 
 
 def _whole(card: Card, row: Row, training: bool, label: list[str]) -> bool:

@@ -49,6 +49,7 @@ def evaluate(folder: Path, file: Path | None, output: Path | None, settings: Seq
     metrics = work.evaluate_run(folder, file=file, output=output, overrides=tuple(settings))
     if metrics:
         out.print(score_table({metrics.get("method", folder.name): metrics}))
+        out.print(f"Scores and predictions are in {output or folder}")
 
 
 def predict(folder: Path, source: str, target: str, settings: Sequence[str]) -> None:

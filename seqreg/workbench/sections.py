@@ -30,7 +30,8 @@ def checked(section: type[S], values: Any, origin: Callable[[str], str]) -> S:
     try:
         return section.model_validate(values)
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
+        faults = error.errors(include_url=False)  # a misspelt key first: it may be why another is missing or wrong
+        fault = next((one for one in faults if one["type"] == "extra_forbidden"), faults[0])
         loc = [str(part) for part in fault["loc"]]
         key = ".".join(loc)
         where = origin(key)

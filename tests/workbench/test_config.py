@@ -77,6 +77,11 @@ def test_faults_are_one_line_that_names_place_key_and_value(setting: str, monkey
     assert "\n" not in str(caught.value)
 
 
+def test_a_misspelt_key_is_named_before_what_it_leads_to() -> None:
+    with pytest.raises(BadInput, match=r"optimization.*unknown key; did you mean 'optimisation'"):
+        config.resolve("gigaword", variants=["tiny"], overrides=["optimisation.steps=2", "optimization.warmup=1"])
+
+
 def test_a_fault_in_a_file_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("task: gigaword\nmodel: {nme: x}\noptimisation: {steps: 3}\n")

@@ -109,6 +109,25 @@ def test_a_folder_is_splits(tmp_path: Path) -> None:
     assert any("held out" in note for note in splits.notes)
 
 
+def test_a_split_that_is_not_scored_is_named(tmp_path: Path) -> None:
+    samples.folder(tmp_path, MNLI)
+    (tmp_path / "test.jsonl").write_text((tmp_path / "mismatched.jsonl").read_text())
+    notes = data.load(MNLI, Data(path=str(tmp_path))).notes
+    assert "test is there and not scored: this task is judged by validation, mismatched" in notes
+
+
+def test_the_reason_of_the_hub_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError("no route to host\nand much more")
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    with pytest.raises(BadInput, match=r"hub \(OSError: no route to host\): give a local copy") as caught:
+        data.load(MNLI, Data())
+    assert "\n" not in str(caught.value)
+
+
 def test_a_file_is_split_the_same_way_every_time(tmp_path: Path) -> None:
     path = samples.write(tmp_path / "x.jsonl", samples.rows(PAIRS, 50))
     first, second = (data.load(PAIRS, Data(path=str(path))).sets for _ in range(2))
