@@ -59,9 +59,9 @@ def train(
 
     seqreg train glue --variant rte --terms r4f terms.r3f.weight=0.7 seed=3
     """
-    from seqreg.workbench import report
+    from seqreg.workbench import commands
 
-    report.train(recipe, terms or [], variant or [], settings or [], overwrite=overwrite, resume=resume)
+    commands.train(recipe, terms or [], variant or [], settings or [], overwrite=overwrite, resume=resume)
 
 
 @app.command()
@@ -77,9 +77,9 @@ def evaluate(
 
     seqreg evaluate runs/gigaword-tiny/r3f --data more.jsonl --output runs/more generation.num_beams=8
     """
-    from seqreg.workbench import report
+    from seqreg.workbench import commands
 
-    report.evaluate(run, data, output, settings or [])
+    commands.evaluate(run, data, output, settings or [])
 
 
 @app.command()
@@ -99,9 +99,9 @@ def predict(
 
     echo "australian shares closed down" | seqreg predict runs/gigaword-tiny/r3f -
     """
-    from seqreg.workbench import report
+    from seqreg.workbench import commands
 
-    report.predict(run, source, output, settings or [])
+    commands.predict(run, source, output, settings or [])
 
 
 @app.command()
@@ -124,9 +124,9 @@ def rouge(
 
         seqreg rouge runs/gigaword-tiny/r3f/generated_predictions.txt references.txt
     """
-    from seqreg.workbench import report
+    from seqreg.workbench import commands
 
-    report.rouge(predictions, references, stem=stem, split=split, tokenizer=tokenizer, as_json=as_json)
+    commands.rouge(predictions, references, stem=stem, split=split, tokenizer=tokenizer, as_json=as_json)
 
 
 @app.command()
@@ -135,9 +135,9 @@ def check(recipe: Recipe, settings: Settings = None, terms: Terms = None, varian
 
     seqreg check gigaword --terms r3f --terms rdrop --variant tiny data.path=gigaword.jsonl
     """
-    from seqreg.workbench import report
+    from seqreg.workbench import commands
 
-    report.check(recipe, terms or [], variant or [], settings or [])
+    commands.check(recipe, terms or [], variant or [], settings or [])
 
 
 @app.command("list")

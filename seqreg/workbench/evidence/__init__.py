@@ -1,0 +1,1 @@
+"""From trained runs to evidence: comparisons, probes, calibration, robustness, and the pages that show them."""
