@@ -13,7 +13,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 """Series differ by marker too, so that a figure survives a black-and-white printer."""
 
-STYLE: dict[str, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 13, "axes.titlesize": 14, "axes.labelsize": 13, "legend.fontsize": 12, "legend.frameon": False,
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25, "lines.linewidth": 2,
     "figure.constrained_layout.use": True, "svg.fonttype": "path", "svg.hashsalt": "seqreg", "figure.dpi": 100,
