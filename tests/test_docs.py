@@ -13,7 +13,7 @@ import transformers
 
 from seqreg import Cost, build_term
 from seqreg.build import term_names
-from seqreg.workbench import bench, cards, catalogue, layers
+from seqreg.workbench import bench_steps, bench_worker, cards, catalogue, layers
 from tests import zoo
 
 ROOT = Path(__file__).parents[1]
@@ -78,11 +78,13 @@ def test_card_examples_print_what_they_say(path: Path) -> None:
 
 
 def test_every_term_has_a_card_with_its_measured_cost() -> None:
-    size = bench.SIZES["tiny"]
+    size = bench_steps.SIZES["tiny"]
     model, batch = size.model(), size.batch()
-    steps = bench.variants(model, batch)
-    plain = bench.count_flops(steps[bench.HF])
-    measured = {name: bench.count_flops(steps[name]) / plain for name in term_names()}
+    counted = {
+        variant.name: bench_worker.count_flops(variant.step(model, batch))
+        for variant in bench_steps.variants(presets=False)
+    }
+    measured = {name: counted[name] / counted[bench_steps.HF] for name in term_names()}
     assert [path.stem for path in CARDS] == term_names() == sorted(measured)
     for path in CARDS:
         text = path.read_text()

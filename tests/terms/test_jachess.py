@@ -15,7 +15,7 @@ from seqreg import BadInput, Criterion, Shift, StartAt
 from seqreg.integrations.hf import context, count
 from seqreg.terms.bregman import Bregman
 from seqreg.terms.jachess import JacHess
-from seqreg.workbench import bench
+from seqreg.workbench import bench_steps, bench_worker
 from tests import zoo
 from tests.integrations.test_trainer import losses, rows, trainer
 from tests.terms.test_adversarial import sentences, trained  # noqa: F401 - a fixture
@@ -199,11 +199,11 @@ def test_dropout_masks_are_replayed(attention: str, checkpointing: bool, monkeyp
 
 
 def test_flops() -> None:
-    size = bench.SIZES["tiny"]
+    size = bench_steps.SIZES["tiny"]
     model, batch = size.model(), size.batch()
 
     def flops(*terms: JacHess) -> int:
-        return bench.count_flops(bench.criterion_step(Criterion(*terms), model, batch))
+        return bench_worker.count_flops(bench_steps.criterion_step(Criterion(*terms), model, batch))
 
     assert flops(JacHess()) / flops() <= 2.05
     assert flops(JacHess(hessian=0.1)) / flops() <= 4.1

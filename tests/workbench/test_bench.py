@@ -10,24 +10,24 @@ import pytest
 import torch
 
 from seqreg import BadInput, Criterion, build_term
-from seqreg.workbench import bench
+from seqreg.workbench import bench, bench_steps, bench_worker
 
 
 @pytest.fixture(scope="module")
 def small() -> Any:
-    size = bench.SIZES["small"]
+    size = bench_steps.SIZES["small"]
     return size, size.model()
 
 
 def flops(model: Any, batch: Any, term: str | None = None, **settings: Any) -> int:
     terms = [] if term is None else [build_term(term, settings)]
-    return bench.count_flops(bench.criterion_step(Criterion(*terms, label_smoothing=0.1), model, batch))
+    return bench_worker.count_flops(bench_steps.criterion_step(Criterion(*terms, label_smoothing=0.1), model, batch))
 
 
 def test_operations_of_the_small_step(small: Any) -> None:
     size, model = small
     batch = size.batch()
-    plain = bench.count_flops(bench.transformers_step(model, batch))
+    plain = bench_worker.count_flops(bench_steps.transformers_step(model, batch))
     assert flops(model, batch) == plain  # the same products, and none of them hidden from the counter
     assert flops(model, batch, "r3f") <= 2.0 * plain
     assert flops(model, batch, "rdrop") <= 2.0 * plain
@@ -40,21 +40,21 @@ def test_operations_of_the_small_step(small: Any) -> None:
 def test_padding_costs_the_head_nothing(small: Any) -> None:
     """With a quarter of the targets padded, a quarter of the head's operations is left out; transformers does them."""
     size, model = small
-    plain = bench.count_flops(bench.transformers_step(model, size.batch(0.25)))
+    plain = bench_worker.count_flops(bench_steps.transformers_step(model, size.batch(0.25)))
     head = 3 * 2 * size.rows * size.target * size.classes * size.width
-    assert plain == bench.count_flops(bench.transformers_step(model, size.batch()))
+    assert plain == bench_worker.count_flops(bench_steps.transformers_step(model, size.batch()))
     assert flops(model, size.batch(0.25)) == plain - head // 4
     assert flops(model, size.batch(0.25), "r3f") == 2 * (plain - head // 4)
 
 
 def test_the_plain_step_is_that_of_transformers() -> None:
     """Two ways to one loss, with every gradient."""
-    size = bench.SIZES["tiny"]
+    size = bench_steps.SIZES["tiny"]
     model, batch = size.model().eval(), size.batch(0.25)
     found = []
     for step in (
-        bench.transformers_step(model, batch),
-        bench.criterion_step(Criterion(label_smoothing=bench.SMOOTHING), model, batch),
+        bench_steps.transformers_step(model, batch),
+        bench_steps.criterion_step(Criterion(label_smoothing=bench_steps.SMOOTHING), model, batch),
     ):
         model.zero_grad()
         step()
@@ -71,14 +71,14 @@ def test_memory_counts_what_a_step_holds() -> None:
         del held
         torch.ones(500, 1000)
 
-    assert bench.peak_memory(step, model) == pytest.approx(4e6 + 400, rel=1e-3)
+    assert bench_worker.peak_memory(step, model) == pytest.approx(4e6 + 400, rel=1e-3)
 
 
 def test_measure_and_plot(tmp_path: Path) -> None:
     told: list[str] = []
     found = bench.measure("tiny", ["rdrop"], rounds=1, progress=lambda what, done, whole: told.append(what))
     names = [row.name for row in found.rows]
-    assert names[:3] == [bench.HF, bench.PLAIN, "rdrop"]
+    assert names[:3] == [bench_steps.HF, bench_steps.PLAIN, "rdrop"]
     assert names[3:] == ["rdrop preset=fairseq_rdrop", "rdrop preset=fairseq_rdrop, from logits"]
     assert found.rows[0].time == found.rows[0].flops == found.rows[0].memory == 1.0
     assert all(0 < row.of_peak < 1.5 for row in found.rows)
