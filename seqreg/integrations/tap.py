@@ -147,15 +147,25 @@ class EmbeddingTap:
 class Lookup:
     """The embeddings that a stack looked up, for all passes over the same tokens.
 
-    A lookup in a large table has a dense gradient; passes that share one lookup share its gradient. Every pass would
-    look up the same numbers, unless a hook of somebody else changes them: then there is no sharing.
+    A lookup in a large table has a dense gradient; passes that share one lookup share its gradient, and so do two
+    stacks that share a table. Every pass would look up the same numbers, unless a hook of somebody else changes them:
+    then there is no sharing.
     """
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
         self._inside = self._done = False
         self._handles: list[RemovableHandle] = []
-        self.found: Tensor | None = None
+        self._found: Tensor | None = None
+        self._tokens: Tensor | None = None  # that a stack before this one has looked up for it
+        self._next: tuple[Lookup, Tensor] | None = None
+
+    def also_for(self, later: Lookup, tokens: Tensor) -> None:
+        """Look up the tokens of a later stack too, if it has the same table."""
+        own, other = self.stack.embedding, later.stack.embedding
+        same = type(own) is type(other) and own.weight is other.weight and self.stack.inner == later.stack.inner
+        if same and getattr(own, "padding_idx", None) == getattr(other, "padding_idx", None):
+            self._next = later, tokens
 
     def __enter__(self) -> Lookup:
         self._done = False
@@ -181,9 +191,15 @@ class Lookup:
         if not self._inside or self._done:
             return None
         self._done = True
-        if self.found is None or self.found.shape != output.shape:
-            self.found = output
-        return self.found.clone()  # some models change it in place
+        if self._found is None and self._next is not None and inputs[0].device == self._next[1].device:
+            later, tokens = self._next
+            both = embedding.forward(torch.cat([inputs[0].flatten(), tokens.flatten()]))
+            self._found = both[: inputs[0].numel()].view(output.shape)
+            later._found, later._tokens = both[inputs[0].numel() :].view(*tokens.shape, -1), tokens
+        foreign = self._tokens is not None and not torch.equal(self._tokens, inputs[0])
+        if self._found is None or self._found.shape != output.shape or foreign:
+            self._found, self._tokens = output, None
+        return self._found.clone()  # some models change it in place
 
 
 def _only_padding(embedding: nn.Module, ids: Tensor) -> bool:

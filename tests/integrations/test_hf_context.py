@@ -13,6 +13,7 @@ from torch import Tensor
 
 from seqreg import BadInput, Context, Cost, Count, Criterion, Shift, Term
 from seqreg.integrations.hf import context, count
+from seqreg.integrations.hf.context import HFForward
 from seqreg.integrations.hf.model import decoder_inputs, task_of
 from seqreg.terms.r3f import R3F
 from tests import zoo
@@ -371,3 +372,40 @@ def test_count_of_a_causal_batch_leaves_out_the_first_label() -> None:
     batch = zoo.batch("gpt2")
     assert count(zoo.make("gpt2"), [batch, batch]) == Count(2 * float((batch["labels"][:, 1:] != -100).sum()), 6.0)
     assert context(zoo.make("gpt2"), batch).count.labels == float((batch["labels"][:, 1:] != -100).sum())
+
+
+@pytest.mark.parametrize("name", zoo.SEQ2SEQ)
+def test_stacks_that_share_a_table_share_a_lookup(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every gradient is that of separate lookups, with the passes together (rows twice) and apart."""
+    model = zoo.make(name).train() if name == "prophetnet" else zoo.make(name).double().train()
+    batch = zoo.batch(name)
+
+    def gradients() -> dict[str, Tensor]:
+        model.zero_grad()
+        for criterion in (Criterion(R3F(scale=0.1)), Criterion(R3F(scale=0.1, dropout="shared"))):
+            torch.manual_seed(0)
+            criterion(context(model, batch)).total.backward()
+        return {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+
+    shared = gradients()
+    monkeypatch.setattr(HFForward, "_lookups", lambda self, inputs: [])
+    apart = gradients()
+    assert shared.keys() == apart.keys()
+    for key, gradient in apart.items():
+        rtol, bad = 1e-4 if name == "prophetnet" else 1e-9, name == "led"  # transformers' own gradients of padding
+        torch.testing.assert_close(shared[key], gradient, rtol=rtol, atol=1e-7, equal_nan=bad)
+
+
+def test_tokens_that_a_model_changes_are_looked_up_by_itself() -> None:
+    """The decoder's tokens were looked up ahead, and then a hook gives it others."""
+    model, batch = zoo.make("bart").eval(), zoo.batch("bart")
+
+    def other(module: Any, args: Any, kwargs: Any) -> Any:
+        return args, {**kwargs, "input_ids": torch.full_like(kwargs["input_ids"], 7)}
+
+    handle = model.model.decoder.register_forward_pre_hook(other, with_kwargs=True)
+    ctx = context(model, batch)
+    own = model(**ctx.forward.inputs).logits
+    torch.testing.assert_close(ctx.clean.logits, own)
+    handle.remove()
+    assert not torch.allclose(model(**ctx.forward.inputs).logits, own)

@@ -42,7 +42,7 @@ class HFForward(Forward):
             self.inputs.setdefault("use_cache", False)
         self.head = None if task == "classification" else head_of(model, module)
         self.rows = _batch_size(self.inputs)
-        self.lookups = [Lookup(stack) for stack in self.stacks.values() if not stack.embedding._forward_hooks]
+        self.lookups = self._lookups(self.inputs)
 
     def run(self, shifts: Sequence[Shift], *, hidden: bool, rows: Tensor | None = None) -> View:
         inputs = self.inputs
@@ -50,8 +50,8 @@ class HFForward(Forward):
             inputs = {key: value[rows] if isinstance(value, Tensor) else value for key, value in inputs.items()}
         asked = {"output_hidden_states": True} if hidden else {}
         with contextlib.ExitStack() as exits:
-            if torch.is_grad_enabled() and rows is None and not self.aside:
-                for lookup in self.lookups:
+            if torch.is_grad_enabled() and not self.aside:
+                for lookup in self.lookups if rows is None else self._lookups(inputs):
                     exits.enter_context(lookup)
             for shift in shifts:
                 for name, delta in shift.delta.items():
@@ -79,6 +79,14 @@ class HFForward(Forward):
             return output
 
         return View(projection.logits, embeds, states, whole, dtype, projection, rows)
+
+    def _lookups(self, inputs: Mapping[str, Any]) -> list[Lookup]:
+        """One lookup a stack, and one for both where the decoder's tokens are known and the table is the encoder's."""
+        found = {name: Lookup(stack) for name, stack in self.stacks.items() if not stack.embedding._forward_hooks}
+        tokens = inputs.get("decoder_input_ids")
+        if tokens is not None and {"encoder", "decoder"} <= found.keys():
+            found["encoder"].also_for(found["decoder"], tokens)
+        return list(found.values())
 
     def other_source(self) -> View | None:
         rows = next((len(v) for v in self.inputs.values() if isinstance(v, Tensor)), 0)
