@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Optional
 
 import typer
 
-from seqreg.errors import BadInput
+from seqreg.errors import BadInput, Stopped
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown",
@@ -49,19 +49,43 @@ def train(
     terms: Terms = None,
     variant: Variants = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is in the output folder.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Only go on from a checkpoint: an error if there is none.")
+    ] = False,
+    allow_change: Annotated[
+        Optional[list[str]],
+        typer.Option("--allow-change", help="Go on although this setting has changed; may be repeated."),
+    ] = None,
 ) -> None:
     """Train a recipe, evaluate it, and write the model, its scores and its curves.
+
+    The same command again goes on where a run was stopped, and does nothing if it is finished.
 
     seqreg train quickstart --terms r3f
 
     seqreg train gigaword --terms r3f --variant tiny data.path=gigaword.jsonl output=runs/try
 
     seqreg train glue --variant rte --terms r4f terms.r3f.weight=0.7 seed=3
+
+    seqreg train quickstart optimisation.learning_rate=1e-3 --allow-change optimisation.learning_rate
     """
     from seqreg.workbench import commands
 
-    commands.train(recipe, terms or [], variant or [], settings or [], overwrite=overwrite, resume=resume)
+    ways = {"overwrite": overwrite, "resume": resume, "allow_change": allow_change or []}
+    commands.train(recipe, terms or [], variant or [], settings or [], **ways)
+
+
+@app.command()
+def replay(
+    crash: Annotated[Path, typer.Argument(help="A folder that a training wrote: RUN/crash/step-N.")],
+) -> None:
+    """Compute a step again that was not finite, and say where it began.
+
+    seqreg replay runs/gigaword/r3f/crash/step-12
+    """
+    from seqreg.workbench import commands
+
+    commands.replay(crash)
 
 
 @app.command()
@@ -210,12 +234,12 @@ def bench(
 
 
 def main() -> None:
-    """Run the command; what cannot be right is one line and exit code 2."""
+    """Run the command; what cannot be right, and what stops a run, is one line and an exit code of `seqreg.errors`."""
     try:
         app()
-    except BadInput as error:
+    except (BadInput, Stopped) as error:
         print(f"seqreg: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(error.code)
 
 
 if __name__ == "__main__":

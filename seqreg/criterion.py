@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import types
 import typing
@@ -332,6 +333,12 @@ class Criterion:
             if one.joint.rest is not None:
                 total = total + one.weight * one.joint.rest
         return LossReport(total, parts, values, {term.name: weight for term, weight in weighted}, paths)
+
+    def without(self, *names: str) -> Criterion:
+        """The same criterion, with the same memory, without some of its terms."""
+        other = copy.copy(self)
+        other.terms = tuple(term for term in self.terms if term.name not in names)
+        return other
 
     def anatomy(self, ctx: Context) -> dict[str, float]:
         """What every active term is really doing on this batch, as <term>/<number>.

@@ -1,4 +1,8 @@
-"""The one exception for input that cannot be right."""
+"""What a user is told in one line, and the exit codes that go with it.
+
+2: input that cannot be right (`BadInput`). 3: losses or gradients that are not finite (`NotFinite`). 4: the disk is
+full or cannot be written (`NoRoom`). 130, 143: stopped by SIGINT, SIGTERM (`Interrupted`).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,34 @@ from collections.abc import Iterable
 
 class BadInput(ValueError):  # noqa: N818 - reads as what it is
     """One line that names the offending value and the fix."""
+
+    code = 2
+
+
+class Stopped(Exception):  # noqa: N818 - reads as what it is
+    """A run that ends before its time: one line, and the exit code of the command."""
+
+    code = 1
+
+
+class NotFinite(Stopped):
+    """Too many steps in a row that could not be applied."""
+
+    code = 3
+
+
+class NoRoom(Stopped):
+    """The disk is full, or cannot be written."""
+
+    code = 4
+
+
+class Interrupted(Stopped):
+    """Stopped by a signal."""
+
+    def __init__(self, number: int, message: str = "") -> None:
+        super().__init__(message or f"stopped by signal {number}")
+        self.code = 128 + number
 
 
 def yaml_hint(value: object) -> str:

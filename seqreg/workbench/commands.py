@@ -21,17 +21,15 @@ def train(
     terms: Sequence[str],
     variants: Sequence[str],
     settings: Sequence[str],
-    *,
-    overwrite: bool,
-    resume: bool,
+    **ways: Any,
 ) -> None:
-    """Train a recipe and print its scores."""
+    """Train a recipe and print its scores; `ways` as in `seqreg.workbench.train.train`."""
     run = config.resolve(recipe, terms=terms, variants=variants, overrides=settings)
     from seqreg.workbench import train as work
     from seqreg.workbench.console import console, quiet
 
     quiet()
-    metrics = work.train(run, overwrite=overwrite, resume=resume)
+    metrics = work.train(run, **ways)
     if metrics:
         out.print(score_table({metrics["method"]: metrics}))
         console.print(f"Everything is in {run.config.output}")
@@ -62,6 +60,15 @@ def predict(folder: Path, source: str, target: str, settings: Sequence[str]) -> 
     count = work.predict(folder, source, target, tuple(settings))
     if target != "-":
         console.print(f"{count} predictions in {target}")
+
+
+def replay(crash: Path) -> None:
+    """Print what a step that was not finite gives again."""
+    from seqreg.workbench import replay as work
+    from seqreg.workbench.console import quiet
+
+    quiet()
+    out.print(work.replay(crash))
 
 
 def check(recipe: str, terms: Sequence[str], variants: Sequence[str], settings: Sequence[str]) -> None:

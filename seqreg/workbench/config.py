@@ -11,6 +11,7 @@ from typing import Any
 from seqreg.errors import BadInput, nearest
 from seqreg.workbench import cards, catalogue, layers
 from seqreg.workbench.cards import Card
+from seqreg.workbench.files import write_text
 from seqreg.workbench.sections import checked
 from seqreg.workbench.settings import Config
 
@@ -27,9 +28,9 @@ class Run:
         """Write config.yaml, which is a recipe again, and the card beside it."""
         folder.mkdir(parents=True, exist_ok=True)
         config = {**self.config.model_dump(mode="json"), "task": "task.yaml"}
-        (folder / "config.yaml").write_text(layers.dump(config), encoding="utf-8")
+        write_text(folder / "config.yaml", layers.dump(config))
         card = self.card.model_dump(mode="json", exclude_defaults=True)
-        (folder / "task.yaml").write_text(layers.dump(card), encoding="utf-8")
+        write_text(folder / "task.yaml", layers.dump(card))
 
 
 def resolve(

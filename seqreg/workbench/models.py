@@ -21,6 +21,8 @@ from seqreg.workbench.data import Example
 from seqreg.workbench.settings import Config
 
 SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
+ROW = "row"
+"""The number of a training row, on its way to a message about it."""
 _STARTS_WITH_EOS = ("bart", "mbart", "led")
 
 
@@ -42,6 +44,33 @@ class Encoded(Dataset[dict[str, Any]]):
         elif one.label is not None:
             row["labels"] = one.label
         return row
+
+
+class Numbered(Dataset[dict[str, Any]]):
+    """Rows of another dataset, each with its number."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {**self.rows[index], ROW: index}
+
+
+class Collator:
+    """A collator that lets the numbers of the rows through."""
+
+    def __init__(self, collate: Any) -> None:
+        self.collate = collate
+
+    def __call__(self, rows: list[dict[str, Any]]) -> Any:
+        numbers = [row[ROW] for row in rows if ROW in row]
+        batch = self.collate([{key: value for key, value in row.items() if key != ROW} for row in rows])
+        if numbers:
+            batch[ROW] = torch.tensor(numbers)
+        return batch
 
 
 def encode(tokenizer: Any, one: Example, prefix: str, most: int | None) -> Mapping[str, Any]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from seqreg.build import term_names
 from seqreg.schedules import weight_at
 from seqreg.workbench import layers
 from seqreg.workbench.config import Run
+from seqreg.workbench.console import console
 from seqreg.workbench.evaluate import Scored, Scorer
 
 _UNUSED = ("epoch", "num_input_tokens_seen", "total_flos", "train_runtime", "train_loss")
@@ -37,13 +41,32 @@ class Monitor(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if not state.is_world_process_zero:
             return
-        self.writer = SummaryWriter(str(self.folder))
-        self.writer.add_custom_scalars(layout(self.run))
-        self.writer.add_text("config", f"```yaml\n{layers.dump(self.run.config.model_dump(mode='json'))}\n```")
-        experiment, start, _ = _hparams(self.run)
-        self.writer.file_writer.add_summary(experiment)
-        self.writer.file_writer.add_summary(start)
+        later = state.global_step + 1 if state.global_step else 0
+        with self._spared():
+            threading.excepthook = _unless_writing
+            self.writer = SummaryWriter(str(self.folder), purge_step=later if self.folder.exists() else None)
+            self.writer.add_custom_scalars(layout(self.run))
+            self.writer.add_text("config", f"```yaml\n{layers.dump(self.run.config.model_dump(mode='json'))}\n```")
+            experiment, start, _ = _hparams(self.run)
+            self.writer.file_writer.add_summary(experiment)
+            self.writer.file_writer.add_summary(start)
         self.seen = (time.perf_counter(), state.num_input_tokens_seen)
+
+    @contextlib.contextmanager
+    def _spared(self) -> Iterator[None]:
+        """Curves that cannot be written are given up with one warning: the training goes on."""
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
+            self.writer = None
+            console.print(f"[yellow]{self.folder}: curves are no longer written ({error}); the training goes on[/]")
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs to go on with the table of epochs."""
+        return {"epochs": self.epochs, "loss": self.loss}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.epochs, self.loss = state["epochs"], state["loss"]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if self.writer is None or not logs or "loss" not in logs:
@@ -51,20 +74,22 @@ class Monitor(TrainerCallback):
         now, tokens = time.perf_counter(), state.num_input_tokens_seen
         speed = (tokens - self.seen[1]) / max(now - self.seen[0], 1e-9)
         self.seen, self.loss = (now, tokens), float(logs["loss"])
-        for key, value in {**logs, "tokens_per_second": speed}.items():
-            if key not in _UNUSED and isinstance(value, (int, float)):
-                self.writer.add_scalar(f"train/{key}", value, state.global_step)
+        with self._spared():
+            for key, value in {**logs, "tokens_per_second": speed}.items():
+                if key not in _UNUSED and isinstance(value, (int, float)):
+                    self.writer.add_scalar(f"train/{key}", value, state.global_step)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
         if self.writer is None:
             return
-        for key, value in (metrics or {}).items():
-            name = key.removeprefix("eval_")
-            if name != "epoch" and not name.endswith(("runtime", "per_second")):
-                self.writer.add_scalar(f"eval/{name}", value, state.global_step)
         shown = samples(self.scorer, self.run.config.logging.samples)
-        if shown:
-            self.writer.add_text("samples", shown, state.global_step)
+        with self._spared():
+            for key, value in (metrics or {}).items():
+                name = key.removeprefix("eval_")
+                if name != "epoch" and not name.endswith(("runtime", "per_second")):
+                    self.writer.add_scalar(f"eval/{name}", value, state.global_step)
+            if shown:
+                self.writer.add_text("samples", shown, state.global_step)
         self.seen = (time.perf_counter(), state.num_input_tokens_seen)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -74,22 +99,34 @@ class Monitor(TrainerCallback):
         shown = "" if score is None else f"{score:.2f}"
         self.epochs.append(f"| {state.epoch:.2f} | {state.global_step} | {self.loss:.4f} | {shown} |")
         table = "| epoch | step | loss | last score |\n|---|---|---|---|\n" + "\n".join(self.epochs[-200:])
-        self.writer.add_text("epochs", table)  # always at step 0: the newest replaces the others
+        with self._spared():
+            self.writer.add_text("epochs", table)  # always at step 0: the newest replaces the others
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.writer is not None:
-            self.writer.flush()
+            with self._spared():
+                self.writer.flush()
 
     def close(self, found: dict[str, Scored]) -> None:
         """Add the final scores, and end the hparams session."""
         if self.writer is None:
             return
-        for name, scored in found.items():
-            for key, value in scored.metrics.items():
-                self.writer.add_scalar(f"final/{name}/{key}", value)
-        _, _, end = _hparams(self.run)
-        self.writer.file_writer.add_summary(end)
-        self.writer.close()
+        with self._spared():
+            for name, scored in found.items():
+                for key, value in scored.metrics.items():
+                    self.writer.add_scalar(f"final/{name}/{key}", value)
+            _, _, end = _hparams(self.run)
+            self.writer.file_writer.add_summary(end)
+            self.writer.close()
+
+
+_kept_hook = threading.excepthook
+
+
+def _unless_writing(failed: threading.ExceptHookArgs) -> None:
+    """TensorBoard's thread prints its exception; `Monitor` says it in a line at the next point instead."""
+    if not isinstance(failed.exc_value, OSError):
+        _kept_hook(failed)
 
 
 def _hparams(run: Run) -> Any:

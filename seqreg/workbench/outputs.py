@@ -14,14 +14,14 @@ import transformers
 from seqreg.version import __version__
 from seqreg.workbench.config import Run
 from seqreg.workbench.evaluate import Scored
+from seqreg.workbench.files import write_text
 from seqreg.workbench.tables import METRICS
 
 
 def write_scores(folder: Path, run: Run, found: Mapping[str, Scored], **further: Any) -> dict[str, Any]:
     """metrics.json, brought up to date, and the predictions on every split."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / METRICS
-    known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path, known = folder / METRICS, read_metrics(folder)
     known.setdefault("scores", {})
     for name, scored in found.items():
         known["scores"][name] = {
@@ -32,7 +32,7 @@ def write_scores(folder: Path, run: Run, found: Mapping[str, Scored], **further:
     known |= further
     known["versions"] = {"seqreg": __version__, "torch": torch.__version__, "python": platform.python_version()}
     known["versions"]["transformers"] = transformers.__version__
-    path.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(known, indent=2) + "\n")
     main = next((name for name in ("test", "validation") if name in found), next(iter(found), ""))
     for name, scored in found.items():
         if scored.rows and name != "before":
@@ -40,12 +40,24 @@ def write_scores(folder: Path, run: Run, found: Mapping[str, Scored], **further:
     return known
 
 
+def read_metrics(folder: Path) -> dict[str, Any]:
+    """What is in metrics.json; nothing if there is none."""
+    path = folder / METRICS
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
+
+
+def scores(scored: Scored) -> dict[str, Any]:
+    """The numbers of a split, without its rows."""
+    return {"metrics": scored.metrics, "intervals": scored.intervals, "signature": scored.signature}
+
+
 def _write_predictions(folder: Path, suffix: str, rows: list[dict[str, Any]], texts: bool) -> None:
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    (folder / f"predictions{suffix}.jsonl").write_text(lines, encoding="utf-8")
+    write_text(folder / f"predictions{suffix}.jsonl", lines)
     if texts:  # one a line: a line break inside a text is written <n>
         plain = "".join(row["prediction"].replace("\n", "<n>") + "\n" for row in rows)
-        (folder / f"generated_predictions{suffix}.txt").write_text(plain, encoding="utf-8")
+        write_text(folder / f"generated_predictions{suffix}.txt", plain)
 
 
 def write_card(folder: Path, run: Run, metrics: Mapping[str, Any]) -> None:
@@ -74,7 +86,7 @@ def write_card(folder: Path, run: Run, metrics: Mapping[str, Any]) -> None:
         "config.yaml, which is a recipe: `seqreg train config.yaml`. The scores of every example are in "
         "predictions.jsonl.", "",
     ]  # fmt: skip
-    (folder / "README.md").write_text("\n".join(lines), encoding="utf-8")
+    write_text(folder / "README.md", "\n".join(lines))
 
 
 def _interval(pair: Any) -> str:

@@ -82,6 +82,7 @@ class Optimisation(Section):
         warmup: steps, or below 1 a share of all steps
         clip: the largest gradient norm; 0 for none
         precision: of the passes; weights are always float32
+        patience: a step that is not finite is not made; after so many in a row the training stops
     """
 
     learning_rate: Positive = 3e-5
@@ -98,6 +99,7 @@ class Optimisation(Section):
     clip: NotNegative = 1.0
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     checkpointing: bool = False
+    patience: Count = 3
 
     @model_validator(mode="after")
     def _ends(self) -> Optimisation:
@@ -149,10 +151,17 @@ class Logging(Section):
 
 
 class Checkpoints(Section):
-    """Checkpoints to resume from. `every`: steps, 0 for none but the final model; `keep`: how many stay on disk."""
+    """What a run goes on from when it was stopped.
+
+    Args:
+        every: steps from one to the next; 0 for none by steps. These stay when the run is finished
+        minutes: also one when so many have passed since the last, 0 for none; these go when the run is finished
+        keep: how many stay on disk, beside the best one
+    """
 
     every: Natural = 0
-    keep: Count = 1
+    minutes: NotNegative = 10.0
+    keep: Count = 2
 
 
 class Config(Section):

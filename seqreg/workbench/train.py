@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+import contextlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,21 +12,23 @@ from typing import Any
 import torch
 import transformers
 from transformers import DataCollatorForSeq2Seq, DataCollatorWithPadding, Seq2SeqTrainingArguments, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
-from seqreg.errors import BadInput
-from seqreg.integrations.hf import RegularizedSeq2SeqTrainer, RegularizedTrainer
+from seqreg.errors import Interrupted
 from seqreg.integrations.hf.trainer import RAW_HEAD
+from seqreg.workbench import checkpoints, data, guard, models, outputs, room
 from seqreg.workbench import config as configs
-from seqreg.workbench import data, models, outputs
 from seqreg.workbench.batches import GroupedOrder
 from seqreg.workbench.config import Run
 from seqreg.workbench.console import Bars, console
 from seqreg.workbench.data import Splits
 from seqreg.workbench.evaluate import Scored, Scorer, evaluate, with_average
-from seqreg.workbench.models import Encoded
+from seqreg.workbench.files import ASIDE
+from seqreg.workbench.guard import Signals
+from seqreg.workbench.models import Collator, Encoded, Numbered
 from seqreg.workbench.monitor import Monitor
+from seqreg.workbench.runs import Place, fingerprint, first_process
 from seqreg.workbench.settings import Checkpoints, Config, Model
+from seqreg.workbench.trainers import SteadySeq2SeqTrainer, SteadyTrainer
 
 NO_CLIPPING = 1e9
 """A bound that no gradient reaches: the norm is measured, and not clipped."""
@@ -43,9 +44,9 @@ class Workshop:
     model: Any
 
 
-def prepare(run: Run, *, needs_train: bool = True) -> Workshop:
-    """Load the data, the tokenizer and the model of a run."""
-    splits = data.load(run.card, run.config.data, needs_train=needs_train)
+def prepare(run: Run, *, needs_train: bool = True, splits: Splits | None = None) -> Workshop:
+    """Load the data, if `splits` are not given, the tokenizer and the model of a run."""
+    splits = data.load(run.card, run.config.data, needs_train=needs_train) if splits is None else splits
     for note in splits.notes if first_process() else ():
         console.print(f"[dim]{note}[/]")
     transformers.set_seed(run.config.seed)
@@ -54,98 +55,99 @@ def prepare(run: Run, *, needs_train: bool = True) -> Workshop:
     return Workshop(run, splits, tokenizer, models.load_model(run.config, run.card, tokenizer))
 
 
-def train(run: Run, *, overwrite: bool = False, resume: bool = False) -> dict[str, Any]:
-    """Train, evaluate and write everything to `config.output`; returns what is in metrics.json."""
-    folder, config = Path(run.config.output), run.config
-    _check_output(folder, overwrite, resume)
-    shop = prepare(run)
-    validation = shop.splits.sets["validation"]
-    scorer = Scorer(validation, run, shop.tokenizer)
-    trainer = make_trainer(shop, folder, scorer)
-    if trainer.is_world_process_zero():
-        if overwrite and folder.exists() and not resume:
-            shutil.rmtree(folder)
-        run.save(folder)
-    found: dict[str, Scored] = {}
-    names = shop.splits.evaluations(run.card)
-    if config.evaluation.before:
-        found["before"] = evaluate(trainer, run, shop.tokenizer, shop.splits.sets[names[0]], names[0])
-        transformers.set_seed(config.seed)
+def train(
+    run: Run, *, overwrite: bool = False, resume: bool = False, allow_change: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Train, evaluate and write everything to `config.output`; returns what is in metrics.json.
+
+    A run that was stopped goes on from its newest whole checkpoint, and ends with the weights that it would have had.
+
+    Args:
+        overwrite: replace the run that is in the folder
+        resume: refuse to begin at step 0
+        allow_change: settings that may differ from those that the run was begun with
+    """
+    folder = Path(run.config.output)
+    with Signals() as signals, contextlib.ExitStack() as stack:
+        place = Place(folder, run, stack, resume)
+        place.look(overwrite, allow_change)
+        splits = data.load(run.card, run.config.data)
+        place.compare(fingerprint(splits), allow_change)
+        if place.finished:
+            console.print(f"{folder}: this run is finished, nothing to do; --overwrite trains it again")
+            return outputs.read_metrics(folder)
+        shop = prepare(run, splits=splits)
+        scorer = Scorer(splits.sets["validation"], run, shop.tokenizer)
+        needed = room.check(shop.model, run.config, folder)
+        with guard.writing(folder):
+            trainer = make_trainer(shop, folder, scorer)
+        trainer.signals, trainer.needed = signals, needed
+        try:
+            return _trained(trainer, shop, place, scorer)
+        finally:
+            trainer.bars.progress.stop()
+
+
+def _trained(trainer: Any, shop: Workshop, place: Place, scorer: Scorer) -> dict[str, Any]:
+    """Go through a training from where it stands to its end."""
+    run, folder, signals = shop.run, place.folder, trainer.signals
+    checkpoint = place.take(trainer)
+    first = shop.splits.evaluations(run.card)[0]
+    if run.config.evaluation.before and not place.record.before:
+        untrained = evaluate(trainer, run, shop.tokenizer, shop.splits.sets[first], first)
+        place.note(before=outputs.scores(untrained))
     monitor = Monitor(folder / "tensorboard", run, scorer)
-    if config.logging.tensorboard:
+    if run.config.logging.tensorboard:
         trainer.add_callback(monitor)
-    result = trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if resume else None)
+        trainer.monitor = monitor
+    with signals.deferred():
+        result = trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    steps, health = trainer.state.global_step, trainer.health
     numbers = {
-        "steps": trainer.state.global_step, "seconds": result.metrics["train_runtime"], "loss": result.training_loss,
-        "tokens": trainer.state.num_input_tokens_seen, "parameters": sum(p.numel() for p in shop.model.parameters()),
+        "steps": steps, "seconds": trainer.seconds + result.metrics["train_runtime"],
+        "loss": trainer._total_loss_scalar / max(steps - health.skipped, 1),
+        "tokens": trainer.state.num_input_tokens_seen, "parameters": sum(p.numel() for p in shop.model.parameters()), **health.numbers(),
     }  # fmt: skip
-    for name in dict.fromkeys(["validation", *names]):
-        found[name] = evaluate(trainer, run, shop.tokenizer, shop.splits.sets[name], name)
-    found = with_average(found, run.card) if not config.evaluation.before else _average_after(found, run)
-    return _finish(trainer, shop, folder, found, numbers, monitor)
+    found = _judged(trainer, shop)
+    if place.record.before:
+        found = {"before": Scored(**place.record.before), **found}
+    with signals.deferred(), guard.writing(folder, trainer.needed, "; the same command goes on"):
+        return _finish(trainer, shop, place, found, numbers, monitor)
 
 
-def _average_after(found: dict[str, Scored], run: Run) -> dict[str, Scored]:
-    return {"before": found["before"], **with_average({k: v for k, v in found.items() if k != "before"}, run.card)}
+def _judged(trainer: Any, shop: Workshop) -> dict[str, Scored]:
+    """The scores of the trained model on all its splits."""
+    run, found = shop.run, {}
+    try:
+        trainer.signals.check()
+        for name in dict.fromkeys(["validation", *shop.splits.evaluations(run.card)]):
+            found[name] = evaluate(trainer, run, shop.tokenizer, shop.splits.sets[name], name)
+    except Interrupted as stop:
+        with trainer.signals.deferred():
+            trainer._save_checkpoint(trainer.model_wrapped, None)
+        last = f"stopped after the last step, {trainer.state.global_step}: the same command goes on with the evaluation"
+        raise Interrupted(stop.code - 128, last) from None
+    return with_average(found, run.card)
 
 
 def _finish(
-    trainer: Any, shop: Workshop, folder: Path, found: dict[str, Scored], numbers: Mapping[str, Any], monitor: Monitor
+    trainer: Any, shop: Workshop, place: Place, found: dict[str, Scored], numbers: Mapping[str, Any], monitor: Monitor
 ) -> dict[str, Any]:
-    """Write the model, the scores and the card."""
-    trainer.save_model(str(folder))
+    """Write the model, the scores and the card; last of all that the run is finished."""
+    folder = place.folder
+    aside = folder / f"{ASIDE}model"
+    trainer.save_model(str(aside))
     if not trainer.is_world_process_zero():
         return {}
-    (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle that nobody needs
-    (folder / RAW_HEAD).unlink(missing_ok=True)  # the final model is folded
+    (aside / RAW_HEAD).unlink(missing_ok=True)  # the final model is folded
+    checkpoints.publish(aside, folder)
     metrics = outputs.write_scores(folder, shop.run, found, method=shop.run.config.method, train=dict(numbers))
     outputs.write_card(folder, shop.run, metrics)
     monitor.close(found)
+    place.note(finished=True)
+    if not shop.run.config.checkpoints.every:
+        checkpoints.rotate(folder, place.record.run, 0, None)
     return metrics
-
-
-def first_process() -> bool:
-    """Whether this is the only process, or the first of those that torchrun started."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def _check_output(folder: Path, overwrite: bool, resume: bool) -> None:
-    """Refuse to mix two runs. Only the first process looks: the others may be late."""
-    if not first_process():
-        return
-    if folder.exists() and not folder.is_dir():
-        raise BadInput(f"output={folder}: a file is in the way")
-    if not folder.exists() or not any(folder.iterdir()):
-        if resume:
-            raise BadInput(f"output={folder}: there is nothing to resume")
-        return
-    if not (folder / "config.yaml").is_file():
-        raise BadInput(f"output={folder}: the folder is not empty, and not a run of seqreg: choose another")
-    if resume and get_last_checkpoint(str(folder)) is None:
-        raise BadInput(f"output={folder}: there is no checkpoint to resume from (checkpoints.every was 0?)")
-    if not overwrite and not resume:
-        raise BadInput(
-            f"output={folder}: there is a run already: --overwrite it, --resume it, or choose another output"
-        )
-
-
-class _Grouping:
-    """Takes the training rows in the order of `order`, if there is one."""
-
-    order: GroupedOrder | None = None
-
-    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        if self.order is not None:
-            return self.order
-        return super()._get_train_sampler(*args, **kwargs)  # type: ignore[misc]
-
-
-class _Seq2SeqTrainer(_Grouping, RegularizedSeq2SeqTrainer):
-    """For text."""
-
-
-class _Trainer(_Grouping, RegularizedTrainer):
-    """For classes and numbers."""
 
 
 def _order(rows: Encoded, config: Config, world: int) -> GroupedOrder:
@@ -160,24 +162,27 @@ def make_trainer(shop: Workshop, folder: Path, scorer: Scorer | None = None) -> 
     run, config = shop.run, shop.run.config
     seq2seq = run.card.kind == "generation"
     sets = {name: Encoded(found, shop.tokenizer, config) for name, found in shop.splits.sets.items()}
-    kind = _Seq2SeqTrainer if seq2seq else _Trainer
+    kind = SteadySeq2SeqTrainer if seq2seq else SteadyTrainer
     collate = DataCollatorForSeq2Seq if seq2seq else DataCollatorWithPadding
     trainer = kind(
         shop.model,
         arguments(config, folder, seq2seq),
-        data_collator=collate(shop.tokenizer),
-        train_dataset=sets.get("train"),
+        data_collator=Collator(collate(shop.tokenizer)),
+        train_dataset=Numbered(sets["train"]) if "train" in sets else None,
         eval_dataset=sets.get("validation"),
         processing_class=shop.tokenizer,
         compute_metrics=scorer,
         criterion=config.criterion(),
         anatomy_steps=config.logging.anatomy_steps,
         smoothness_steps=config.logging.smoothness_steps,
+        patience=config.optimisation.patience,
     )
+    trainer.keep, trainer.minutes = config.checkpoints.keep, config.checkpoints.minutes
     if config.data.group and "train" in sets:
         trainer.order = _order(sets["train"], config, trainer.args.world_size)
     trainer.remove_callback(transformers.PrinterCallback)
-    trainer.add_callback(Bars())
+    trainer.bars = Bars()
+    trainer.add_callback(trainer.bars)
     return trainer
 
 
@@ -197,7 +202,7 @@ def arguments(config: Config, folder: Path, seq2seq: bool) -> TrainingArguments:
         "logging_steps": config.logging.every, "include_num_input_tokens_seen": "non_padding",
         "eval_strategy": "steps" if evaluation.every else "no", "eval_steps": evaluation.every or None,
         "save_strategy": "steps" if saved.every else "no", "save_steps": saved.every or 500,
-        "save_total_limit": saved.keep, "load_best_model_at_end": evaluation.best,
+        "save_total_limit": None, "load_best_model_at_end": evaluation.best,
         "metric_for_best_model": "score" if evaluation.best else None, "greater_is_better": True,
         "dataloader_num_workers": config.data.workers, "dataloader_pin_memory": torch.cuda.is_available(),
     }  # fmt: skip

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
 
 from seqreg import heads
-from seqreg.context import Count
+from seqreg.context import Context, Count
 from seqreg.criterion import Criterion, LossReport
 from seqreg.errors import BadInput
 from seqreg.gradients import Update
@@ -108,15 +108,26 @@ class RegularizedTrainer(Trainer):
         samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         return samples, count(self.model, samples) if samples else None
 
+    def report(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Any],
+        whole: Count | None = None,
+        *,
+        outputs: bool = False,
+        criterion: Criterion | None = None,
+    ) -> tuple[LossReport, Context]:
+        """The loss of one micro-batch of the present step, and the context that it was taken on."""
+        ctx = context(model, inputs, step=self.state.global_step, count=whole)
+        if outputs:
+            ctx.forward.rows = None  # outputs of the clean pass alone
+        return (self.criterion if criterion is None else criterion)(ctx), ctx
+
     def compute_loss(
         self, model: nn.Module, inputs: Mapping[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        whole = num_items_in_batch if isinstance(num_items_in_batch, Count) else None
-        step = self.state.global_step
-        ctx = context(model, inputs, step=step, count=whole)
-        if return_outputs:
-            ctx.forward.rows = None  # outputs of the clean pass alone
-        report = self.criterion(ctx)
+        whole, step = num_items_in_batch if isinstance(num_items_in_batch, Count) else None, self.state.global_step
+        report, ctx = self.report(model, inputs, whole, outputs=return_outputs)
         if ctx.training and self.anatomy_steps and step % self.anatomy_steps == 0 and step != self._anatomy_at:
             anatomy = self.criterion.anatomy(ctx)
             if self.unlabeled_dataset is not None:  # what is regularized there shows here, on labelled rows
@@ -177,8 +188,8 @@ class RegularizedTrainer(Trainer):
         if not report.total.requires_grad:  # no term counts at this step
             return
         self.accelerator.backward(report.total)
-        if settings.max_grad_norm:
-            self.accelerator.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
+        norm = self._clip_grad_norm(model) if settings.max_grad_norm else None
+        self._get_grad_norm(model, grad_norm=norm)
         with contextlib.nullcontext() if self.update is None else self.update.around(model.parameters()):
             self.optimizer.step()
         self.optimizer.zero_grad()
@@ -199,6 +210,9 @@ class RegularizedTrainer(Trainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
+        self._save_terms(output_dir)
+
+    def _save_terms(self, output_dir: str) -> None:
         state = self.criterion.state_dict()
         if self._reference is not None:
             state |= {f"{REFERENCE}/{key}": value for key, value in self._reference.items()}
@@ -210,8 +224,10 @@ class RegularizedTrainer(Trainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None:
-            return
+        if checkpoint is not None:
+            self._load_terms(checkpoint)
+
+    def _load_terms(self, checkpoint: str) -> None:
         path = os.path.join(checkpoint, TERM_STATE)
         if os.path.exists(path):
             state = safetensors.torch.load_file(path)

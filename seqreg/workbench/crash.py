@@ -1,0 +1,87 @@
+"""What is kept of a step that was not finite, so that `seqreg replay` can compute it again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+
+from seqreg.errors import BadInput, NoRoom
+from seqreg.workbench import checkpoints, guard
+from seqreg.workbench.console import console
+
+BATCH, STORY = "batch.safetensors", "crash.json"
+MOST = 10
+"""Steps of a run that are kept."""
+SMALL = 256 * 2**20
+"""Bytes of weights up to which they are kept with the step."""
+
+
+def write(run: Path, trainer: Any, attempt: Any, skip: bool) -> Path | None:
+    """Write RUN/crash/step-N: the batches, the generators, what was wrong, and the weights of a small model."""
+    rank = trainer.args.process_index
+    folder = run / "crash" / f"step-{trainer.state.global_step + 1}{f'-process-{rank}' if rank else ''}"
+    if folder.exists() or len(list((run / "crash").glob("step-*"))) >= MOST:
+        return folder if folder.exists() else None
+    story = {
+        **trainer.facts, "step": trainer.state.global_step, "rows": attempt.rows, "made": not skip,
+        "not_finite": sorted(attempt.faults | attempt.dropped), "batches": len(attempt.batches),
+        "draws": _plain(attempt.draws),
+    }  # fmt: skip
+    tensors = {
+        f"{index}/{key}": value.cpu().contiguous()
+        for index, batch in enumerate(attempt.batches)
+        for key, value in batch.items()
+        if isinstance(value, torch.Tensor)
+    }
+    try:
+        with guard.writing(folder):
+            folder.mkdir(parents=True)
+            safetensors.torch.save_file(tensors, folder / BATCH)
+            (folder / STORY).write_text(json.dumps(story, indent=1) + "\n", encoding="utf-8")
+            if sum(p.numel() * p.element_size() for p in trainer.model.parameters()) <= SMALL:
+                trainer._save(str(folder))
+                trainer._save_terms(str(folder))
+            checkpoints.seal(folder, {"step": trainer.state.global_step})
+    except NoRoom as error:
+        console.print(f"[yellow]the step is not kept for a replay: {error}[/]")
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
+    return folder
+
+
+def read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The story of a crash folder, with its generators as `guard.set_draw_state` takes them, and its batches."""
+    wrong = checkpoints.fault(folder, (BATCH, STORY))
+    if wrong is not None:
+        raise BadInput(f"{folder}: cannot be replayed: {wrong}")
+    story = json.loads((folder / STORY).read_text(encoding="utf-8"))
+    draws = story["draws"]
+    version, numbers, gauss = draws["python"]
+    kind, keys, *rest = draws["numpy"]
+    story["draws"] = {
+        "python": (version, tuple(numbers), gauss),
+        "numpy": (kind, np.asarray(keys, dtype=np.uint32), *rest),
+        "torch": torch.tensor(draws["torch"], dtype=torch.uint8),
+    }
+    if "cuda" in draws and torch.cuda.is_available():
+        story["draws"]["cuda"] = [torch.tensor(one, dtype=torch.uint8) for one in draws["cuda"]]
+    batches: list[dict[str, Any]] = [{} for _ in range(story["batches"])]
+    for path, tensor in safetensors.torch.load_file(folder / BATCH).items():
+        index, _, key = path.partition("/")
+        batches[int(index)][key] = tensor
+    return story, batches
+
+
+def _plain(value: Any) -> Any:
+    """Tensors, arrays and tuples as lists, for JSON."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,84 @@
+"""Compute a step again that was not finite, and find where it began."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Group
+from rich.table import Table
+
+from seqreg.errors import BadInput
+from seqreg.integrations.hf.context import count
+from seqreg.integrations.hf.trainer import TERM_STATE, RegularizedTrainer
+from seqreg.workbench import checkpoints, config, crash, guard, train
+
+
+def replay(folder: Path) -> Group:
+    """The parts of the loss of every micro-batch of RUN/crash/step-N, and the first places that are not finite."""
+    story, batches = crash.read(folder)
+    home = folder.absolute().parents[1]
+    weights = _weights(home, folder, story)
+    with tempfile.TemporaryDirectory() as scratch:
+        trainer = train.make_trainer(train.prepare(config.load(home)), Path(scratch))
+        trainer._load_from_checkpoint(str(weights))
+        if (weights / TERM_STATE).exists():
+            trainer._load_terms(str(weights))
+        table = Table("micro-batch", "part", "weighted value", "finite", title=f"step {story['step'] + 1}")
+        notes = [f"weights of {weights}", f"training rows {', '.join(map(str, story['rows']))}"]
+        notes += _compute(trainer, story, batches, table)
+    return Group(table, *notes)
+
+
+def _weights(home: Path, folder: Path, story: dict[str, Any]) -> Path:
+    """Those kept with the step, or the nearest checkpoint before it."""
+    if (folder / "model.safetensors").exists():
+        return folder
+    found = [path for path in checkpoints.sealed(home, story["run"]) if checkpoints.step_of(path) <= story["step"]]
+    if not found:
+        raise BadInput(f"{folder}: the model was too large to be kept, and there is no checkpoint before this step")
+    return found[-1]
+
+
+def _compute(trainer: Any, story: dict[str, Any], batches: list[dict[str, Any]], table: Table) -> list[str]:
+    model = trainer.model.train()
+    trainer.state.global_step = story["step"]
+    whole, seen = count(model, batches), []
+    guard.set_draw_state(story["draws"])
+    for index, batch in enumerate(batches):
+        with _first_not_finite(model) as places, trainer.compute_loss_context_manager():
+            report, _ = RegularizedTrainer.report(trainer, model, trainer._prepare_inputs(batch), whole)
+        for name, part in report.parts.items():
+            table.add_row(str(index), name, f"{float(part):.6g}", "yes" if torch.isfinite(part) else "[red]no[/]")
+        seen += places[:1]
+        trainer.accelerator.backward(report.total)
+    bad = [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+    notes = (
+        [f"first module whose output is not finite: {seen[0]}"] if seen else ["the outputs of all modules are finite"]
+    )
+    return [*notes, f"gradients that are not finite: {len(bad)} parameters{f', the first {bad[0]}' if bad else ''}"]
+
+
+@contextlib.contextmanager
+def _first_not_finite(model: torch.nn.Module) -> Iterator[list[str]]:
+    """The names of modules in the order in which their outputs stop being finite."""
+    places: list[str] = []
+
+    def look(name: str) -> Any:
+        def hook(module: Any, inputs: Any, output: Any) -> None:
+            tensors = output if isinstance(output, (tuple, list)) else [output]
+            if any(isinstance(one, torch.Tensor) and not one.isfinite().all() for one in tensors):
+                places.append(name)
+
+        return hook
+
+    handles = [module.register_forward_hook(look(name)) for name, module in model.named_modules() if name]
+    try:
+        yield places
+    finally:
+        for handle in handles:
+            handle.remove()

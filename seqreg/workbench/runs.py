@@ -1,0 +1,286 @@
+"""What run an output folder belongs to: one process at a time, and never two runs in one."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import socket
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from accelerate.utils import broadcast_object_list
+
+from seqreg.errors import BadInput, nearest
+from seqreg.version import __version__
+from seqreg.workbench import checkpoints, guard
+from seqreg.workbench.config import Run
+from seqreg.workbench.console import console
+from seqreg.workbench.data import Splits
+from seqreg.workbench.files import ASIDE, write_text
+
+RECORD, LOCK = "run.json", ".lock"
+_BEGINNING = {LOCK, "config.yaml", "task.yaml", f"{ASIDE}{RECORD}", f"{ASIDE}config.yaml", f"{ASIDE}task.yaml"}
+ROWS, WORLD = "data.rows", "world_size"
+_SAMPLE = 1000
+"""Rows of a dataset on disk that its fingerprint is taken from."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What run.json says.
+
+    Args:
+        run: a name that no other run has
+        settings: of the recipe and the card, the fingerprint of the data and the number of processes, by dotted key
+        versions: of the libraries when it was begun
+        finished: whether the model and its scores are written
+        before: scores of the untrained model, if they were asked for
+    """
+
+    run: str
+    settings: dict[str, Any]
+    versions: dict[str, str]
+    finished: bool = False
+    before: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: Run) -> Record:
+        return cls(uuid.uuid4().hex, settings_of(run), versions())
+
+    @classmethod
+    def read(cls, folder: Path) -> Record | None:
+        """The record of a folder; None if it has none."""
+        path = folder / RECORD
+        if not path.is_file():
+            return None
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError, OSError) as error:
+            raise BadInput(f"{path}: cannot be read ({error}): --overwrite the run, or choose another output") from None
+
+    def write(self, folder: Path) -> None:
+        write_text(folder / RECORD, json.dumps(asdict(self), indent=1) + "\n")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For the manifest of a checkpoint."""
+        settings = {key: value for key, value in self.settings.items() if key not in (ROWS, WORLD)}
+        return {
+            "run": self.run, "configuration": _hash(settings), "data": self.settings.get(ROWS),
+            WORLD: self.settings[WORLD], "versions": versions(),
+        }  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    return {
+        "seqreg": __version__, "torch": torch.__version__, "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }  # fmt: skip
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    """All settings of a run by dotted key, but for the names of its folder and of its card."""
+    config = run.config.model_dump(mode="json", exclude={"output", "task"})
+    card = run.card.model_dump(mode="json", exclude_defaults=True)
+    return {**_flat(config), **_flat(card, "task."), WORLD: int(os.environ.get("WORLD_SIZE", "1"))}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        found |= _flat(value, f"{name}.") if isinstance(value, dict) and value else {name: value}
+    return found
+
+
+def fingerprint(splits: Splits) -> str:
+    """SHA-256 of all examples of all splits; of a sample where they stay on disk."""
+    found = hashlib.sha256()
+    for name, examples in splits.sets.items():
+        count = len(examples)
+        found.update(f"{name} {count}\n".encode())
+        for index in range(0, count, 1 if isinstance(examples, list) else max(1, count // _SAMPLE)):
+            found.update(json.dumps(list(vars(examples[index]).values())).encode())
+    return found.hexdigest()
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def check_folder(folder: Path, overwrite: bool, resume: bool) -> Record | None:
+    """The record of the run in a folder, if there is one; refuses a folder that is something else."""
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"output={folder}: a file is in the way")
+    record = None if overwrite and not resume else Record.read(folder)
+    held = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if record is None and resume:
+        raise BadInput(f"output={folder}: there is nothing to resume")
+    if record is not None or not held - _BEGINNING or (overwrite and RECORD in held):
+        return record
+    if "config.yaml" not in held:
+        raise BadInput(f"output={folder}: the folder is not empty, and not a run of seqreg: choose another")
+    if not overwrite:
+        raise BadInput(
+            f"output={folder}: there is a run already that cannot be gone on with (it has no {RECORD}): "
+            "--overwrite it, or choose another output"
+        )
+    return None
+
+
+def check_same(folder: Path, old: Record, new: Record, allowed: Sequence[str]) -> list[str]:
+    """Refuse settings that differ from those of the run in a folder; returns the keys that were allowed to."""
+    known = {*old.settings, *new.settings}
+    for key in allowed:
+        if not any(_covers(key, name) for name in known):
+            raise BadInput(f"--allow-change {key}: there is no such setting; {nearest(key, known)}")
+    there = object()
+    keys = [key for key in new.settings if old.settings.get(key, there) != new.settings[key]]
+    keys += [key for key in old.settings if key not in new.settings and key != ROWS]
+    refused = [key for key in keys if not any(_covers(one, key) for one in allowed)]
+    if refused:
+        lines = [f"  {key}: {_shown(old, key)} there, {_shown(new, key)} now" for key in refused]
+        accept = " ".join(f"--allow-change {key}" for key in refused)
+        raise BadInput(
+            "\n".join([f"output={folder}: its run was begun with other settings:", *lines])
+            + f"\nchoose another output, --overwrite the run, or go on all the same with {accept}"
+        )
+    return keys
+
+
+def _covers(key: str, name: str) -> bool:
+    return name == key or name.startswith(f"{key}.")
+
+
+def _shown(record: Record, key: str) -> str:
+    if key not in record.settings:
+        return "nothing"
+    shown = json.dumps(record.settings[key])
+    return f"{shown[:12]}..." if key == ROWS else shown
+
+
+def begin(folder: Path, run: Run, record: Record) -> None:
+    """Make a folder a new run's own; what was in it belonged to a run that is to be replaced."""
+    if (folder / RECORD).exists():
+        record.write(folder)  # first: nothing of the old run is taken for the new one's
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name not in (RECORD, LOCK):
+            path.unlink()
+    run.save(folder)
+    record.write(folder)
+
+
+class Place:
+    """An output folder, and the run that it is to belong to.
+
+    Args:
+        stack: keeps the lock for as long as it is open
+        resume: refuse to begin at step 0
+    """
+
+    def __init__(self, folder: Path, run: Run, stack: contextlib.ExitStack, resume: bool) -> None:
+        self.folder, self.run, self.stack, self.resume, self.overwrite = folder, run, stack, resume, False
+        self.record, self.held = Record.of(run), False
+        self.found: Record | None = None
+        self.changed: list[str] = []
+
+    def look(self, overwrite: bool, allowed: Sequence[str]) -> None:
+        """Look at the folder before anything slow; nothing is written to it but the name of who holds it."""
+        self.overwrite = overwrite
+        if not first_process():  # the first one refuses for all
+            self.found = None if overwrite else Record.read(self.folder)
+            return
+        check_folder(self.folder, overwrite, self.resume)
+        if (self.folder / LOCK).exists():
+            self._lock()
+        self.found = check_folder(self.folder, overwrite, self.resume)
+        if self.found is not None:
+            check_same(self.folder, self.found, self.record, allowed)
+
+    def compare(self, rows: str, allowed: Sequence[str]) -> None:
+        """The same for the data, when they are there."""
+        self.record.settings[ROWS] = rows
+        if self.found is not None:
+            self.changed = check_same(self.folder, self.found, self.record, allowed)
+
+    @property
+    def finished(self) -> bool:
+        return self.found is not None and self.found.finished and not self.changed
+
+    def take(self, trainer: Any) -> Path | None:
+        """Make the folder this run's own, and find the checkpoint to go on from, for all processes."""
+        checkpoint: Path | None = None
+        if first_process():
+            with guard.writing(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._lock()
+                if self.found is None:
+                    if check_folder(self.folder, self.overwrite, False) is not None:
+                        raise BadInput(f"output={self.folder}: another process has begun there: run the command again")
+                    begin(self.folder, self.run, self.record)
+                else:
+                    checkpoint = self._go_on(self.found)
+        self.record, checkpoint = broadcast_object_list([self.record, checkpoint])
+        trainer.facts, trainer.changed = self.record.facts, tuple(self.changed)
+        return None if checkpoint is None else Path(checkpoint)
+
+    def _go_on(self, found: Record) -> Path | None:
+        self.record = replace(self.record, run=found.run, before=found.before)
+        checkpoint = checkpoints.newest(self.folder, found.run)
+        if checkpoint is None and self.resume:
+            raise BadInput(f"output={self.folder}: there is no checkpoint to resume from")
+        if self.changed:
+            console.print(f"changed since the run was begun: {', '.join(self.changed)}")
+            self.run.save(self.folder)
+            self.record.write(self.folder)
+        if found.versions != versions():
+            console.print(f"[yellow]begun with {found.versions}, gone on with {versions()}: numbers may differ[/]")
+        console.print(f"goes on from {checkpoint}" if checkpoint else "begins again: there was no checkpoint yet")
+        return checkpoint
+
+    def note(self, **values: Any) -> None:
+        """Write something down about the run."""
+        self.record = replace(self.record, **values)
+        if first_process():
+            with guard.writing(self.folder):
+                self.record.write(self.folder)
+
+    def _lock(self) -> None:
+        if not self.held:
+            self.stack.enter_context(locked(self.folder))
+            self.held = True
+
+
+def first_process() -> bool:
+    """Whether this is the only process, or the first of those that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold an output folder alone. The lock goes with the process, however it ends; workers do not inherit it."""
+    with open(folder / LOCK, "a+", encoding="utf-8") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise BadInput(
+                f"output={folder}: {file.read().strip() or 'another process'} is working there: wait for it, or choose "
+                "another output"
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        yield

@@ -1,0 +1,306 @@
+"""The trainers of the workbench: those of the Hugging Face integration, made to survive."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from seqreg.context import Context, Count
+from seqreg.criterion import Criterion, LossReport
+from seqreg.errors import BadInput, Interrupted
+from seqreg.integrations.hf import RegularizedSeq2SeqTrainer, RegularizedTrainer
+from seqreg.workbench import checkpoints, guard
+from seqreg.workbench.batches import GroupedOrder
+from seqreg.workbench.console import console
+from seqreg.workbench.guard import Signals
+from seqreg.workbench.health import Attempt, Health, not_finite
+from seqreg.workbench.models import ROW
+
+MINUTE = 60.0
+
+
+class SteadyTrainer(RegularizedTrainer):
+    """For classes and numbers: sealed checkpoints, no step that is not finite, signals, undrawn evaluations.
+
+    `order` gives the training rows, if there is one; `facts` go into the manifests; `changed` are settings that a
+    resumed run was allowed to change.
+    """
+
+    order: GroupedOrder | None = None
+    facts: Mapping[str, Any] = {"run": ""}
+    changed: tuple[str, ...] = ()
+    keep, minutes, needed = 1, 0.0, 0
+    monitor: Any = None
+
+    def __init__(self, *args: Any, patience: int = 3, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.signals, self.attempt = Signals(), Attempt()
+        self.health = Health(Path(self.args.output_dir), patience)
+        self.seconds, self.clock, self.saved = 0.0, time.monotonic(), time.monotonic()
+        self._owed = False
+        self._restored: dict[str, Any] = {}
+        self.add_callback(_Watch(self))
+
+    # Rows
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        return super()._get_train_sampler(*args, **kwargs) if self.order is None else self.order
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        if ROW not in self._signature_columns:
+            self._signature_columns.append(ROW)
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[Any, Any]:
+        self.attempt = attempt = Attempt()
+
+        def without_rows() -> Iterator[Any]:
+            for batch in epoch_iterator:
+                attempt.rows += batch.pop(ROW).tolist() if ROW in batch else []
+                yield batch
+
+        return super().get_batch_samples(without_rows(), num_batches, device)
+
+    # Steps that are not finite
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        if not self.attempt.batches:
+            self.attempt.begin(self._tr_loss, self._window)
+        self.attempt.batches.append(inputs)
+        loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
+        return loss
+
+    def report(
+        self, model: nn.Module, inputs: Any, whole: Count | None = None, **options: Any
+    ) -> tuple[LossReport, Context]:
+        before = guard.draw_state()
+        report, ctx = super().report(model, inputs, whole, **options)
+        bad = not_finite(report) if ctx.training else []
+        if bad and "base" not in bad:  # a term alone: the step is made without it
+            self.attempt.dropped.update(bad)
+            guard.set_draw_state(before)
+            rest: Criterion = self.criterion.without(*bad)
+            report, ctx = super().report(model, inputs, whole, criterion=rest, **options)
+            bad = not_finite(report)
+        self.attempt.faults.update(bad)
+        return report, ctx
+
+    def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        if model.training and self.attempt.faults:  # nothing, with a gradient of zero: the step will not be made
+            return sum((p * 0).sum() for p in model.parameters() if p.requires_grad)
+        return loss
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        """Where the gradient is complete and nothing has been done with it yet: the step is made or left."""
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        scaler = self.accelerator.scaler
+        if not torch.isfinite(torch.as_tensor(norm)) and (scaler is None or scaler.get_scale() <= 1):
+            self.attempt.faults.add("gradient")  # float16 finds its scale by overflows, and leaves those steps itself
+        skip, drop = self._agreed(bool(self.attempt.faults), bool(self.attempt.dropped))
+        if skip:
+            for parameter in model.parameters():
+                parameter.grad = None
+            self.attempt.undo(self._tr_loss, self._window)
+        self.health.note(self, self.attempt, skip, drop)
+        return norm
+
+    def _agreed(self, *flags: bool) -> list[bool]:
+        """What holds on any of the processes."""
+        if self.args.world_size == 1:
+            return list(flags)
+        found = torch.tensor(flags, dtype=torch.float32, device=self.args.device)
+        return [bool(flag) for flag in self.accelerator.reduce(found, "sum").tolist()]
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs:
+            logs["loss"] *= self.health.correction()
+        super().log(logs, start_time)
+
+    # Evaluation
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        with guard.undrawn():
+            return super().evaluation_loop(*args, **kwargs)
+
+    def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            with self.signals.deferred(self.args.world_size > 1):
+                return super()._evaluate(*args, **kwargs)
+        except Interrupted:
+            self._owed = True  # a resumed run makes it first
+            self._save_checkpoint(self.model_wrapped, None)
+            raise
+
+    def stopping(self) -> bool:
+        """Whether a signal came, to any of the processes."""
+        return self._agreed(self.signals.received is not None)[0]
+
+    def _run_epoch(self, **details: Any) -> None:
+        if self.order is not None:
+            self.order.set_epoch(details["epoch"])
+        if self._owed:
+            self._owed, self.control.should_evaluate = False, True
+            names = ("model", "trial", "epoch", "ignore_keys_for_eval", "start_time")
+            self._maybe_log_save_evaluate(self._tr_loss, None, *(details[name] for name in names))
+        if self.state.global_step >= self.state.max_steps:  # all steps were made: transformers would make another
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(**details)
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        found: bool = super()._determine_best_metric(metrics, trial)
+        if found and self.args.load_best_model_at_end:
+            self.state.best_model_checkpoint = str(self._folder(self.state.global_step))
+            self.control.should_save = True
+        return found
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        if self.args.load_best_model_at_end or self.due():
+            self._save_checkpoint(self.model_wrapped, None)  # the last weights: others may take their place
+        result = super()._finalize_training(*args, **kwargs)
+        self._tr_loss -= self._tr_loss  # it is in the total now
+        return result
+
+    # Checkpoints
+
+    def _folder(self, step: int) -> Path:
+        return Path(self.args.output_dir) / f"{checkpoints.PREFIX}{step}"
+
+    def due(self) -> bool:
+        """Whether it is time for a checkpoint by the clock of the first process."""
+        late = self.minutes > 0 and time.monotonic() - self.saved > self.minutes * MINUTE
+        return self._agreed(late and self.is_world_process_zero())[0] if self.minutes else False
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        final, run = self._folder(self.state.global_step), str(self.facts["run"])
+        first = bool(self.args.should_save)
+        kept = checkpoints.sealed(final.parent, run)
+        hint = f"; the last checkpoint is {kept[-1]}" if kept else "; there is no checkpoint"
+        if final not in kept or checkpoints.fault(final):
+            facts = {**self.facts, "step": self.state.global_step}
+            with guard.writing(final, self.needed, hint + "; free some space, and run the same command again"):
+                with checkpoints.staged(final, facts, first, self.accelerator.wait_for_everyone) as aside:
+                    self._write_checkpoint(aside)
+        if first:
+            checkpoints.rotate(final.parent, run, self.keep, self.state.best_model_checkpoint)
+        self.saved = time.monotonic()
+
+    def _write_checkpoint(self, aside: Path) -> None:
+        self.store_flos()
+        self.save_model(str(aside), _internal_call=True)
+        self._save_optimizer_and_scheduler(str(aside))
+        self._save_scaler(str(aside))
+        self._save_rng_state(str(aside))
+        progress = json.dumps(self._progress())
+        (aside / f"progress_{self.args.process_index}.json").write_text(progress, encoding="utf-8")
+        if self.args.should_save:
+            self.state.save_to_json(str(aside / "trainer_state.json"))
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        (Path(output_dir or self.args.output_dir) / "training_args.bin").unlink(missing_ok=True)  # a pickle
+
+    def _progress(self) -> dict[str, Any]:
+        """What is under way between two logs, and what has been counted."""
+        return {
+            "loss": float(self._tr_loss), "total": self._total_loss_scalar, "logged": self._globalstep_last_logged,
+            "sums": {key: float(value) for key, value in self._window.sums.items()}, "shares": dict(self._window.steps),
+            "anatomy": self._anatomy, "owed": self._owed, "health": self.health.state(),
+            "seconds": self.seconds + time.monotonic() - self.clock,
+            "monitor": {} if self.monitor is None else self.monitor.state(),
+        }  # fmt: skip
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        hyper = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        try:
+            super()._load_optimizer_and_scheduler(checkpoint)
+        except pickle.UnpicklingError:
+            raise BadInput(f"{checkpoint}: the optimizer's state holds more than numbers: it is not loaded") from None
+        if checkpoint is None:
+            return
+        if any(key.startswith("optimisation.") for key in self.changed):
+            self._take_over(hyper)
+        path = Path(checkpoint) / f"progress_{self.args.process_index}.json"
+        self._restored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+    def _take_over(self, hyper: list[dict[str, Any]]) -> None:
+        """Settings of the optimizer that were allowed to change: a loaded state brings the old ones."""
+        schedule = self.lr_scheduler
+        schedule.base_lrs = [group["initial_lr"] for group in hyper]
+        for group, mine, factor in zip(self.optimizer.param_groups, hyper, schedule.lr_lambdas, strict=True):
+            group.update(mine, lr=mine["initial_lr"] * factor(schedule.last_epoch))
+        schedule._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+
+    def restore(self) -> None:
+        """Take up what `_progress` wrote, when transformers has set everything to zero."""
+        self.clock = self.saved = time.monotonic()
+        found, self._restored = self._restored, {}
+        if not found:
+            return
+        device = self.args.device
+        self._tr_loss = torch.tensor(found["loss"], device=device)
+        self._total_loss_scalar, self._globalstep_last_logged = found["total"], found["logged"]
+        self._window.sums = {key: torch.tensor(value, device=device) for key, value in found["sums"].items()}
+        self._window.steps = defaultdict(float, found["shares"])
+        self._anatomy, self._owed, self.seconds = found["anatomy"], found["owed"], found["seconds"]
+        self.health.load(found["health"])
+        if self.monitor is not None and found["monitor"]:
+            self.monitor.load(found["monitor"])
+        self._find_best()
+
+    def _find_best(self) -> None:
+        """The best checkpoint, where the folder is now; a spoilt one is named, and another may become the best."""
+        state = self.state
+        if state.best_global_step is None or not self.args.load_best_model_at_end:
+            return
+        best = self._folder(state.best_global_step)
+        wrong = checkpoints.fault(best)
+        state.best_model_checkpoint = str(best) if wrong is None else None
+        if wrong is not None:
+            console.print(f"[yellow]{best}, the best checkpoint, is passed over: {wrong}[/]")
+            state.best_metric = state.best_global_step = None
+
+
+class _Watch(TrainerCallback):
+    """Looks up from the work after every step and every batch of an evaluation."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer.restore()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        trainer = self.trainer
+        if trainer.stopping():
+            trainer._owed, control.should_evaluate = control.should_evaluate, False
+            control.should_save = control.should_training_stop = True
+        elif trainer.health.streak:
+            control.should_save = False  # the last good checkpoint is not pushed out in bad times
+        elif trainer.due():
+            control.should_save = True
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.trainer.stopping():
+            raise Interrupted(self.trainer.signals.received or 15)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.trainer.stopping():
+            raise Interrupted(
+                self.trainer.signals.received or 15,
+                f"stopped at step {state.global_step} with everything saved: the same command goes on from there",
+            )
+
+
+class SteadySeq2SeqTrainer(SteadyTrainer, RegularizedSeq2SeqTrainer):
+    """The same for text."""
