@@ -106,7 +106,8 @@ def _trained(trainer: Any, shop: Workshop, place: Place, scorer: Scorer) -> dict
     numbers = {
         "steps": steps, "seconds": trainer.seconds + result.metrics["train_runtime"],
         "loss": trainer._total_loss_scalar / max(steps - health.skipped, 1),
-        "tokens": trainer.state.num_input_tokens_seen, "parameters": sum(p.numel() for p in shop.model.parameters()), **health.numbers(),
+        "tokens": trainer.state.num_input_tokens_seen,
+        "parameters": sum(p.numel() for p in shop.model.parameters()), **health.numbers(),
     }  # fmt: skip
     found = _judged(trainer, shop)
     if place.record.before:

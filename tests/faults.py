@@ -1,0 +1,107 @@
+"""Kill trainings with SIGKILL at random instants, start them again, and compare the final weights.
+
+    python -m tests.faults --kills 50
+
+Every kill strikes a new training of a tiny BART with dropout and three terms (R3F, SMART, and Bregman's, which has a
+memory), accumulation, evaluation and best-model selection. The same command is then run until the training is finished,
+and the weights are compared, by hash, with those of a training that nobody disturbed. Two of five kills wait for a save
+to begin, and strike inside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.progress import track
+
+from seqreg.workbench.console import console
+from tests import forked
+
+TERMS = ("r3f", "smart", "bregman")
+SETTINGS = (
+    "optimisation.steps=8", "optimisation.accumulation=2", "checkpoints.every=2", "evaluation.every=2",
+    "evaluation.best=true", "optimisation.learning_rate=1e-2",
+)  # fmt: skip
+
+
+@dataclass
+class Tally:
+    """What became of the trainings that were killed."""
+
+    kills: int = 0
+    same: int = 0
+    lost: int = 0
+    inside: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kills} kills: {self.same} bit-identical finals, {self.lost} lost "
+            f"({self.inside} kills left a save that was not completed)"
+        )
+
+
+def strike(output: Path, instant: float, inside: bool, delay: float) -> bool:
+    """Start a training and kill it; False if it was finished before that."""
+    command = forked.train(output, *SETTINGS, terms=TERMS)
+    command.until(lambda: False, seconds=instant)
+    if inside:
+        command.until(lambda: any(output.glob(".tmp-checkpoint-*")))
+        time.sleep(delay)
+    return command.kill() == -9
+
+
+def finish(output: Path, tries: int = 3) -> bool:
+    """Run the same command until the training is finished."""
+    return any(forked.train(output, *SETTINGS, terms=TERMS).wait() == 0 for _ in range(tries))
+
+
+def run(kills: int, seed: int, folder: Path) -> Tally:
+    """Kill `kills` trainings; what is lost is left in `folder`."""
+    draw, tally = random.Random(seed), Tally()
+    whole = folder / "undisturbed"
+    forked.train(whole, *SETTINGS, terms=TERMS).wait()
+    whole = folder / "undisturbed-again"  # the first one also started the server
+    begin = time.monotonic()
+    forked.train(whole, *SETTINGS, terms=TERMS).wait()
+    seconds, wanted = time.monotonic() - begin, forked.weights(whole)
+    if wanted != forked.weights(folder / "undisturbed"):
+        raise SystemExit("two undisturbed trainings differ: nothing can be compared on this machine")
+    for number in track(range(kills), "killing", console=console, disable=not console.is_terminal):
+        output = folder / f"run-{number}"
+        while not strike(output, draw.uniform(0.02, 1) * seconds, draw.random() < 0.4, draw.uniform(0, 0.08)):
+            shutil.rmtree(output)
+        tally.kills += 1
+        tally.inside += any(output.glob(".tmp-checkpoint-*"))
+        if finish(output) and forked.weights(output) == wanted:
+            tally.same += 1
+            shutil.rmtree(output)
+        else:
+            tally.lost += 1
+            console.print(f"{output}: {(output.with_suffix('.log')).read_text()[-2000:]}")
+    return tally
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="of the instants; printed at the end")
+    chosen = parser.parse_args()
+    os.environ["PYTHONWARNINGS"] = "ignore"  # of semaphores that the killed leave behind
+    folder = Path(tempfile.mkdtemp(prefix="faults-"))
+    tally = run(chosen.kills, chosen.seed, folder)
+    print(f"{tally}; seed {chosen.seed}")
+    if tally.lost:
+        sys.exit(f"what is left of the lost ones is in {folder}")
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
