@@ -83,7 +83,7 @@ def _main(words: list[str], log: str, file_size: int | None) -> None:
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
-    os.environ["COLUMNS"] = "400"
+    multiprocessing.set_start_method("fork", force=True)  # for workers, as in a command of its own
     if file_size is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
@@ -93,9 +93,14 @@ def _main(words: list[str], log: str, file_size: int | None) -> None:
 
 def train(output: Path, *words: str, terms: tuple[str, ...] = (), **options: Any) -> Command:
     """`seqreg train quickstart` with a tiny model."""
+    return command(output, "quickstart", *TINY, *words, terms=terms, **options)
+
+
+def command(output: Path, *words: str, terms: tuple[str, ...] = (), **options: Any) -> Command:
+    """`seqreg train`; its log is beside its output."""
     chosen = [word for name in terms for word in ("--terms", name)]
     log = options.pop("log", output.with_suffix(".log"))
-    return Command("train", "quickstart", *chosen, *TINY, *words, f"output={output}", log=log, **options)
+    return Command("train", *words, *chosen, f"output={output}", log=log, **options)
 
 
 def weights(output: Path) -> str:

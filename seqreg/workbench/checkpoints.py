@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seqreg.workbench.console import console
+from seqreg.workbench.console import warn
 from seqreg.workbench.files import ASIDE, digest, sync, write_text
 
 MANIFEST = "manifest.json"
@@ -76,12 +76,12 @@ def sealed(folder: Path, run: str) -> list[Path]:
 def newest(folder: Path, run: str) -> Path | None:
     """The newest checkpoint of a run that verifies; those that do not are named, and left alone."""
     for path in sorted(folder.glob(f"{ASIDE}{PREFIX}*")):
-        console.print(f"[yellow]{path} is left alone: a save that was not completed[/]")
+        warn(f"{path} is left alone: a save that was not completed")
     for path in sorted((path for path in folder.glob(f"{PREFIX}*") if step_of(path) >= 0), key=step_of, reverse=True):
         wrong = fault(path)
         if wrong is None and manifest(path).get("run") == run:
             return path
-        console.print(f"[yellow]{path} is passed over: {wrong or 'it belongs to another run'}[/]")
+        warn(f"{path} is passed over: {wrong or 'it belongs to another run'}")
     return None
 
 

@@ -13,6 +13,16 @@ console = Console(stderr=True, highlight=False)
 """For everything that is not a result: standard output is for results."""
 
 
+def say(text: str, style: str = "") -> None:
+    """One line that stays one line, whatever is in it."""
+    console.print(text, style=style, markup=False, soft_wrap=True)
+
+
+def warn(text: str) -> None:
+    """The same for what a user should look at."""
+    say(text, "yellow")
+
+
 class Bars(TrainerCallback):
     """A bar for training, one for every evaluation, and the parts of the loss in a line."""
 

@@ -13,7 +13,7 @@ import torch
 
 from seqreg.errors import BadInput, NoRoom
 from seqreg.workbench import checkpoints, guard
-from seqreg.workbench.console import console
+from seqreg.workbench.console import warn
 
 BATCH, STORY = "batch.safetensors", "crash.json"
 MOST = 10
@@ -49,7 +49,7 @@ def write(run: Path, trainer: Any, attempt: Any, skip: bool) -> Path | None:
                 trainer._save_terms(str(folder))
             checkpoints.seal(folder, {"step": trainer.state.global_step})
     except NoRoom as error:
-        console.print(f"[yellow]the step is not kept for a replay: {error}[/]")
+        warn(f"the step is not kept for a replay: {error}")
         shutil.rmtree(folder, ignore_errors=True)
         return None
     return folder

@@ -13,7 +13,7 @@ from torch import Tensor
 from seqreg.criterion import LossReport
 from seqreg.errors import NotFinite
 from seqreg.workbench import crash, guard
-from seqreg.workbench.console import console
+from seqreg.workbench.console import warn
 
 SHOWN = 16
 """Row numbers that are named on the console; crash/ has all."""
@@ -86,7 +86,7 @@ class Health:
         rows = ", ".join(map(str, attempt.rows[:SHOWN])) + (" ..." if len(attempt.rows) > SHOWN else "")
         done = "the step is not made" if skip else "the step is made without"
         line = f"step {trainer.state.global_step + 1}: {', '.join(names)} not finite, {done} (training rows {rows})"
-        console.print(f"[yellow]{line}{f'; seqreg replay {kept}' if kept else ''}[/]")
+        warn(f"{line}{f'; seqreg replay {kept}' if kept else ''}")
         if self.streak >= self.patience:
             raise NotFinite(
                 f"{self.folder}: {self.streak} steps in a row were not finite ({', '.join(names)}); none of it was "

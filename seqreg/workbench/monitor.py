@@ -18,7 +18,7 @@ from seqreg.build import term_names
 from seqreg.schedules import weight_at
 from seqreg.workbench import layers
 from seqreg.workbench.config import Run
-from seqreg.workbench.console import console
+from seqreg.workbench.console import warn
 from seqreg.workbench.evaluate import Scored, Scorer
 
 _UNUSED = ("epoch", "num_input_tokens_seen", "total_flos", "train_runtime", "train_loss")
@@ -59,7 +59,7 @@ class Monitor(TrainerCallback):
             yield
         except (OSError, RuntimeError) as error:
             self.writer = None
-            console.print(f"[yellow]{self.folder}: curves are no longer written ({error}); the training goes on[/]")
+            warn(f"{self.folder}: curves are no longer written ({error}); the training goes on")
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs to go on with the table of epochs."""

@@ -24,7 +24,7 @@ from seqreg.errors import BadInput, nearest
 from seqreg.version import __version__
 from seqreg.workbench import checkpoints, guard
 from seqreg.workbench.config import Run
-from seqreg.workbench.console import console
+from seqreg.workbench.console import say, warn
 from seqreg.workbench.data import Splits
 from seqreg.workbench.files import ASIDE, write_text
 
@@ -242,12 +242,12 @@ class Place:
         if checkpoint is None and self.resume:
             raise BadInput(f"output={self.folder}: there is no checkpoint to resume from")
         if self.changed:
-            console.print(f"changed since the run was begun: {', '.join(self.changed)}")
+            say(f"changed since the run was begun: {', '.join(self.changed)}")
             self.run.save(self.folder)
             self.record.write(self.folder)
         if found.versions != versions():
-            console.print(f"[yellow]begun with {found.versions}, gone on with {versions()}: numbers may differ[/]")
-        console.print(f"goes on from {checkpoint}" if checkpoint else "begins again: there was no checkpoint yet")
+            warn(f"begun with {found.versions}, gone on with {versions()}: numbers may differ")
+        say(f"goes on from {checkpoint}" if checkpoint else "begins again: there was no checkpoint yet")
         return checkpoint
 
     def note(self, **values: Any) -> None:

@@ -19,7 +19,7 @@ from seqreg.workbench import checkpoints, data, guard, models, outputs, room
 from seqreg.workbench import config as configs
 from seqreg.workbench.batches import GroupedOrder
 from seqreg.workbench.config import Run
-from seqreg.workbench.console import Bars, console
+from seqreg.workbench.console import Bars, console, say
 from seqreg.workbench.data import Splits
 from seqreg.workbench.evaluate import Scored, Scorer, evaluate, with_average
 from seqreg.workbench.files import ASIDE
@@ -74,7 +74,7 @@ def train(
         splits = data.load(run.card, run.config.data)
         place.compare(fingerprint(splits), allow_change)
         if place.finished:
-            console.print(f"{folder}: this run is finished, nothing to do; --overwrite trains it again")
+            say(f"{folder}: this run is finished, nothing to do; --overwrite trains it again")
             return outputs.read_metrics(folder)
         shop = prepare(run, splits=splits)
         scorer = Scorer(splits.sets["validation"], run, shop.tokenizer)

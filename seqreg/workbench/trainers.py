@@ -20,7 +20,7 @@ from seqreg.errors import BadInput, Interrupted
 from seqreg.integrations.hf import RegularizedSeq2SeqTrainer, RegularizedTrainer
 from seqreg.workbench import checkpoints, guard
 from seqreg.workbench.batches import GroupedOrder
-from seqreg.workbench.console import console
+from seqreg.workbench.console import warn
 from seqreg.workbench.guard import Signals
 from seqreg.workbench.health import Attempt, Health, not_finite
 from seqreg.workbench.models import ROW
@@ -267,7 +267,7 @@ class SteadyTrainer(RegularizedTrainer):
         wrong = checkpoints.fault(best)
         state.best_model_checkpoint = str(best) if wrong is None else None
         if wrong is not None:
-            console.print(f"[yellow]{best}, the best checkpoint, is passed over: {wrong}[/]")
+            warn(f"{best}, the best checkpoint, is passed over: {wrong}")
             state.best_metric = state.best_global_step = None
 
 
