@@ -83,9 +83,10 @@ def copy(stopped: Path, tmp_path: Path) -> Path:
 # P1
 
 
+@pytest.mark.slow
 def test_p1_kills_at_random_instants_and_inside_saves(tmp_path: Path) -> None:
-    tally = faults.run(4, seed=20, folder=tmp_path)
-    assert (tally.kills, tally.same, tally.lost) == (4, 4, 0)
+    tally = faults.run(6, seed=20, folder=tmp_path)
+    assert (tally.kills, tally.same, tally.lost) == (6, 6, 0)
 
 
 def test_p1_the_same_command_goes_on_and_ends_with_the_same_weights(copy: Path, whole: Path) -> None:
@@ -107,6 +108,7 @@ KINDS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_p1_every_kind_of_training_goes_on(kind: str, tmp_path: Path) -> None:
     """Killed at the fourth step; with `epochs` that is where the second epoch begins."""
@@ -390,7 +392,7 @@ def test_p5_a_signal_finishes_the_step_and_saves(number: int, code: int, tmp_pat
     assert history(folder, 8) == history(whole, 8)
 
 
-LONG = ("data.limit={train: 24, validation: 100, test: 100}", "evaluation.batch_size=1", "logging.every=2")
+LONG = ("data.limit={train: 24, validation: 50, test: 10}", "evaluation.batch_size=1", "logging.every=2")
 """Evaluations that take seconds."""
 
 
@@ -398,19 +400,17 @@ LONG = ("data.limit={train: 24, validation: 100, test: 100}", "evaluation.batch_
 def test_p5_a_signal_during_an_evaluation(where: str, tmp_path: Path) -> None:
     last = where == "the last evaluation"
     settings = [word for word in SETTINGS if last <= ("evaluation" not in word and "checkpoints" not in word)]
-    settings += [*LONG, "optimisation.steps=4"]
+    settings += [*LONG, "optimisation.steps=4", *([] if last else ["evaluation.every=2"])]
     assert forked.train(tmp_path / "whole", *settings).wait() == 0, log(tmp_path / "whole")
     folder = tmp_path / "run"
     command = forked.train(folder, *settings)
     step = 4 if last else 2
     assert command.until(lambda: f"step {step} loss" in log(folder))
     time.sleep(0.3)
-    begin = time.monotonic()
     command.send(signal.SIGTERM)
     assert command.wait() == 143, log(folder)
     assert "Traceback" not in log(folder)
-    assert time.monotonic() - begin < 5
-    assert "validation score" not in log(folder)
+    assert "validation score" not in log(folder)  # it did not wait for the end
     assert checkpoints.fault(folder / f"checkpoint-{step}") is None
     assert forked.train(folder, *settings).wait() == 0, log(folder)
     assert ("step 2 validation score" in log(folder)) != last  # made up for
@@ -543,7 +543,7 @@ def test_p7_room_is_looked_for_before_training(disk: Any, tmp_path: Path) -> Non
     folder = disk("200k") / "run"
     command = forked.train(folder, *SETTINGS, terms=TERMS, log=tmp_path / "log")
     assert command.wait() == 4
-    one_line(command, f"{folder}: ", "bytes free, about", "needed (4 checkpoints of")
+    one_line(command, f"{folder}: ", "bytes free, about", "needed (3 checkpoints of")
     assert not folder.exists()
 
 
