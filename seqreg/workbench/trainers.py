@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import TrainerCallback
 
 from seqreg.context import Context, Count
 from seqreg.criterion import Criterion, LossReport
@@ -24,6 +23,7 @@ from seqreg.workbench.console import warn
 from seqreg.workbench.guard import Signals
 from seqreg.workbench.health import Attempt, Health, not_finite
 from seqreg.workbench.models import ROW
+from seqreg.workbench.watch import Watch
 
 MINUTE = 60.0
 
@@ -48,7 +48,7 @@ class SteadyTrainer(RegularizedTrainer):
         self.seconds, self.clock, self.saved = 0.0, time.monotonic(), time.monotonic()
         self._owed = False
         self._restored: dict[str, Any] = {}
-        self.add_callback(_Watch(self))
+        self.add_callback(Watch(self))
 
     # Rows
 
@@ -112,6 +112,7 @@ class SteadyTrainer(RegularizedTrainer):
                 parameter.grad = None
             self.attempt.undo(self._tr_loss, self._window)
         self.health.note(self, self.attempt, skip, drop)
+        self.attempt = Attempt()
         return norm
 
     def _agreed(self, *flags: bool) -> list[bool]:
@@ -269,37 +270,6 @@ class SteadyTrainer(RegularizedTrainer):
         if wrong is not None:
             warn(f"{best}, the best checkpoint, is passed over: {wrong}")
             state.best_metric = state.best_global_step = None
-
-
-class _Watch(TrainerCallback):
-    """Looks up from the work after every step and every batch of an evaluation."""
-
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.trainer.restore()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        trainer = self.trainer
-        if trainer.stopping():
-            trainer._owed, control.should_evaluate = control.should_evaluate, False
-            control.should_save = control.should_training_stop = True
-        elif trainer.health.streak:
-            control.should_save = False  # the last good checkpoint is not pushed out in bad times
-        elif trainer.due():
-            control.should_save = True
-
-    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.trainer.stopping():
-            raise Interrupted(self.trainer.signals.received or 15)
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.trainer.stopping():
-            raise Interrupted(
-                self.trainer.signals.received or 15,
-                f"stopped at step {state.global_step} with everything saved: the same command goes on from there",
-            )
 
 
 class SteadySeq2SeqTrainer(SteadyTrainer, RegularizedSeq2SeqTrainer):

@@ -1,0 +1,40 @@
+"""When a training looks up from its work: for signals, and for the time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainerCallback
+
+from seqreg.errors import Interrupted
+
+
+class Watch(TrainerCallback):
+    """Looks up from the work after every step and every batch of an evaluation."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer.restore()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        trainer = self.trainer
+        if trainer.stopping():
+            trainer._owed, control.should_evaluate = control.should_evaluate, False
+            control.should_save = control.should_training_stop = True
+        elif trainer.health.streak:
+            control.should_save = False  # the last good checkpoint is not pushed out in bad times
+        elif trainer.due():
+            control.should_save = True
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.trainer.stopping():
+            raise Interrupted(self.trainer.signals.received or 15)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.trainer.stopping():
+            raise Interrupted(
+                self.trainer.signals.received or 15,
+                f"stopped at step {state.global_step} with everything saved: the same command goes on from there",
+            )
