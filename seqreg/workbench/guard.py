@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from seqreg.errors import Interrupted, NoRoom
+from seqreg.errors import BadInput, Interrupted, NoRoom, Stopped
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR}
 _SAID = re.compile(
@@ -86,6 +86,8 @@ def writing(path: Path, needed: int = 0, hint: str = "") -> Iterator[None]:
     """Turn a disk that is full or cannot be written into one line with the path and the bytes."""
     try:
         yield
+    except (BadInput, Stopped):
+        raise
     except Exception as error:  # writers in Rust and C++ have exceptions of their own
         reason = _reason(error)
         if reason is None:

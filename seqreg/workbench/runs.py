@@ -27,6 +27,7 @@ from seqreg.workbench.config import Run
 from seqreg.workbench.console import say, warn
 from seqreg.workbench.data import Splits
 from seqreg.workbench.files import ASIDE, write_text
+from seqreg.workbench.tables import METRICS
 
 RECORD, LOCK = "run.json", ".lock"
 _BEGINNING = {LOCK, "config.yaml", "task.yaml", f"{ASIDE}{RECORD}", f"{ASIDE}config.yaml", f"{ASIDE}task.yaml"}
@@ -120,8 +121,9 @@ def _hash(value: Any) -> str:
 
 def check_folder(folder: Path, overwrite: bool, resume: bool) -> Record | None:
     """The record of the run in a folder, if there is one; refuses a folder that is something else."""
-    if folder.exists() and not folder.is_dir():
-        raise BadInput(f"output={folder}: a file is in the way")
+    for path in (folder, *folder.parents):
+        if path.exists() and not path.is_dir():
+            raise BadInput(f"output={folder}: {path} is a file and in the way: choose another")
     record = None if overwrite and not resume else Record.read(folder)
     held = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if record is None and resume:
@@ -241,9 +243,11 @@ class Place:
         checkpoint = checkpoints.newest(self.folder, found.run)
         if checkpoint is None and self.resume:
             raise BadInput(f"output={self.folder}: there is no checkpoint to resume from")
+        (self.folder / METRICS).unlink(missing_ok=True)  # of a run that was to be replaced, or is gone on with
+        if self.changed or not (self.folder / "config.yaml").exists() or not (self.folder / "task.yaml").exists():
+            self.run.save(self.folder)
         if self.changed:
             say(f"changed since the run was begun: {', '.join(self.changed)}")
-            self.run.save(self.folder)
             self.record.write(self.folder)
         if found.versions != versions():
             warn(f"begun with {found.versions}, gone on with {versions()}: numbers may differ")

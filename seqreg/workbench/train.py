@@ -70,7 +70,8 @@ def train(
     folder = Path(run.config.output)
     with Signals() as signals, contextlib.ExitStack() as stack:
         place = Place(folder, run, stack, resume)
-        place.look(overwrite, allow_change)
+        with guard.writing(folder):
+            place.look(overwrite, allow_change)
         splits = data.load(run.card, run.config.data)
         place.compare(fingerprint(splits), allow_change)
         if place.finished:
