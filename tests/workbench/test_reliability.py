@@ -34,6 +34,15 @@ def test_p1_the_same_command_goes_on_and_ends_with_the_same_weights(copy: Path, 
     assert forked.weights(copy) == forked.weights(whole)
 
 
+def test_p1_checkpoints_by_the_clock_go_when_the_run_is_finished(tmp_path: Path, whole: Path) -> None:
+    settings = [word for word in SETTINGS if "checkpoints" not in word] + ["checkpoints.minutes=0.00001"]
+    folder = killed_at(tmp_path / "run", 3, *settings)
+    assert forked.train(folder, *settings, terms=TERMS).wait() == 0, log(folder)
+    assert f"goes on from {folder / 'checkpoint-'}" in log(folder)
+    assert forked.weights(folder) == forked.weights(whole)
+    assert not list(folder.glob("*checkpoint-*"))
+
+
 KINDS = {
     "every term": ((*(name for name in term_names() if name != "jachess"),), ["data.workers=2"]),
     "adafactor, groups, workers": (
