@@ -17,7 +17,7 @@ from seqreg.build import term_names
 from seqreg.workbench import cards, checkpoints, runs
 from tests import faults, forked
 from tests.workbench import samples
-from tests.workbench.disturbed import SETTINGS, TIMES, history, killed_at, log, metrics, same
+from tests.workbench.disturbed import SETTINGS, TERMS, TIMES, history, killed_at, log, metrics, same
 
 # P1
 
