@@ -75,6 +75,8 @@ def train(
         splits = data.load(run.card, run.config.data)
         place.compare(fingerprint(splits), allow_change)
         if place.finished:
+            if not first_process():
+                return {}
             say(f"{folder}: this run is finished, nothing to do; --overwrite trains it again")
             return outputs.read_metrics(folder)
         shop = prepare(run, splits=splits)
