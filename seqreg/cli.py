@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal, Optional
+from typing import Annotated, Any, Literal, Optional
 
 import typer
 
 from seqreg.errors import BadInput
+from seqreg.workbench.untrusted import plain
+
+USAGE: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+"""What typer raises about the command line; newer ones bring a click of their own."""
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown",
@@ -39,6 +43,10 @@ Variants = Annotated[
     Optional[list[str]],
     typer.Option("--variant", "-v", help="A variant of the recipe, such as `tiny` or `pegasus`; may be repeated."),
 ]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust-remote-code", help="Run Python code that comes with a model. Read it first: it can do all."),
+]
 Trained = Annotated[Path, typer.Argument(help="The output folder of a training.")]
 
 
@@ -50,6 +58,7 @@ def train(
     variant: Variants = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is in the output folder.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Train a recipe, evaluate it, and write the model, its scores and its curves.
 
@@ -61,7 +70,7 @@ def train(
     """
     from seqreg.workbench import commands
 
-    commands.train(recipe, terms or [], variant or [], settings or [], overwrite=overwrite, resume=resume)
+    commands.train(recipe, terms or [], variant or [], settings or [], overwrite=overwrite, resume=resume, trust=trust)
 
 
 @app.command()
@@ -70,6 +79,7 @@ def evaluate(
     settings: Settings = None,
     data: Annotated[Optional[Path], typer.Option(help="Score on this file instead of the splits of the task.")] = None,
     output: Annotated[Optional[Path], typer.Option(help="Write here instead of into the run's folder.")] = None,
+    trust: Trust = False,
 ) -> None:
     """Score a trained model again, on its task or on a file of your own.
 
@@ -79,7 +89,7 @@ def evaluate(
     """
     from seqreg.workbench import commands
 
-    commands.evaluate(run, data, output, settings or [])
+    commands.evaluate(run, data, output, settings or [], trust=trust)
 
 
 @app.command()
@@ -90,6 +100,7 @@ def predict(
     ],
     settings: Settings = None,
     output: Annotated[str, typer.Option("--output", "-o", help="A file; - for the standard output.")] = "-",
+    trust: Trust = False,
 ) -> None:
     """Predict with a trained model; results are written as they come.
 
@@ -101,7 +112,7 @@ def predict(
     """
     from seqreg.workbench import commands
 
-    commands.predict(run, source, output, settings or [])
+    commands.predict(run, source, output, settings or [], trust=trust)
 
 
 @app.command()
@@ -130,14 +141,16 @@ def rouge(
 
 
 @app.command()
-def check(recipe: Recipe, settings: Settings = None, terms: Terms = None, variant: Variants = None) -> None:
+def check(
+    recipe: Recipe, settings: Settings = None, terms: Terms = None, variant: Variants = None, trust: Trust = False
+) -> None:
     """Look at a recipe and its data without training: settings, tokens, what is cut, what the terms cost.
 
     seqreg check gigaword --terms r3f --terms rdrop --variant tiny data.path=gigaword.jsonl
     """
     from seqreg.workbench import commands
 
-    commands.check(recipe, terms or [], variant or [], settings or [])
+    commands.check(recipe, terms or [], variant or [], settings or [], trust=trust)
 
 
 @app.command("list")
@@ -212,9 +225,15 @@ def bench(
 def main() -> None:
     """Run the command; what cannot be right is one line and exit code 2."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except BadInput as error:
-        print(f"seqreg: {error}", file=sys.stderr)
+        print(f"seqreg: {plain(error)}", file=sys.stderr)
+        sys.exit(2)
+    except USAGE as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+        else:
+            print(f"seqreg: {plain(error.format_message())}; see seqreg --help", file=sys.stderr)
         sys.exit(2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import transformers
@@ -9,7 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import TrainerCallback
 
-console = Console(stderr=True, highlight=False)
+from seqreg.workbench.untrusted import plain
+
+console = Console(stderr=True, highlight=False, markup=False)
 """For everything that is not a result: standard output is for results."""
 
 
@@ -19,7 +22,7 @@ class Bars(TrainerCallback):
     def __init__(self) -> None:
         self.progress = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            TimeRemainingColumn(), TextColumn("[dim]{task.fields[note]}"), console=console,
+            TimeRemainingColumn(), TextColumn("{task.fields[note]}", style="dim", markup=False), console=console,
             disable=not console.is_terminal,
         )  # fmt: skip
         self.training: Any = None
@@ -77,3 +80,9 @@ def quiet() -> None:
     """No bars and notes of the libraries below; what matters is said by us."""
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
+    warnings.showwarning = _say
+
+
+def _say(message: Warning | str, *_: Any, **__: Any) -> None:
+    """A warning as one line, without the code that it comes from."""
+    console.print(f"seqreg: warning: {plain(message)}", soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,30 +14,31 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from seqreg.errors import BadInput
-from seqreg.workbench import data, models, rows
+from seqreg.workbench import models, rows
 from seqreg.workbench.cards import Card
 from seqreg.workbench.config import Run
 from seqreg.workbench.console import console
-from seqreg.workbench.data import Example
 from seqreg.workbench.evaluate import class_row, decode
+from seqreg.workbench.examples import Example, example
 from seqreg.workbench.train import trained
+from seqreg.workbench.untrusted import one_line, plain
 
 WINDOW = 16
 """Batches that are read ahead, so that texts of like length share a batch."""
 
 
-def predict(folder: Path, source: str, target: str, overrides: tuple[str, ...] = ()) -> int:
+def predict(folder: Path, source: str, target: str, overrides: tuple[str, ...] = (), *, trust: bool = False) -> int:
     """Read `source`, write `target` ("-" for the standard streams), and return how many were predicted.
 
     Text has one example a line (the two texts of a pair apart by a tab), with <n> for line breaks inside. JSONL, CSV,
     TSV and Parquet have the card's columns, and become JSONL: every row with its "prediction".
     """
-    run = trained(folder, overrides)
-    if source != "-" and not Path(source).is_file():
+    run = trained(folder, overrides, trust=trust)
+    if source != "-" and not os.path.isfile(source):
         raise BadInput(f"{source}: no such file")
     whole = Path(source).suffix in rows.ENDINGS
-    tokenizer = models.load_tokenizer(run.config, ())
-    model = models.load_model(run.config, run.card, tokenizer).eval()
+    tokenizer = models.load_tokenizer(run.config, (), trust=trust)
+    model = models.load_model(run.config, run.card, tokenizer, trust=trust).eval()
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     written = 0
     with sys.stdout if target == "-" else open(target, "w", encoding="utf-8") as out:
@@ -63,7 +65,7 @@ def _size(source: str, whole: bool) -> int | None:
 
 def _rows(source: str, card: Card) -> Iterator[tuple[dict[str, Any], Example]]:
     for where, row in rows.read(Path(source)):
-        one = data.example(card, row, where, labelled=False)
+        one = example(card, row, where, labelled=False)
         if one is not None:
             yield row, one
 
@@ -83,9 +85,11 @@ def _lines(source: str, card: Card) -> Iterator[tuple[dict[str, Any], Example]]:
 
 def _write(out: TextIO, row: dict[str, Any], found: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        out.write(json.dumps({**row, **found}, ensure_ascii=False, default=str) + "\n")
+        line = json.dumps({**row, **found}, ensure_ascii=False, default=str)
+        out.write((plain(line) if out.isatty() else line) + "\n")
     else:
-        out.write(str(found["prediction"]).replace("\n", "<n>") + "\n")
+        text = one_line(str(found["prediction"]))
+        out.write((plain(text) if out.isatty() else text) + "\n")
     out.flush()
 
 

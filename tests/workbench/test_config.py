@@ -58,7 +58,7 @@ FAULTS = {
     "task=../../etc/passwd": r"unknown task '../../etc/passwd'",
     "task=/etc/passwd": r"unknown task",
     "terms.r3f.wieght=1": r"^command line: terms.r3f.wieght=1: R3F: unknown setting 'wieght'; did you mean 'weight'\?$",
-    "terms.r3f.scale=-1": r"^command line: terms.r3f.scale=-1: r3f: scale=-1: expected a number > 0",
+    "terms.r3f.scale=-1": r"^command line: terms.r3f.scale=-1: r3f: scale=-1: expected a number >= 0",
     "terms.r3f.weight=-1": r"^command line: terms.r3f.weight=-1: r3f: weight=-1: expected",
     "terms.r3f.preset=fairsq": r"^command line: terms.r3f.preset='fairsq': R3F: unknown preset",
     "terms.smrt={}": r"^command line: unknown term 'smrt'; did you mean 'smart'\?",

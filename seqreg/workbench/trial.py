@@ -1,0 +1,36 @@
+"""One loss on two short rows before anything is written: terms that cannot work with a model say so here."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import DataCollatorForSeq2Seq, DataCollatorWithPadding
+
+from seqreg.integrations.hf import context
+from seqreg.workbench.examples import Example
+from seqreg.workbench.models import Encoded
+from seqreg.workbench.settings import Config
+
+TOKENS = 32
+"""Of a text: enough to see that it works."""
+
+
+def trial(config: Config, model: Any, tokenizer: Any, examples: Sequence[Example]) -> None:
+    """Compute the loss once. Generators, buffers and the mode of the model are as before; `BadInput` passes."""
+    short = {"max_source": min(TOKENS, config.data.max_source), "max_target": min(TOKENS, config.data.max_target)}
+    rows = Encoded(examples[:2], tokenizer, config.model_copy(update={"data": config.data.model_copy(update=short)}))
+    collate = DataCollatorForSeq2Seq if model.config.is_encoder_decoder else DataCollatorWithPadding
+    batch = collate(tokenizer)([rows[index] for index in range(len(rows))])
+    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    bf16 = config.optimisation.precision == "bf16"
+    training = model.training
+    with contextlib.ExitStack() as exits:
+        exits.enter_context(torch.random.fork_rng())
+        exits.enter_context(torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=bf16))
+        exits.callback(model.train, training)
+        config.criterion()(context(model.train(), {**batch}, step=0))
+    for name, buffer in model.named_buffers():
+        buffer.copy_(kept[name])
