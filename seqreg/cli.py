@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
@@ -224,6 +225,8 @@ def bench(
 
 def main() -> None:
     """Run the command; what cannot be right is one line and exit code 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal cannot show is spelt out
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         sys.exit(app(standalone_mode=False))
     except BadInput as error:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import huggingface_hub
 import torch
 import transformers
+from huggingface_hub.errors import HfHubHTTPError
 from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
 from tokenizers import models as tokenizer_models
 from tokenizers import trainers as tokenizer_trainers
@@ -191,7 +194,8 @@ def _fresh_config(config: Config, tokenizer: Any, labels: Mapping[str, Any]) -> 
 def _check_known(config: Config, known: Any) -> None:
     for key in config.model.settings:
         if not hasattr(known, key):
-            raise BadInput(f"model.settings.{key}: {known.model_type} has no such setting; {nearest(key, vars(known))}")
+            options = [name for name in vars(known) if not name.startswith("_")]
+            raise BadInput(f"model.settings.{key}: {known.model_type} has no such setting; {nearest(key, options)}")
 
 
 def set_generation(model: Any, config: Config) -> None:
@@ -237,8 +241,9 @@ def _fetched(auto: Any, name: str, what: str, trust: bool, **settings: Any) -> A
     folder = os.path.isdir(name)
     if not folder and name.startswith((".", "/", "~")):
         raise BadInput(f"model.name={name}: no such folder")
+    local = not folder and not _reachable(name)
     try:
-        return auto.from_pretrained(name, trust_remote_code=trust, **settings)
+        return auto.from_pretrained(name, trust_remote_code=trust, local_files_only=local, **settings)
     except Exception as error:  # every library of the hub has its own kinds; the answer to all is the same
         if "trust_remote_code" in str(error) and not trust:
             raise BadInput(
@@ -252,6 +257,18 @@ def _fetched(auto: Any, name: str, what: str, trust: bool, **settings: Any) -> A
             f"the {what} {name} is not on this machine and cannot be downloaded{offline}: run `hf download {name}` "
             "where there is a network, or set model.name=FOLDER"
         ) from None
+
+
+@functools.lru_cache(maxsize=8)
+def _reachable(name: str) -> bool:
+    """Whether the hub answers at all: asked once, without the half minute of retries of every single file."""
+    try:
+        huggingface_hub.model_info(name, timeout=10)
+    except HfHubHTTPError:  # an answer, if not the one hoped for: the download will tell
+        return True
+    except Exception:  # of whatever HTTP client the hub's library has
+        return False
+    return True
 
 
 def _reason(error: Exception) -> str:

@@ -26,7 +26,8 @@ def read(path: Path) -> Iterator[tuple[str, Row]]:
         raise BadInput(f"{path}: cannot be read: {error.strerror or str(error).splitlines()[0]}") from None
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a text file, from 1."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -43,7 +44,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> Row:
 
 
 def _jsonl(path: Path) -> Iterator[tuple[str, Row]]:
-    for number, line in _lines(path):
+    for number, line in lines(path):
         if number == 1 and line.lstrip().startswith("["):
             yield from _json(path)
             return
@@ -71,14 +72,14 @@ def _fault(error: ValueError | RecursionError) -> str:
 
 
 def _json(path: Path) -> Iterator[tuple[str, Row]]:
-    text = "".join(line for _, line in _lines(path))
+    text = "".join(line for _, line in lines(path))
     if not text.strip():
         return
     try:
         rows = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         if path.suffix == ".json" and "Extra data" in str(error):  # JSON lines under another name
-            yield from ((f"{path}:{n}", _object(line, f"{path}:{n}")) for n, line in _lines(path) if line.strip())
+            yield from ((f"{path}:{n}", _object(line, f"{path}:{n}")) for n, line in lines(path) if line.strip())
             return
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise BadInput(f"{path}{line}: not JSON: {_fault(error)}") from None
@@ -106,9 +107,9 @@ def _table(path: Path) -> Iterator[tuple[str, Row]]:
 def _cells(path: Path) -> Iterator[tuple[str, list[str]]]:
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     tabs = path.suffix == ".tsv"
-    lines = (line for _, line in _lines(path))
+    texts = (line for _, line in lines(path))
     way: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"delimiter": ",", "strict": True}
-    reader = csv.reader(lines, **way)
+    reader = csv.reader(texts, **way)
     try:
         for cells in reader:
             if cells:
