@@ -18,8 +18,8 @@ from seqreg.workbench import catalogue, config
 LIMITS = [0, 1, -1, 2, 2**31, 2**32, 2**63, 2**64, 10**30, -(2**63), 10**400]
 WORDS = [
     "", " ", "null", "no", "1e-5", "12:30", "../x", "/etc/passwd", "x.yaml", "../x.yaml", "gigaword", "glue/rte", "a.b",
-    "os.path", ".", "..", "a..b", "\x1b[31m", "a\0b", "\u202e", "{", "[/red]", "<n>", "%s", "x" * 5000, "é", "東京", "🙂",
-    "\ud800", "~", "*", "&a", "!!int", "(a+)+$", "\\9", "(", "*a", "trust_remote_code", "true", *term_names(),
+    "os.path", ".", "..", "a..b", "\x1b[31m", "a\0b", "\u202e", "{", "[/red]", "<n>", "%s", "x" * 5000, "é", "東京",
+    "🙂", "\ud800", "~", "*", "&a", "!!int", "(a+)+$", "\\9", "(", "*a", "trust_remote_code", "true", *term_names(),
 ]  # fmt: skip
 scalars = st.one_of(
     st.none(), st.booleans(), st.integers(), st.sampled_from(LIMITS), st.floats(), st.text(max_size=12),
@@ -35,8 +35,8 @@ values = st.recursive(
 )
 
 RECIPE: dict[str, Any] = {
-    **config.resolve("quickstart").config.model_dump(mode="json"), "task": "newsroom",
-    "terms": {"r3f": {"weight": 0.1, "scale": 1e-5}, "far": {"term": "smart", "weight": {"schedule": "warmup", "steps": 9}}},
+    **config.resolve("quickstart").config.model_dump(mode="json", exclude_defaults=True), "task": "newsroom",
+    "terms": {"r3f": {"weight": 0.1}, "far": {"term": "smart", "weight": {"schedule": "warmup", "steps": 9}}},
     "variants": {"small": {"seed": 2}, "none": None},
 }  # fmt: skip
 CARD: dict[str, Any] = {
@@ -61,7 +61,7 @@ def mutated(draw: Any, document: Any) -> Any:
     document = copy.deepcopy(document)
     for _ in range(draw(st.integers(0, 3))):
         path = draw(st.sampled_from(places(document)))
-        value = draw(values)
+        value = draw(scalars if draw(st.booleans()) else values)
         if not path:
             document = value if draw(st.integers(0, 9)) == 0 else document
             continue
@@ -83,7 +83,10 @@ def mutated(draw: Any, document: Any) -> Any:
 
 def dumped(document: Any) -> bytes:
     """YAML as PyYAML writes it: long numbers, aliases and escapes included."""
-    text = yaml.safe_dump(document, allow_unicode=False, sort_keys=False)
+    try:
+        text = yaml.dump(document, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False)
+    except UnicodeEncodeError:  # half a character
+        text = yaml.dump(document, Dumper=yaml.SafeDumper, sort_keys=False)
     return str(text).encode("utf-8", "surrogatepass")
 
 
@@ -137,17 +140,18 @@ KEYS = [".".join(map(str, path)) for path in places(RECIPE) if path and all(isin
 
 @st.composite
 def _assignment(draw: Any) -> str:
-    key = draw(st.one_of(st.sampled_from(KEYS), st.sampled_from(KEYS), st.text(max_size=9)))
+    key = draw(st.sampled_from(KEYS) if draw(st.integers(0, 7)) else st.text(max_size=9))
     value = draw(st.one_of(values.map(lambda found: json.dumps(found)), st.text(max_size=12), st.sampled_from(WORDS)))
-    joint = draw(st.sampled_from(["=", "=", "=", "=", "", "=="]))
-    return f"{key}{joint}{value}".replace("\0", "")  # no shell can pass a NUL
+    return f"{key}{draw(st.sampled_from(['', '=='])) if draw(st.integers(0, 15)) == 0 else '='}{value}".replace(
+        "\0", ""
+    )  # no shell can pass a NUL
 
 
 @st.composite
 def settings(draw: Any) -> list[str]:
     found = draw(st.lists(_assignment(), min_size=1, max_size=3))
     flags = [["--terms"], ["-t", "r3f"], ["-v", "tiny"], ["--variant", "x"], ["--terms", "../r3f"], ["--nope"], []]
-    return [*found, *draw(st.sampled_from([*flags, [], [], []]))]
+    return [*found, *(draw(st.sampled_from(flags)) if draw(st.integers(0, 9)) == 0 else [])]
 
 
 recipes, raw_recipes = recipes(), torn(st.one_of(_recipe_bytes(), st.binary(max_size=60)))  # type: ignore[assignment]
@@ -162,11 +166,14 @@ def data_files(draw: Any) -> tuple[str, str, bytes]:
     """The task, the name of a file, and its content."""
     task = draw(st.sampled_from(["text_pairs", "glue/rte", "glue/stsb"]))
     keys = ["source", "target"] if task == "text_pairs" else ["sentence1", "sentence2", "label"]
-    plain = st.fixed_dictionaries({key: st.text(max_size=9) if key != "label" else st.integers(0, 1) for key in keys})
-    strange = st.fixed_dictionaries(dict.fromkeys(keys, cells), optional={"id": cells})
-    rows = draw(st.lists(st.one_of(plain, plain, strange, st.dictionaries(names, cells, max_size=3)), max_size=6))
+    rows: list[Any] = [{key: f"{key} {n}" if key != "label" else n % 2 for key in keys} for n in range(6)]
+    for _ in range(draw(st.integers(0, 2))):
+        place = draw(st.integers(0, 5))
+        strange = st.dictionaries(st.one_of(names, st.sampled_from([*keys, "id"])), cells, max_size=2)
+        rows[place] = {**rows[place], **draw(strange)} if draw(st.integers(0, 3)) else draw(strange)
     ending = draw(st.sampled_from(["jsonl", "json", "csv", "tsv", "parquet", "txt"]))
-    return task, f"x.{ending}", draw(torn(st.just(_written(rows, ending))))
+    content = _written(rows, ending)
+    return task, f"x.{ending}", draw(torn(st.just(content))) if draw(st.booleans()) else content
 
 
 def _written(rows: list[dict[str, Any]], ending: str) -> bytes:
@@ -219,7 +226,7 @@ _others = [
     "model.architecture=pegasus", "model.architecture=t5", "model.architecture=gpt2", "data.limit={train: 1}",
 ]  # fmt: skip
 model_settings = st.builds(
-    lambda found, terms, other: [*(f"model.settings.{key}={json.dumps(value)}" for key, value in found), *terms, *other],
+    lambda found, terms, other: [*(f"model.settings.{k}={json.dumps(v)}" for k, v in found), *terms, *other],
     st.lists(st.tuples(st.sampled_from(_model_keys), _small), max_size=2), st.sampled_from(_terms),
     st.lists(st.sampled_from(_others), max_size=1),
 )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import DataCollatorForSeq2Seq, DataCollatorWithPadding
 
+from seqreg.errors import BadInput
 from seqreg.integrations.hf import context
 from seqreg.workbench.examples import Example
 from seqreg.workbench.models import Encoded
@@ -31,6 +32,13 @@ def trial(config: Config, model: Any, tokenizer: Any, examples: Sequence[Example
         exits.enter_context(torch.random.fork_rng())
         exits.enter_context(torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=bf16))
         exits.callback(model.train, training)
-        config.criterion()(context(model.train(), {**batch}, step=0))
+        try:
+            config.criterion()(context(model.train(), {**batch}, step=0))
+        except BadInput:
+            raise
+        except Exception as error:  # of whatever the settings broke inside the model
+            shown = f"model.settings={config.model.settings}: " if config.model.settings else ""
+            what = next(iter(str(error).splitlines()), "") or type(error).__name__
+            raise BadInput(f"{shown}{type(model).__name__} cannot compute a loss: {what[:200]}") from error
     for name, buffer in model.named_buffers():
         buffer.copy_(kept[name])

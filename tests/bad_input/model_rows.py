@@ -143,7 +143,7 @@ class Evil:
         return os.mkdir, (str(self.path),)
 
 
-@row(73, "a malicious pickle", "E", "refused", "weights of a model here; checkpoints are in tests/workbench")
+@row(73, "a malicious pickle", "E", "refused", "weights of a model; checkpoints: see docs/reliability.md")
 def _(tmp: Path) -> None:
     chosen = saved(tmp / "model")
     (tmp / "model" / "model.safetensors").unlink()

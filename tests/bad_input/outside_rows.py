@@ -12,21 +12,30 @@ from unittest import mock
 from seqreg.workbench import predict
 from tests.bad_input.table import elsewhere, refused, row, tiny
 
-RELIABILITY = "tests/workbench/test_reliability.py::"
+ROOM = "tests/workbench/test_reliability"
+NOT_FINITE = f"{ROOM}_faults.py::test_p4_a_step_that_is_not_finite_is_not_applied"
+ONE_TERM = f"{ROOM}_faults.py::test_p4_one_term_that_is_not_finite_is_dropped_for_the_step"
+ANOTHER_WORLD = f"{ROOM}_runs.py::test_p6_other_data_and_another_world_are_refused"
+OTHER_SETTINGS = f"{ROOM}_runs.py::test_p6_other_settings_are_refused_with_a_difference"
+NOT_WRITABLE = f"{ROOM}_faults.py::test_p7_an_output_that_cannot_be_written"
+FULL_DISK = f"{ROOM}_faults.py::test_p7_a_disk_that_fills_up"
+DAMAGED = f"{ROOM}.py::test_p2_a_damaged_checkpoint_is_named_and_passed_over"
+SIGNALS = f"{ROOM}_faults.py::test_p5_a_signal_finishes_the_step_and_saves"
+TWO = f"{ROOM}_runs.py::test_a_second_process_is_refused_at_once"
+CURVES = f"{ROOM}_faults.py::test_p7_curves_that_cannot_be_written_do_not_stop_a_training"
 
-for number, title, promise, does, test in (
-    (16, "NaN or infinity in the logits", "P", "handled", "test_p4"),
-    (17, "NaN in one term", "P", "handled", "test_p4_term"),
-    (64, "another world size when resuming", "P", "refused", "test_p6"),
-    (65, "other settings when resuming", "P", "refused", "test_p6"),
-    (66, "an output folder that is a file, not empty or not writable", "E", "refused", "test_p7"),
-    (67, "a full disk", "P", "handled", "test_p7"),
-    (68, "kill -9 in a save; torn or changed checkpoints", "P", "handled", "test_p2"),
-    (69, "SIGTERM and SIGINT", "P", "handled", "test_p5"),
-    (70, "two processes in one output folder", "E", "refused", "test_p8"),
-    (71, "curves that cannot be written", "W", "warned", "test_p9"),
-):
-    elsewhere(number, title, promise, does, f"{RELIABILITY}{test}")  # type: ignore[arg-type]
+elsewhere(
+    16, "NaN or infinity in the logits", "P", "handled", NOT_FINITE, "the step is not made; exit code 3 in the end"
+)
+elsewhere(17, "NaN in one term", "P", "handled", ONE_TERM, "the term is left out of the step, and counted")
+elsewhere(64, "another world size when resuming", "P", "refused", ANOTHER_WORLD)
+elsewhere(65, "other settings when resuming", "P", "refused", OTHER_SETTINGS, "--allow-change KEY accepts a change")
+elsewhere(66, "an output that is a file, not empty or not writable", "E", "refused", NOT_WRITABLE)
+elsewhere(67, "a full disk", "P", "handled", FULL_DISK, "exit code 4; the last checkpoint is whole")
+elsewhere(68, "kill -9 in a save; torn or changed checkpoints", "P", "handled", DAMAGED)
+elsewhere(69, "SIGTERM and SIGINT", "P", "handled", SIGNALS, "exit codes 143 and 130, after a save")
+elsewhere(70, "two processes in one output folder", "E", "refused", TWO)
+elsewhere(71, "curves that cannot be written", "W", "warned", CURVES, "the training goes on")
 
 
 @row(76, "no network, and the model or the data is not here", "E", "refused")

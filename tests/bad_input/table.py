@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Literal
 from unittest import mock
 
-from seqreg.cli import main
+import typer
+
+from seqreg import cli
 from seqreg.workbench import config
 from tests.workbench import samples
 
@@ -50,6 +52,8 @@ class Row:
 
 
 ROWS: dict[int, Row] = {}
+COMMAND = typer.main.get_command(cli.app)
+"""The command, made once."""
 
 
 def row(
@@ -86,6 +90,7 @@ def run(folder: Path, *words: str | Path) -> Said:
     with contextlib.ExitStack() as exits:
         exits.callback(os.chdir, os.getcwd())
         os.chdir(folder)
+        exits.enter_context(mock.patch.object(cli, "app", COMMAND))
         exits.enter_context(mock.patch.object(sys, "argv", ["seqreg", *map(str, words)]))
         exits.enter_context(mock.patch.dict(os.environ, {"HF_HUB_OFFLINE": "1", "COLUMNS": "200"}))
         exits.enter_context(warnings.catch_warnings())
@@ -94,7 +99,7 @@ def run(folder: Path, *words: str | Path) -> Said:
         exits.enter_context(contextlib.redirect_stderr(err))
         code = 0
         try:
-            main()
+            cli.main()
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
     return Said(code, out.getvalue(), err.getvalue())
