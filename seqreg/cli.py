@@ -236,7 +236,7 @@ def main() -> None:
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()
         else:
-            print(f"seqreg: {plain(error.format_message())}; see seqreg --help", file=sys.stderr)
+            print(f"seqreg: {plain(error.format_message().rstrip('.'))}; see seqreg --help", file=sys.stderr)
         sys.exit(2)
 
 

@@ -149,9 +149,8 @@ def _check_terms(config: Config, stack: layers.Layers) -> None:
         for name, settings in config.terms.items():
             for key, value in (settings or {}).items():
                 if word in (key, value):
-                    raise BadInput(
-                        f"{stack.origin(f'terms.{name}.{key}')}: terms.{name}.{key}={value!r}: {message}"
-                    ) from None
+                    where, what = stack.origin(f"terms.{name}.{key}"), f"terms.{name}.{key}={value!r}"
+                    raise BadInput(f"{where}: {what}: {message.removeprefix(f'{name}: {key}={value!r}: ')}") from None
         named = [f"terms.{name}" for name in config.terms if f"{name!r}" in message or name == word]
         raise BadInput(f"{stack.origin(named[0] if named else 'terms')}: {message}") from None
 

@@ -28,6 +28,7 @@ class Bars(TrainerCallback):
         )  # fmt: skip
         self.training: Any = None
         self.evaluating: Any = None
+        self.said = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.is_world_process_zero:
@@ -39,8 +40,11 @@ class Bars(TrainerCallback):
             self.progress.update(self.training, completed=state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        if self.training is not None and logs and "train_loss" in logs and not self.said:  # shorter than logging.every
+            console.print(f"  step {state.global_step:5d}  loss {logs['train_loss']:.4f} on average")
         if self.training is None or not logs or "loss" not in logs:
             return
+        self.said = True
         parts = " + ".join(f"{key[5:]} {value:.4f}" for key, value in logs.items() if key.startswith("part/"))
         line = f"loss {logs['loss']:.4f} = {parts}"
         self.progress.update(self.training, note=line)

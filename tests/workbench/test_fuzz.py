@@ -8,7 +8,7 @@ from typing import Any
 import markdown
 import pytest
 
-from seqreg.workbench import cards, config, outputs, untrusted
+from seqreg.workbench import config, outputs, untrusted
 from seqreg.workbench.evaluate import Scored
 from seqreg.workbench.monitor import samples as shown
 from tests.bad_input.table import refused, run
@@ -44,7 +44,7 @@ def test_what_was_found(name: str, tmp_path: Path) -> None:
 
 def test_usage_errors_are_one_line(tmp_path: Path) -> None:
     for words, message in (
-        (["train"], "Missing argument 'RECIPE'"),
+        (["train"], "(?i)missing argument 'recipe'; see seqreg --help"),
         (["trian", "x"], "No such command 'trian'"),
         (["train", "quickstart", "--nope"], "No such option: --nope"),
         (["bench", "--size", "huge"], "Invalid value for '--size'"),
@@ -69,7 +69,6 @@ def test_what_is_shown_stays_in_its_place(tmp_path: Path) -> None:
 
 
 def test_a_model_card_has_no_markup_of_others(tmp_path: Path) -> None:
-    card, _ = cards.load("newsroom")
     made = config.resolve("quickstart")
     evil = made.card.model_copy(update={"title": "x\n\n<img src=x> # [a](b)"})
     numbers: dict[str, Any] = {"scores": {"te|st": {"rouge1": 1.0, "intervals": {"rouge1": [0, 2]}, "signature": ""}}}
@@ -77,5 +76,4 @@ def test_a_model_card_has_no_markup_of_others(tmp_path: Path) -> None:
     text = (tmp_path / "README.md").read_text()
     assert "<img" not in text
     assert "te\\|st" in text
-    assert "# x\\n\\n" in text.replace("\\\\n", "\\n")
-    assert card.title in text.replace("\\", "") or "x" in text
+    assert "# x\\\\n\\\\n&lt;img" in text
