@@ -45,6 +45,8 @@ def evaluate(
     folder: Path, file: Path | None, output: Path | None, settings: Sequence[str], *, trust: bool = False
 ) -> None:
     """Score a trained model and print it."""
+    if output is not None and output.exists() and not output.is_dir():
+        raise BadInput(f"--output {output}: a file is in the way")
     config.load(folder, settings)
     from seqreg.workbench import train as work
     from seqreg.workbench.console import console, quiet

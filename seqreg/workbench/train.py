@@ -238,8 +238,6 @@ def evaluate_run(
     """Score a trained model again, on the splits of its task or on one file, and bring its files up to date."""
     run = trained(folder, overrides, trust=trust)
     models.probe(run.config)
-    if output is not None and output.exists() and not output.is_dir():
-        raise BadInput(f"--output {output}: a file is in the way")
     if file is not None:
         splits = Splits({file.stem: data.read_file(run.card, file)})
         names = [file.stem]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,25 +19,21 @@ TOKENS = 32
 
 
 def trial(config: Config, model: Any, tokenizer: Any, examples: Sequence[Example]) -> None:
-    """Compute the loss once. Generators, buffers and the mode of the model are as before; `BadInput` passes."""
+    """Compute the loss once; generators, weights and the mode of the model are as before."""
     short = {"max_source": min(TOKENS, config.data.max_source), "max_target": min(TOKENS, config.data.max_target)}
     rows = Encoded(examples[:2], tokenizer, config.model_copy(update={"data": config.data.model_copy(update=short)}))
     collate = DataCollatorForSeq2Seq if model.config.is_encoder_decoder else DataCollatorWithPadding
     batch = collate(tokenizer)([rows[index] for index in range(len(rows))])
-    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    bf16 = config.optimisation.precision == "bf16"
-    training = model.training
-    with contextlib.ExitStack() as exits:
-        exits.enter_context(torch.random.fork_rng())
-        exits.enter_context(torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=bf16))
-        exits.callback(model.train, training)
-        try:
-            config.criterion()(context(model.train(), {**batch}, step=0))
-        except BadInput:
-            raise
-        except Exception as error:  # of whatever the settings broke inside the model
-            shown = f"model.settings={config.model.settings}: " if config.model.settings else ""
-            what = next(iter(str(error).splitlines()), "") or type(error).__name__
-            raise BadInput(f"{shown}{type(model).__name__} cannot compute a loss: {what[:200]}") from error
-    for name, buffer in model.named_buffers():
-        buffer.copy_(kept[name])
+    training, bf16 = model.training, config.optimisation.precision == "bf16"
+    try:
+        ctx = context(model.train(), {**batch}, step=0)
+        with ctx.forward.observed(), torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=bf16):
+            config.criterion()(ctx)
+    except BadInput:
+        raise
+    except Exception as error:  # of whatever the settings broke inside the model
+        shown = f"model.settings={config.model.settings}: " if config.model.settings else ""
+        what = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise BadInput(f"{shown}{type(model).__name__} cannot compute a loss: {what[:200]}") from error
+    finally:
+        model.train(training)

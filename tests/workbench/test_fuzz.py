@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import markdown
 import pytest
+import torch
 
-from seqreg.workbench import config, outputs, untrusted
+from seqreg.workbench import config, outputs, train, trial, untrusted
 from seqreg.workbench.evaluate import Scored
 from seqreg.workbench.monitor import samples as shown
-from tests.bad_input.table import refused, run
+from tests.bad_input.table import refused, run, tiny
 from tests.fuzz import SHARES, fuzz
 
 EVIL = "\x1b[31m`|<script>alert(1)</script>\r\n\r\n# big [/red] ![x](http://x) \u202e\ud800"
@@ -77,3 +79,23 @@ def test_a_model_card_has_no_markup_of_others(tmp_path: Path) -> None:
     assert "<img" not in text
     assert "te\\|st" in text
     assert "# x\\\\n\\\\n&lt;img" in text
+
+
+def test_the_console_reads_no_markup() -> None:
+    """A file called [red] is a file called [red]; what is to be dim is printed with style="dim"."""
+    for path in (Path(__file__).parents[2] / "seqreg").rglob("*.py"):
+        found = re.findall(r"\[/\]|\[(?:dim|red|yellow|green|bold)\]", path.read_text(encoding="utf-8"))
+        assert not found, f"{path}: the consoles have markup=False: print with style="
+
+
+def test_a_trial_changes_nothing(tmp_path: Path) -> None:
+    """The generator, the weights, the state of a normalised head and the mode are as they were."""
+    words = tiny(tmp_path, "--terms", "r4f", recipe="glue", variant="rte")
+    made = config.resolve("glue", variants=["rte"], terms=["r4f"], overrides=words[6:])
+    shop = train.prepare(made)
+    model = shop.model.eval()
+    kept, drawn = {key: value.clone() for key, value in model.state_dict().items()}, torch.get_rng_state()
+    trial.trial(made.config, model, shop.tokenizer, shop.splits.sets["train"])
+    assert torch.equal(drawn, torch.get_rng_state())
+    assert all(torch.equal(value, kept[key]) for key, value in model.state_dict().items())
+    assert not model.training
