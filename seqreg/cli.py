@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
-from typing import Annotated, Literal, Optional
+from typing import Annotated, Any, Literal, Optional
 
 import typer
 
 from seqreg.errors import BadInput, Stopped
+from seqreg.workbench.untrusted import plain
+
+USAGE: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+"""What typer raises about the command line; newer ones bring a click of their own."""
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown",
@@ -39,6 +44,10 @@ Variants = Annotated[
     Optional[list[str]],
     typer.Option("--variant", "-v", help="A variant of the recipe, such as `tiny` or `pegasus`; may be repeated."),
 ]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust-remote-code", help="Run Python code that comes with a model. Read it first: it can do all."),
+]
 Trained = Annotated[Path, typer.Argument(help="The output folder of a training.")]
 
 
@@ -56,6 +65,7 @@ def train(
         Optional[list[str]],
         typer.Option("--allow-change", help="Go on although this setting has changed; may be repeated."),
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Train a recipe, evaluate it, and write the model, its scores and its curves.
 
@@ -72,7 +82,7 @@ def train(
     from seqreg.workbench import commands
 
     ways = {"overwrite": overwrite, "resume": resume, "allow_change": allow_change or []}
-    commands.train(recipe, terms or [], variant or [], settings or [], **ways)
+    commands.train(recipe, terms or [], variant or [], settings or [], trust=trust, **ways)
 
 
 @app.command()
@@ -94,6 +104,7 @@ def evaluate(
     settings: Settings = None,
     data: Annotated[Optional[Path], typer.Option(help="Score on this file instead of the splits of the task.")] = None,
     output: Annotated[Optional[Path], typer.Option(help="Write here instead of into the run's folder.")] = None,
+    trust: Trust = False,
 ) -> None:
     """Score a trained model again, on its task or on a file of your own.
 
@@ -103,7 +114,7 @@ def evaluate(
     """
     from seqreg.workbench import commands
 
-    commands.evaluate(run, data, output, settings or [])
+    commands.evaluate(run, data, output, settings or [], trust=trust)
 
 
 @app.command()
@@ -114,6 +125,7 @@ def predict(
     ],
     settings: Settings = None,
     output: Annotated[str, typer.Option("--output", "-o", help="A file; - for the standard output.")] = "-",
+    trust: Trust = False,
 ) -> None:
     """Predict with a trained model; results are written as they come.
 
@@ -125,7 +137,7 @@ def predict(
     """
     from seqreg.workbench import commands
 
-    commands.predict(run, source, output, settings or [])
+    commands.predict(run, source, output, settings or [], trust=trust)
 
 
 @app.command()
@@ -154,14 +166,16 @@ def rouge(
 
 
 @app.command()
-def check(recipe: Recipe, settings: Settings = None, terms: Terms = None, variant: Variants = None) -> None:
+def check(
+    recipe: Recipe, settings: Settings = None, terms: Terms = None, variant: Variants = None, trust: Trust = False
+) -> None:
     """Look at a recipe and its data without training: settings, tokens, what is cut, what the terms cost.
 
     seqreg check gigaword --terms r3f --terms rdrop --variant tiny data.path=gigaword.jsonl
     """
     from seqreg.workbench import commands
 
-    commands.check(recipe, terms or [], variant or [], settings or [])
+    commands.check(recipe, terms or [], variant or [], settings or [], trust=trust)
 
 
 @app.command("list")
@@ -235,11 +249,19 @@ def bench(
 
 def main() -> None:
     """Run the command; what cannot be right, and what stops a run, is one line and an exit code of `seqreg.errors`."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal cannot show is spelt out
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except (BadInput, Stopped) as error:
-        print(f"seqreg: {error}", file=sys.stderr)
+        print("seqreg: " + "\n".join(plain(line) for line in error.lines), file=sys.stderr)
         sys.exit(error.code)
+    except USAGE as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+        else:
+            print(f"seqreg: {plain(error.format_message().rstrip('.'))}; see seqreg --help", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,23 @@ from collections.abc import Iterable
 
 
 class BadInput(ValueError):  # noqa: N818 - reads as what it is
-    """One line that names the offending value and the fix."""
+    """One line that names the offending value and the fix; `more` are lines of detail below it."""
 
     code = 2
+
+    def __init__(self, line: str, *more: str) -> None:
+        super().__init__("\n".join((line, *more)))
+        self.lines = (line, *more)
 
 
 class Stopped(Exception):  # noqa: N818 - reads as what it is
     """A run that ends before its time: one line, and the exit code of the command."""
 
     code = 1
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return (str(self),)
 
 
 class NotFinite(Stopped):

@@ -163,6 +163,8 @@ class Forward(ABC):
     """Whole layers are left out at random."""
     no_double_backward: str = ""
     """Why a gradient of a gradient would fail in the middle of training, and the fix."""
+    recomputes: bool = False
+    """Whether gradient checkpointing runs parts of a pass again in its backward."""
     ragged: bool = False
     """Passes drop different layers, and gradients are synchronised across ranks: extra passes need shared dropout."""
     _start: tuple[Tensor, Tensor | None] | None = None

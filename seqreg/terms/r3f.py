@@ -35,7 +35,8 @@ class R3F(Term):
 
     Args:
         weight: the paper searches 0.1 to 5 on GLUE; 0.01 to 1 is usual for generation
-        scale: standard deviation (normal) or bound (uniform) of the noise; 1e-5 in the paper
+        scale: standard deviation (normal) or bound (uniform) of the noise; 1e-5 in the paper; 0 leaves dropout alone to
+            tell the passes apart, which is R-Drop
         noise: "normal" or "uniform"; the paper uses both
         relative: multiply the scale by the RMS of the batch's embeddings
         where: "input" (the encoder, or the only stack), "encoder", "decoder" or "both"
@@ -92,8 +93,10 @@ class R3F(Term):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.scale <= 0:
-            self.refuse("scale", "expected a number > 0; the paper uses 1e-5")
+        if self.scale < 0:
+            self.refuse("scale", "expected a number >= 0; the paper uses 1e-5")
+        if self.scale == 0 and self.dropout != "independent":
+            self.refuse("scale", "without noise and with one dropout mask the term is 0: leave it out")
         for setting in ("rows", "tokens"):
             if not 0 < getattr(self, setting) <= 1:
                 self.refuse(setting, "expected a share, more than 0 and at most 1")
@@ -165,7 +168,7 @@ class R3F(Term):
         site, mask = ctx.forward.sites[name], ctx.real(name, embeds, rows)
         absolute = site.scale if self.inject == "word" else 1.0  # what the model scales, it scales noise and RMS alike
         scale = self.scale * (float(rms(embeds, mask)) if self.relative else absolute)
-        complaint = too_small(scale, embeds, mask, dtype or arithmetic_dtype(embeds))
+        complaint = too_small(scale, embeds, mask, dtype or arithmetic_dtype(embeds)) if self.scale else None
         if complaint and self.unresolved == "error":
             raise BadInput(f"{self.name}: {complaint}")
         if complaint:

@@ -91,6 +91,8 @@ class UEGR(Adversarial):
     def __call__(self, ctx: Context) -> Joint:
         if ctx.kind == "regression":
             raise BadInput(f"{self.name}: a regression head has no distributions to agree: leave the term out")
+        if ctx.forward.recomputes:
+            raise BadInput(f"{self.name}: gradient checkpointing forgets its dropout rates: switch checkpointing off")
         shift = self.shift(self.attack(ctx))
         views = [ctx.forward(shift, dropout="independent", rate=rate) for rate in self.rates()]
         agreement = ctx.reduce(js_of([view.logits for view in views]))

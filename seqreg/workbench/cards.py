@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -26,7 +26,7 @@ class Generation(Section):
     max_length: Count = 64
     min_length: Natural = 0
     num_beams: Count = 4
-    length_penalty: float = 1.0
+    length_penalty: float = Field(default=1.0, allow_inf_nan=False)
     no_repeat_ngram_size: Natural = 0
     early_stopping: bool = True
 
@@ -62,7 +62,7 @@ class HubSplit(Section):
 class Generated(Section):
     """Text that the project makes itself (`seqreg.workbench.newsroom`): rows of every split."""
 
-    rows: dict[str, Count]
+    rows: dict[str, Annotated[int, Field(ge=1, le=100_000)]]
     seed: Natural = 0
 
 
@@ -92,9 +92,9 @@ class Replace(Section):
     @model_validator(mode="after")
     def _compiles(self) -> Replace:
         try:
-            re.compile(self.pattern)
-        except re.error as error:
-            raise ValueError(f"pattern={self.pattern!r} is not a regular expression: {error}") from None
+            re.sub(self.pattern, self.by, "")
+        except (re.error, IndexError, OverflowError, RecursionError) as error:
+            raise ValueError(f"pattern={self.pattern!r}, by={self.by!r}: not a regular expression: {error}") from None
         return self
 
 
@@ -113,6 +113,7 @@ class Card(Section):
         splits: name -> split on the hub. "train", "validation" and "test" have a role; all others are evaluated too
         drop: labels whose rows are left out
         sentences: how ROUGE-Lsum finds sentences
+        words: how ROUGE finds words; "unicode" for text that is not in Latin letters
         average: report the mean over all evaluation sets, as XNLI does
     """
 
@@ -129,6 +130,7 @@ class Card(Section):
     rule: str
     metric: list[Metric] = Field(min_length=1)
     sentences: Literal["newline", "punkt", "rules", "auto"] = "newline"
+    words: Literal["rouge", "unicode"] = "rouge"
     average: bool = False
     generation: Generation = Generation()
 
@@ -139,6 +141,8 @@ class Card(Section):
             raise ValueError(f"kind={self.kind!r} needs columns.{needed}")
         if (self.kind == "classification") != (self.labels is not None):
             raise ValueError("labels: the names of the classes, for kind='classification' and only there")
+        if self.labels is not None and (len(self.labels) < 2 or len(set(self.labels)) < len(self.labels)):
+            raise ValueError(f"labels={self.labels}: expected at least two, all different")
         if (self.kind == "generation") != (self.metric == ["rouge"]):
             raise ValueError(f"metric={self.metric}: generated text is scored by rouge, and only that")
         return self

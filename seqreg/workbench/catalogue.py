@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from importlib import resources
 from pathlib import Path
@@ -34,14 +35,22 @@ def find(kind: Shelf, name: str) -> Path:
     if not isinstance(name, str) or not name:
         raise BadInput(f"{kind}: {name!r}: expected a name, such as {names(kind)[0]!r}")
     if name.endswith((".yaml", ".yml")):
-        if not Path(name).is_file():
+        if not os.path.isfile(name):
             raise BadInput(f"{name}: no such file; or name one of {', '.join(names(kind))}")
         return Path(name)
     what = {"recipes": "recipe", "tasks": "task", "recipes/terms": "term recipe"}[kind]
     if not _NAME.fullmatch(name) or name not in names(kind):
         raise BadInput(f"unknown {what} {name!r}; {nearest(name, names(kind))}, or give the path of a .yaml file")
-    path = shelf(kind) / f"{name}.yaml"
+    path = inside(shelf(kind), f"{name}.yaml")
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def inside(folder: Path, name: str) -> Path:
+    """A file that is really in a folder: neither `..`, an absolute path nor a link leads out of it."""
+    path = folder / name
+    if Path(name).is_absolute() or not path.resolve().is_relative_to(folder.resolve()):
+        raise BadInput(f"{name!r} leads out of {folder}: what a file names must be in its own folder")
+    return path
 
 
 def header(path: Path) -> str:

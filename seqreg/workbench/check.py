@@ -14,6 +14,7 @@ from seqreg.criterion import Cost, Term
 from seqreg.workbench import layers, models
 from seqreg.workbench.config import Run
 from seqreg.workbench.train import Workshop, prepare
+from seqreg.workbench.untrusted import plain
 
 ROWS = 1000
 """Rows of a split that token statistics are taken from."""
@@ -55,7 +56,7 @@ def check(run: Run) -> Group:
 
 def _data_table(shop: Workshop) -> Table:
     config, card = shop.run.config, shop.run.card
-    table = Table(title=f"{card.title}, {config.data.path or card.rule}")
+    table = Table(title=plain(f"{card.title}, {config.data.path or card.rule}"))
     for name in ("split", "rows", "text", "mean", "95%", "longest", "limit", "cut"):
         table.add_column(name, justify="left" if name in ("split", "text") else "right")
     for name, examples in shop.splits.sets.items():
@@ -69,7 +70,7 @@ def _data_table(shop: Workshop) -> Table:
             one = lengths(found, limit)
             size = f"{len(examples):,}" if side == "source" else ""
             numbers = (f"{one.mean:.1f}", f"{one.high:.0f}", str(one.longest), str(limit), f"{one.cut:.1%}")
-            table.add_row(name if size else "", size, side, *numbers)
+            table.add_row(plain(name) if size else "", size, side, *numbers)
     table.caption = f"tokens, of the first {ROWS} rows of a split"
     return table
 
@@ -84,7 +85,7 @@ def _term_table(run: Run) -> Table:
     for term in terms:
         shown = ", ".join(f"{key}={value}" for key, value in term.settings().items())
         passes = (str(term.cost.forwards), str(term.cost.backwards), f"{relative_cost(term.cost):.2f}x")
-        table.add_row(term.name, shown or "defaults", *passes)
+        table.add_row(plain(term.name), plain(shown or "defaults"), *passes)
     if len(terms) > 1:
         total = Cost(sum(t.cost.forwards for t in terms), sum(t.cost.backwards for t in terms))
         table.add_row("all", "", str(total.forwards), str(total.backwards), f"{relative_cost(total):.2f}x")
@@ -98,5 +99,5 @@ def _summary(shop: Workshop) -> str:
     kind = type(shop.model).__name__
     return (
         f"{kind}, {size:,} parameters; {steps:,} steps of {batch} rows a device = {steps * batch / rows:.2f} epochs; "
-        f"evaluated on {', '.join(shop.splits.evaluations(shop.run.card))}; output in {shop.run.config.output}"
+        f"evaluated on {', '.join(shop.splits.evaluations(shop.run.card))}; output in {plain(shop.run.config.output)}"
     )

@@ -12,8 +12,9 @@ from rich.console import Console
 from seqreg.errors import BadInput
 from seqreg.workbench import config, rows
 from seqreg.workbench.tables import score_table
+from seqreg.workbench.untrusted import plain
 
-out = Console(highlight=False)
+out = Console(highlight=False, markup=False)
 
 
 def train(
@@ -21,10 +22,12 @@ def train(
     terms: Sequence[str],
     variants: Sequence[str],
     settings: Sequence[str],
+    *,
+    trust: bool = False,
     **ways: Any,
 ) -> None:
     """Train a recipe and print its scores; `ways` as in `seqreg.workbench.train.train`."""
-    run = config.resolve(recipe, terms=terms, variants=variants, overrides=settings)
+    run = config.resolve(recipe, terms=terms, variants=variants, overrides=settings, trust=trust)
     from seqreg.workbench import train as work
     from seqreg.workbench.console import console, quiet
 
@@ -32,34 +35,38 @@ def train(
     metrics = work.train(run, **ways)
     if metrics:
         out.print(score_table({metrics["method"]: metrics}))
-        console.print(f"Everything is in {run.config.output}")
+        console.print(f"Everything is in {plain(run.config.output)}")
         if run.config.logging.tensorboard:
-            console.print(f"Curves: tensorboard --logdir {run.config.output}")
+            console.print(f"Curves: tensorboard --logdir {plain(run.config.output)}")
 
 
-def evaluate(folder: Path, file: Path | None, output: Path | None, settings: Sequence[str]) -> None:
+def evaluate(
+    folder: Path, file: Path | None, output: Path | None, settings: Sequence[str], *, trust: bool = False
+) -> None:
     """Score a trained model and print it."""
+    if output is not None and output.exists() and not output.is_dir():
+        raise BadInput(f"--output {output}: a file is in the way")
     config.load(folder, settings)
     from seqreg.workbench import train as work
-    from seqreg.workbench.console import quiet
+    from seqreg.workbench.console import console, quiet
 
     quiet()
-    metrics = work.evaluate_run(folder, file=file, output=output, overrides=tuple(settings))
+    metrics = work.evaluate_run(folder, file=file, output=output, overrides=tuple(settings), trust=trust)
     if metrics:
         out.print(score_table({metrics.get("method", folder.name): metrics}))
-        out.print(f"Scores and predictions are in {output or folder}")
+        console.print(f"Scores and predictions are in {plain(output or folder)}")
 
 
-def predict(folder: Path, source: str, target: str, settings: Sequence[str]) -> None:
+def predict(folder: Path, source: str, target: str, settings: Sequence[str], *, trust: bool = False) -> None:
     """Predict, and say how many."""
     config.load(folder, settings)
     from seqreg.workbench import predict as work
     from seqreg.workbench.console import console, quiet
 
     quiet()
-    count = work.predict(folder, source, target, tuple(settings))
+    count = work.predict(folder, source, target, tuple(settings), trust=trust)
     if target != "-":
-        console.print(f"{count} predictions in {target}")
+        console.print(f"{count} predictions in {plain(target)}")
 
 
 def replay(crash: Path) -> None:
@@ -71,9 +78,11 @@ def replay(crash: Path) -> None:
     out.print(work.replay(crash))
 
 
-def check(recipe: str, terms: Sequence[str], variants: Sequence[str], settings: Sequence[str]) -> None:
+def check(
+    recipe: str, terms: Sequence[str], variants: Sequence[str], settings: Sequence[str], *, trust: bool = False
+) -> None:
     """Print what a training would do."""
-    run = config.resolve(recipe, terms=terms, variants=variants, overrides=settings)
+    run = config.resolve(recipe, terms=terms, variants=variants, overrides=settings, trust=trust)
     from seqreg.workbench import check as work
     from seqreg.workbench.console import quiet
 
@@ -95,7 +104,7 @@ def rouge(predictions: Path, references: Path, *, as_json: bool, **options: Any)
         found = {"means": report.means, "intervals": report.intervals, "counts": report.counts}
         out.print_json(json.dumps({**found, "signature": report.signature}))
     else:
-        out.print(str(report), soft_wrap=True, markup=False)
+        out.print(str(report), soft_wrap=True)
 
 
 def _texts(path: Path, key: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,11 +19,16 @@ from seqreg.workbench.settings import Config
 
 @dataclass(frozen=True)
 class Run:
-    """A configuration with the card of its task."""
+    """A configuration with the card of its task.
+
+    Args:
+        trust: whether the person who started it trusts code that comes with a model; in no file, and never saved
+    """
 
     config: Config
     card: Card
     origins: layers.Layers
+    trust: bool = False
 
     def save(self, folder: Path) -> None:
         """Write config.yaml, which is a recipe again, and the card beside it."""
@@ -34,7 +40,12 @@ class Run:
 
 
 def resolve(
-    recipe: str, *, terms: Sequence[str] = (), variants: Sequence[str] = (), overrides: Sequence[str] = ()
+    recipe: str,
+    *,
+    terms: Sequence[str] = (),
+    variants: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    trust: bool = False,
 ) -> Run:
     """Lay a recipe, its variants, recipes of terms and `key=value` on top of each other, and check the result."""
     path = catalogue.find("recipes", recipe)
@@ -61,11 +72,12 @@ def resolve(
     for assignment in overrides:
         stack.set(assignment)
     _drop_terms(stack)
+    _refuse_trust(stack)
     name = "-".join([path.stem if path.stem != "config" else path.parent.name, *variants])
     stack.values.setdefault("output", f"runs/{name}/{'-'.join(Path(t).stem for t in chosen) or 'baseline'}")
     config = checked(Config, stack.values, stack.origin)
     _check_terms(config, stack)
-    return Run(config, card, stack)
+    return Run(config, card, stack, trust)
 
 
 def _only(block: dict[str, Any], known: Sequence[str], where: str) -> None:
@@ -75,17 +87,18 @@ def _only(block: dict[str, Any], known: Sequence[str], where: str) -> None:
 
 
 def _card(stack: layers.Layers, recipe: Path) -> tuple[Card, Path]:
-    """The card that the layers ask for; a relative path counts from the file that names it."""
+    """The card that the layers ask for; a path that a file names counts from there, and stays in its folder."""
     task = stack.values.get("task")
     if task is None:
         raise BadInput(f"{recipe}: task is missing; choose from {', '.join(catalogue.names('tasks'))}")
-    if isinstance(task, str) and task.endswith((".yaml", ".yml")) and stack.origin("task") != "command line":
-        task = str(recipe.parent / task)
+    own = isinstance(task, str) and task.endswith((".yaml", ".yml"))
     try:
+        if own and stack.origin("task") != "command line":
+            task = str(catalogue.inside(recipe.parent, task))
         card, path = cards.load(task)
     except BadInput as error:
         raise BadInput(f"{stack.origin('task')}: task={task!r}: {error}") from None
-    stack.values["task"] = str(path.resolve()) if task.endswith((".yaml", ".yml")) else task
+    stack.values["task"] = str(path.resolve()) if own else task
     return card, path
 
 
@@ -120,6 +133,12 @@ def _drop_terms(stack: layers.Layers) -> None:
                 del terms[name]
 
 
+def _refuse_trust(stack: layers.Layers) -> None:
+    for key, origin in stack.origins.items():
+        if key.rpartition(".")[2] == "trust_remote_code":
+            raise BadInput(f"{origin}: {key}: not a setting: only a person can trust code, with --trust-remote-code")
+
+
 def _check_terms(config: Config, stack: layers.Layers) -> None:
     """Build the criterion once, so that a misspelt term or setting is found before anything else happens."""
     try:
@@ -131,15 +150,14 @@ def _check_terms(config: Config, stack: layers.Layers) -> None:
         for name, settings in config.terms.items():
             for key, value in (settings or {}).items():
                 if word in (key, value):
-                    raise BadInput(
-                        f"{stack.origin(f'terms.{name}.{key}')}: terms.{name}.{key}={value!r}: {message}"
-                    ) from None
+                    where, what = stack.origin(f"terms.{name}.{key}"), f"terms.{name}.{key}={value!r}"
+                    raise BadInput(f"{where}: {what}: {message.removeprefix(f'{name}: {key}={value!r}: ')}") from None
         named = [f"terms.{name}" for name in config.terms if f"{name!r}" in message or name == word]
         raise BadInput(f"{stack.origin(named[0] if named else 'terms')}: {message}") from None
 
 
-def load(folder: Path, overrides: Sequence[str] = ()) -> Run:
+def load(folder: Path, overrides: Sequence[str] = (), *, trust: bool = False) -> Run:
     """The run that was saved in a folder."""
-    if not (folder / "config.yaml").is_file():
+    if not os.path.isfile(folder / "config.yaml"):
         raise BadInput(f"{folder}: not a run of seqreg: it has no config.yaml")
-    return resolve(str(folder / "config.yaml"), overrides=overrides)
+    return resolve(str(folder / "config.yaml"), overrides=overrides, trust=trust)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
+import huggingface_hub
 import transformers
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import TrainerCallback
 
-console = Console(stderr=True, highlight=False)
+from seqreg.workbench.untrusted import plain
+
+console = Console(stderr=True, highlight=False, markup=False)
 """For everything that is not a result: standard output is for results."""
 
 
@@ -29,11 +33,12 @@ class Bars(TrainerCallback):
     def __init__(self) -> None:
         self.progress = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            TimeRemainingColumn(), TextColumn("[dim]{task.fields[note]}"), console=console,
+            TimeRemainingColumn(), TextColumn("{task.fields[note]}", style="dim", markup=False), console=console,
             disable=not console.is_terminal,
         )  # fmt: skip
         self.training: Any = None
         self.evaluating: Any = None
+        self.said = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.is_world_process_zero:
@@ -45,8 +50,11 @@ class Bars(TrainerCallback):
             self.progress.update(self.training, completed=state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        if self.training is not None and logs and "train_loss" in logs and not self.said:  # shorter than logging.every
+            console.print(f"  step {state.global_step:5d}  loss {logs['train_loss']:.4f} on average")
         if self.training is None or not logs or "loss" not in logs:
             return
+        self.said = True
         parts = " + ".join(f"{key[5:]} {value:.4f}" for key, value in logs.items() if key.startswith("part/"))
         line = f"loss {logs['loss']:.4f} = {parts}"
         self.progress.update(self.training, note=line)
@@ -87,3 +95,10 @@ def quiet() -> None:
     """No bars and notes of the libraries below; what matters is said by us."""
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
+    huggingface_hub.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    warnings.showwarning = _say
+
+
+def _say(message: Warning | str, *_: Any, **__: Any) -> None:
+    """A warning as one line, without the code that it comes from."""
+    console.print(f"seqreg: warning: {plain(message)}", soft_wrap=True)

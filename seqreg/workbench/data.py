@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import random
-import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from seqreg.errors import BadInput
 from seqreg.workbench import newsroom, rows
-from seqreg.workbench.cards import Card, HubSplit, Names
+from seqreg.workbench.cards import Card, HubSplit
+from seqreg.workbench.examples import Example, column_of, example, examples, names_of
 from seqreg.workbench.rows import Row
 from seqreg.workbench.settings import Data
 
 ALIASES = {"validation": ("dev", "valid", "val", "validation_matched"), "mismatched": ("validation_mismatched",)}
-
-
-@dataclass(frozen=True)
-class Example:
-    """One row, cleaned. `target` is the text to generate, `label` the class id or the number."""
-
-    source: str
-    second: str | None = None
-    target: str | None = None
-    label: int | float | None = None
 
 
 @dataclass
@@ -45,7 +35,7 @@ class Splits:
 def load(card: Card, data: Data, *, needs_train: bool = True) -> Splits:
     """All splits of a task, from where `data` says."""
     if data.path is not None:
-        splits = _local(card, Path(data.path), needs_train)
+        splits = _local(card, data, needs_train)
     elif card.generated is not None:
         splits = _generated(card)
     elif card.hub is not None:
@@ -57,118 +47,60 @@ def load(card: Card, data: Data, *, needs_train: bool = True) -> Splits:
             raise BadInput(f"data.limit.{name}: there is no split of this name, only {', '.join(splits.sets)}")
         splits.sets[name] = splits.sets[name][:most]
     _warn_of_overlap(splits)
+    _warn_of_one_class(card, splits)
     return splits
 
 
 def read_file(card: Card, path: Path, *, labelled: bool = True) -> list[Example]:
     """All examples of one file."""
-    found, notes = _examples(card, rows.read(path), labelled=labelled)
+    found, notes = examples(card, rows.read(path), labelled=labelled)
     if not found:
         raise BadInput(f"{path}: 0 examples{'; ' + notes[0] if notes else ''}")
     return found
 
 
-def example(card: Card, row: Row, where: str, *, labelled: bool = True) -> Example | None:
-    """One row by the rules of its card; None where the card says to drop it."""
-    columns = card.columns
-    texts: dict[str, str | None] = {"source": _text(card, row, "source", columns.source, where)}
-    texts["second"] = None if columns.second is None else _text(card, row, "second", columns.second, where)
-    if not labelled and not any(name in row for name in _names(columns.target) + _names(columns.label)):
-        return Example(str(texts["source"]), texts["second"])
-    if card.kind == "generation" and columns.target is not None:
-        return Example(str(texts["source"]), texts["second"], _text(card, row, "target", columns.target, where))
-    value = _column(row, columns.label or "label", where)
-    if str(value) in card.drop:
-        return None
-    return Example(str(texts["source"]), texts["second"], label=_label(card, value, where))
-
-
-def _names(names: Names | None) -> list[str]:
-    return [names] if isinstance(names, str) else list(names or [])
-
-
-def _column(row: Row, names: Names, where: str) -> Any:
-    for name in _names(names):
-        if name in row:
-            if row[name] is None:
-                raise BadInput(f"{where}: the column {name!r} is empty (null)")
-            return row[name]
-    expected = " or ".join(repr(name) for name in _names(names))
-    raise BadInput(f"{where}: no column {expected}; it has {', '.join(map(repr, row)) or 'none'}")
-
-
-def _text(card: Card, row: Row, part: str, names: Names, where: str) -> str:
-    value = _column(row, names, where)
-    if not isinstance(value, str):
-        raise BadInput(f"{where}: {part} is {value!r}: expected text")
-    for rule in card.clean:
-        if rule.column == part:
-            value = re.sub(rule.pattern, rule.by, value)
-    return value.strip()
-
-
-def _label(card: Card, value: Any, where: str) -> int | float:
-    """A class by its name or number, or a number to predict."""
-    if card.labels is None:
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            raise BadInput(f"{where}: label {value!r}: expected a number") from None
-    text = str(value).strip()
-    if text in card.labels:
-        return card.labels.index(text)
-    if text.isdigit() and int(text) < len(card.labels) and not isinstance(value, (bool, float)):
-        return int(text)
-    raise BadInput(
-        f"{where}: label {value!r}: expected 0 to {len(card.labels) - 1}, or one of {', '.join(card.labels)}"
-    )
-
-
-def _examples(
-    card: Card, found: Iterable[tuple[str, Row]], *, training: bool = False, labelled: bool = True
-) -> tuple[list[Example], list[str]]:
-    """Examples, and what was left out: dropped labels; for training, texts that are empty."""
-    kept: list[Example] = []
-    left_out: Counter[str] = Counter()
-    for where, row in found:
-        one = example(card, row, where, labelled=labelled)
-        if one is None:
-            left_out["a label that the card drops"] += 1
-        elif training and not (one.source and one.target != ""):
-            left_out["an empty text"] += 1
-        else:
-            kept.append(one)
-    return kept, [f"{count} rows left out: {why}" for why, count in left_out.items()]
-
-
-def _local(card: Card, path: Path, needs_train: bool) -> Splits:
-    if path.is_file():
-        return _one_file(card, path)
-    if not path.is_dir():
+def _local(card: Card, data: Data, needs_train: bool) -> Splits:
+    path = Path(data.path or "")
+    if os.path.isfile(path):
+        return _one_file(card, path, data.most_empty)
+    if not os.path.isdir(path):
         raise BadInput(f"data.path={path}: no such file or folder")
     splits = Splits({})
     for name in dict.fromkeys(["train", "validation", "test", *card.splits]):
         file = _file_of(path, name)
         if file is None:
             continue
-        found, notes = _examples(card, rows.read(file), training=name == "train")
+        if name not in ("train", "validation", *card.evaluations):
+            splits.notes.append(
+                f"{file.name} is there and not scored: this task is judged by {', '.join(card.evaluations)}"
+            )
+            continue
+        most = data.most_empty if name == "train" else 1.0
+        found, notes = examples(card, rows.read(file), training=name == "train", empty=most)
         if not found:
-            raise BadInput(f"{file}: 0 examples")
+            raise BadInput(f"{file}: 0 examples{'; ' + notes[0] if notes else ''}")
         splits.sets[name] = found
         splits.notes += [f"{file.name}: {note}" for note in notes]
     if "train" not in splits.sets and needs_train:
         raise BadInput(f"data.path={path}: expected a file train{'|'.join(rows.ENDINGS)} in it")
+    if not splits.sets:
+        raise BadInput(f"data.path={path}: no file for {', '.join(['validation', *card.evaluations])} in it")
     if "validation" not in splits.sets and "train" in splits.sets:
-        shuffled = _shuffled(splits.sets["train"])
-        held = max(1, len(shuffled) // 10)
-        splits.sets["train"], splits.sets["validation"] = shuffled[held:], shuffled[:held]
-        splits.notes.append(f"no validation file: {held} training rows, by a fixed shuffle, are held out for it")
-    for name in splits.sets.keys() - {"train", "validation", *card.evaluations}:
-        splits.notes.append(f"{name} is there and not scored: this task is judged by {', '.join(card.evaluations)}")
+        _hold_out(splits, path)
     missing = [name for name in card.evaluations if name not in splits.sets]
     if missing and "validation" in splits.sets:
         splits.notes.append(f"no file for {', '.join(missing)}: not evaluated on")
     return splits
+
+
+def _hold_out(splits: Splits, path: Path) -> None:
+    """Take a tenth of the training rows for validation."""
+    shuffled = _shuffled(splits.sets["train"])
+    if len(shuffled) < 2:
+        raise BadInput(f"data.path={path}: one training row, and no file validation{'|'.join(rows.ENDINGS)}: add one")
+    held = max(1, len(shuffled) // 10)
+    splits.sets["train"], splits.sets["validation"] = shuffled[held:], shuffled[:held]
+    splits.notes.append(f"no validation file: {held} training rows, by a fixed shuffle, are held out for it")
 
 
 def _file_of(folder: Path, name: str) -> Path | None:
@@ -179,8 +111,8 @@ def _file_of(folder: Path, name: str) -> Path | None:
     return None
 
 
-def _one_file(card: Card, path: Path) -> Splits:
-    found, notes = _examples(card, rows.read(path), training=True)
+def _one_file(card: Card, path: Path, empty: float) -> Splits:
+    found, notes = examples(card, rows.read(path), training=True, empty=empty)
     if len(found) < 3:
         raise BadInput(f"{path}: {len(found)} examples; at least 3 are needed to split it, or give a folder")
     shuffled = _shuffled(found)
@@ -188,6 +120,7 @@ def _one_file(card: Card, path: Path) -> Splits:
     sets: dict[str, Sequence[Example]] = {
         "train": shuffled[2 * held :], "validation": shuffled[:held], "test": shuffled[held : 2 * held],
     }  # fmt: skip
+    notes = [f"{path.name}: {note}" for note in notes]
     return Splits(sets, [*notes, f"{path.name} is split 80%, 10%, 10% by a fixed shuffle"])
 
 
@@ -199,7 +132,7 @@ def _generated(card: Card) -> Splits:
     assert card.generated is not None
     sizes = card.generated.rows
     made = newsroom.stories(sum(sizes.values()), card.generated.seed)
-    found, _ = _examples(card, (("generated", row) for row in made))
+    found, _ = examples(card, (("generated", row) for row in made))
     sets: dict[str, Sequence[Example]] = {}
     for name, size in sizes.items():
         sets[name], found = found[:size], found[size:]
@@ -240,12 +173,12 @@ def _hub(card: Card, name: str) -> Sequence[Example]:
         else:
             loaded = datasets.load_dataset(card.hub.repo, config, split=wanted.split)
     except Exception as error:  # the hub's clients raise dozens of kinds; the answer to all is the same
-        columns = ", ".join(_names(names)[0] for names in card.columns.model_dump().values() if names)
+        columns = ", ".join(names_of(names)[0] for names in card.columns.model_dump().values() if names)
         raise BadInput(
             f"{card.title}: {card.hub.repo} cannot be had from the hub ({_reason(error)}): give a local copy by "
             f"data.path=FOLDER that has {', '.join(card.splits)} as .jsonl, .csv or .parquet with {columns}"
         ) from None
-    label = _names(card.columns.label)
+    label = names_of(card.columns.label)
     kept = loaded.filter(lambda row: _whole(card, row, name == "train", label))
     return _Lazy(kept, lambda row, where: example(card, row, where), f"{card.hub.repo} {name}")
 
@@ -262,17 +195,27 @@ def _whole(card: Card, row: Row, training: bool, label: list[str]) -> bool:
     if not training:
         return True
     texts = [names for names in (card.columns.source, card.columns.target) if names is not None]
-    return all(str(_column(row, names, "hub")).strip() for names in texts)
+    return all(str(column_of(row, names, "hub")[1]).strip() for names in texts)
 
 
 def _warn_of_overlap(splits: Splits) -> None:
-    """Say so when evaluation rows are in the training set; only for data in memory."""
+    """Say so when rows are there twice or evaluation rows are in the training set; only for data in memory."""
     train = splits.sets.get("train")
     if not isinstance(train, list):
         return
     seen = {(one.source, one.second, one.target) for one in train}
+    if len(seen) < len(train):
+        splits.notes.append(f"{len(train) - len(seen)} of {len(train)} train rows repeat another")
     for name, found in splits.sets.items():
         if name != "train" and isinstance(found, list):
             shared = sum((one.source, one.second, one.target) in seen for one in found)
             if shared:
                 splits.notes.append(f"{shared} of {len(found)} {name} rows are in the training set too")
+
+
+def _warn_of_one_class(card: Card, splits: Splits) -> None:
+    """Say so when all rows of a split have one class: nothing can be learnt or scored there; for data in memory."""
+    for name, found in splits.sets.items() if card.kind == "classification" else ():
+        if isinstance(found, list) and len({one.label for one in found}) == 1:
+            only = (card.labels or [])[int(found[0].label or 0)]
+            splits.notes.append(f"all {len(found)} {name} rows have the label {only!r}: a score there says little")

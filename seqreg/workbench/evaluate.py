@@ -14,7 +14,8 @@ from seqreg.metrics.classification import classification
 from seqreg.metrics.rouge import rouge
 from seqreg.workbench.cards import Card
 from seqreg.workbench.config import Run
-from seqreg.workbench.data import Example
+from seqreg.workbench.console import console
+from seqreg.workbench.examples import Example
 from seqreg.workbench.models import Encoded
 
 
@@ -81,7 +82,9 @@ def score_texts(texts: Sequence[str], examples: Sequence[Example], card: Card, *
     """ROUGE against the whole references, not against what was left of them after cutting."""
     chosen = [examples[index] for index in range(len(texts))]
     references, sources = [one.target or "" for one in chosen], [one.source for one in chosen]
-    report = rouge(texts, references, sources=sources, split=card.sentences, **options)
+    report = rouge(texts, references, sources=sources, split=card.sentences, tokenizer=card.words, **options)
+    if report.counts["empty"] == len(texts):
+        console.print(f"seqreg: warning: all {len(texts)} predictions are empty: has the model learnt anything yet?")
     means = {kind: 100 * mean for kind, mean in report.means.items()}
     rows = [
         {"index": index, "prediction": text, "reference": reference}

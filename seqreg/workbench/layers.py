@@ -15,18 +15,37 @@ from seqreg.errors import BadInput
 
 LIMIT = 1_000_000
 """Bytes of a file that is certainly not a recipe."""
+DEPTH = 20
+"""Mappings and lists inside each other; a recipe has five."""
+
+
+_BROKEN = re.compile("[\0\ud800-\udfff]")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's plain values: 1e-5 is a number, `no` and 12:30 are text. No aliases, no duplicate keys."""
+    """YAML 1.2's plain values: 1e-5 is a number, `no` and 12:30 are text. No aliases, tags or duplicate keys."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}
+    depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if self.check_event(yaml.events.AliasEvent):
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.composer.ComposerError(None, None, "aliases are not allowed", mark)
-        return super().compose_node(parent, index)
+            raise yaml.composer.ComposerError(None, None, "aliases are not allowed", event.start_mark)
+        if getattr(event, "tag", None) is not None:
+            raise yaml.composer.ComposerError(None, None, f"the tag {event.tag!r} is not allowed", event.start_mark)
+        if self.depth == DEPTH:
+            raise yaml.composer.ComposerError(None, None, f"more than {DEPTH} levels deep", event.start_mark)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_scalar(self, node: Any) -> Any:
+        text = super().construct_scalar(node)
+        if isinstance(text, str) and _BROKEN.search(text):
+            raise yaml.constructor.ConstructorError(None, None, "a text has a NUL or half a character", node.start_mark)
+        return text
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen: set[Any] = set()
@@ -61,9 +80,12 @@ def parse(text: str, where: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
-        raise BadInput(f"{where}{line}: {getattr(error, 'problem', None) or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{where}: {error}") from None
+        what = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise BadInput(f"{where}{line}: {what}") from None
+    except RecursionError:  # the scanner itself, in thousands of brackets
+        raise BadInput(f"{where}: more than {DEPTH} levels deep") from None
+    except ValueError as error:
+        raise BadInput(f"{where}: {str(error).partition(':')[0]}") from None
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -71,7 +93,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > LIMIT:
             raise BadInput(f"{path}: larger than {LIMIT} bytes: is it a recipe?")
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
     values = parse(text, str(path))

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import torch
 import transformers
+from huggingface_hub.errors import HfHubHTTPError
 from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
 from tokenizers import models as tokenizer_models
 from tokenizers import trainers as tokenizer_trainers
 from torch.utils.data import Dataset
+from transformers.models.auto import modeling_auto as auto_models
 
 from seqreg.errors import BadInput, nearest
 from seqreg.integrations.hf import r4f
+from seqreg.integrations.hf.model import special
 from seqreg.workbench.cards import Card
-from seqreg.workbench.data import Example
+from seqreg.workbench.examples import Example
 from seqreg.workbench.settings import Config
 
 SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
@@ -106,27 +111,33 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
     )
 
 
-def load_tokenizer(config: Config, texts: Iterable[str]) -> Any:
+def load_tokenizer(config: Config, texts: Iterable[str], *, trust: bool = False) -> Any:
     """The tokenizer of a run; `texts` are for one that has to be trained."""
     name = config.model.tokenizer or config.model.name
     if name is None:
         return train_tokenizer(texts, config.model.vocabulary)
-    return _fetched(transformers.AutoTokenizer, name, "tokenizer")
+    return _fetched(transformers.AutoTokenizer, name, "tokenizer", trust)
 
 
-def load_model(config: Config, card: Card, tokenizer: Any) -> Any:
-    """The model of a run, in float32, with its head and the generation settings of the recipe."""
+def load_model(config: Config, card: Card, tokenizer: Any, *, trust: bool = False) -> Any:
+    """The model of a run, in float32, with its head and the generation settings of the recipe.
+
+    Args:
+        trust: run the code that a model brings along; only a person at the command line can say so
+    """
     seq2seq = card.kind == "generation"
     auto = transformers.AutoModelForSeq2SeqLM if seq2seq else transformers.AutoModelForSequenceClassification
     labels = {} if seq2seq else _labels(card)
     if config.model.name is None:
-        model = auto.from_config(_fresh_config(config, tokenizer, labels))
+        model = _from_scratch(auto, config, tokenizer, labels, seq2seq)
     else:
-        settings = _fetched(transformers.AutoConfig, config.model.name, "model", **labels)
+        settings = _fetched(transformers.AutoConfig, config.model.name, "model", trust, **labels)
         _check_known(config, settings)
+        _check_kind(settings.model_type, config.model.name, seq2seq, trust)
         settings.update(config.model.settings)
-        model = _fetched(auto, config.model.name, "model", dtype=torch.float32, config=settings)
+        model = _fetched(auto, config.model.name, "model", trust, dtype=torch.float32, config=settings)
     _check_fit(model, tokenizer, config, seq2seq)
+    _check_tokens(model, tokenizer)
     if seq2seq:
         set_generation(model, config)
     return r4f(model, config.model.head_layers) if config.model.head == "r4f" else model
@@ -143,11 +154,59 @@ def _labels(card: Card) -> dict[str, Any]:
     }
 
 
-def _fresh_config(config: Config, tokenizer: Any, labels: Mapping[str, Any]) -> Any:
-    """A configuration from scratch, which fits the tokenizer and the lengths."""
+def _from_scratch(auto: Any, config: Config, tokenizer: Any, labels: Mapping[str, Any], seq2seq: bool) -> Any:
     name = config.model.architecture or ""
     if name not in transformers.CONFIG_MAPPING:
         raise BadInput(f"model.architecture={name!r}: unknown; {nearest(name, transformers.CONFIG_MAPPING.keys())}")
+    _check_kind(name, f"model.architecture={name}", seq2seq)
+    try:
+        return auto.from_config(_fresh_config(config, tokenizer, labels))
+    except BadInput:
+        raise
+    except Exception as error:  # configurations and models of any architecture: of any kind, and all mean the same
+        raise BadInput(
+            f"model.architecture={name} cannot be built with model.settings={config.model.settings}: {_reason(error)}"
+        ) from None
+
+
+def _check_kind(kind: str, where: str, seq2seq: bool, trust: bool = False) -> None:
+    """Refuse a model that cannot do the task, in fewer words than transformers."""
+    if seq2seq and kind not in auto_models.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES and not trust:
+        raise BadInput(f"{where}: {kind} has no encoder and decoder: choose a model such as bart, pegasus or t5")
+    if not seq2seq and kind not in auto_models.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES and not trust:
+        raise BadInput(f"{where}: {kind} cannot classify texts: choose a model such as roberta, bert or bart")
+
+
+def _check_tokens(model: Any, tokenizer: Any) -> None:
+    """Warn of a tokenizer that is probably another model's: their special tokens are not the same."""
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        own, other = special(model, name), getattr(tokenizer, name)
+        if own is not None and other is not None and own != other:
+            warnings.warn(f"{name} is {own} in the model and {other} in the tokenizer: is it another's?", stacklevel=3)
+
+
+def probe(config: Config) -> None:
+    """Refuse a precision that this machine cannot compute in, by trying it."""
+    wanted = config.optimisation.precision
+    if wanted == "fp32":
+        return
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    device = device or torch.device("cpu")
+    refusal = f"optimisation.precision={wanted}: this machine's {device.type} cannot"
+    if wanted == "fp16" and device.type == "cpu":
+        raise BadInput(f"{refusal}: set optimisation.precision=fp32 or bf16")
+    layer, half = torch.nn.Linear(8, 8, device=device), {"fp16": torch.float16, "bf16": torch.bfloat16}[wanted]
+    try:
+        with torch.autocast(device.type, dtype=half):
+            found = torch.softmax(layer(torch.ones(2, 8, device=device)), -1).float().sum()
+        torch.autograd.grad(found, layer.weight)
+    except (RuntimeError, NotImplementedError) as error:
+        raise BadInput(f"{refusal} ({_reason(error)}): set optimisation.precision=fp32") from None
+
+
+def _fresh_config(config: Config, tokenizer: Any, labels: Mapping[str, Any]) -> Any:
+    """A configuration from scratch, which fits the tokenizer and the lengths."""
+    name = config.model.architecture or ""
     pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
     room = max(config.data.max_source, config.data.max_target, config.generation.max_length) + 8
     settings = {
@@ -164,7 +223,8 @@ def _fresh_config(config: Config, tokenizer: Any, labels: Mapping[str, Any]) -> 
 def _check_known(config: Config, known: Any) -> None:
     for key in config.model.settings:
         if not hasattr(known, key):
-            raise BadInput(f"model.settings.{key}: {known.model_type} has no such setting; {nearest(key, vars(known))}")
+            options = [name for name in vars(known) if not name.startswith("_")]
+            raise BadInput(f"model.settings.{key}: {known.model_type} has no such setting; {nearest(key, options)}")
 
 
 def set_generation(model: Any, config: Config) -> None:
@@ -176,6 +236,11 @@ def set_generation(model: Any, config: Config) -> None:
     target.length_penalty = chosen.length_penalty if beams else 1.0
     target.early_stopping = chosen.early_stopping if beams else False
     target.max_new_tokens = None
+    try:
+        target.validate(strict=True)
+    except ValueError as error:  # it would be refused by the first save
+        where = config.model.name or "model"
+        raise BadInput(f"{where}: its generation settings contradict each other: {_reason(error)}") from None
 
 
 def _check_fit(model: Any, tokenizer: Any, config: Config, seq2seq: bool) -> None:
@@ -186,7 +251,10 @@ def _check_fit(model: Any, tokenizer: Any, config: Config, seq2seq: bool) -> Non
             f"the tokenizer has {len(tokenizer)} tokens, but the model only {size}: they do not belong together"
         )
     if tokenizer.pad_token_id is None:
-        raise BadInput("the tokenizer has no padding token: batches cannot be made with it")
+        raise BadInput(
+            "the tokenizer has no padding token, so batches cannot be made: set pad_token in its "
+            "tokenizer_config.json, or choose another with model.tokenizer=NAME"
+        )
     offset = model.config.pad_token_id + 1 if model.config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
     room = getattr(model.config, "max_position_embeddings", None)
     lengths = {"data.max_source": config.data.max_source}
@@ -197,18 +265,42 @@ def _check_fit(model: Any, tokenizer: Any, config: Config, seq2seq: bool) -> Non
             raise BadInput(f"{key}={length}: the model has only {room - offset} positions")
 
 
-def _fetched(auto: Any, name: str, what: str, **settings: Any) -> Any:
-    """`from_pretrained`, with one line when it cannot be had. Code of model repositories is never run."""
-    folder = Path(name).is_dir()
+def _fetched(auto: Any, name: str, what: str, trust: bool, **settings: Any) -> Any:
+    """`from_pretrained`, with one line when it cannot be had. Code of model repositories runs only if trusted."""
+    folder = os.path.isdir(name)
     if not folder and name.startswith((".", "/", "~")):
         raise BadInput(f"model.name={name}: no such folder")
+    local = not folder and not _reachable(name)
     try:
-        return auto.from_pretrained(name, trust_remote_code=False, **settings)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        return auto.from_pretrained(name, trust_remote_code=trust, local_files_only=local, **settings)
+    except Exception as error:  # every library of the hub has its own kinds; the answer to all is the same
+        if "trust_remote_code" in str(error) and not trust:
+            raise BadInput(
+                f"{name}: this {what} brings its own code, which would run with your rights: read it, and if you trust "
+                "it give --trust-remote-code"
+            ) from None
         if folder:
-            raise BadInput(f"{name}: no {what} can be loaded from this folder: {str(error).splitlines()[0]}") from None
+            raise BadInput(f"{name}: no {what} can be loaded from this folder: {_reason(error)}") from None
         offline = " (HF_HUB_OFFLINE=1 is set)" if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
         raise BadInput(
             f"the {what} {name} is not on this machine and cannot be downloaded{offline}: run `hf download {name}` "
             "where there is a network, or set model.name=FOLDER"
         ) from None
+
+
+@functools.lru_cache(maxsize=8)
+def _reachable(name: str) -> bool:
+    """Whether the hub answers at all: asked once, without the half minute of retries of every single file."""
+    try:
+        huggingface_hub.model_info(name, timeout=10)
+    except HfHubHTTPError:  # an answer, if not the one hoped for: the download will tell
+        return True
+    except Exception:  # of whatever HTTP client the hub's library has
+        return False
+    return True
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:200] if lines else type(error).__name__

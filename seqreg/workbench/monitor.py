@@ -20,6 +20,7 @@ from seqreg.workbench import layers
 from seqreg.workbench.config import Run
 from seqreg.workbench.console import warn
 from seqreg.workbench.evaluate import Scored, Scorer
+from seqreg.workbench.untrusted import code, fenced
 
 _UNUSED = ("epoch", "num_input_tokens_seen", "total_flos", "train_runtime", "train_loss")
 
@@ -46,7 +47,7 @@ class Monitor(TrainerCallback):
             threading.excepthook = _unless_writing
             self.writer = SummaryWriter(str(self.folder), purge_step=later if self.folder.exists() else None)
             self.writer.add_custom_scalars(layout(self.run))
-            self.writer.add_text("config", f"```yaml\n{layers.dump(self.run.config.model_dump(mode='json'))}\n```")
+            self.writer.add_text("config", fenced(layers.dump(self.run.config.model_dump(mode="json")), "yaml"))
             experiment, start, _ = _hparams(self.run)
             self.writer.file_writer.add_summary(experiment)
             self.writer.file_writer.add_summary(start)
@@ -194,10 +195,5 @@ def samples(scorer: Scorer, count: int) -> str:
     if not rows:
         return ""
     lines = ["| prediction | reference |", "|---|---|"]
-    lines += [f"| {_cell(row['prediction'])} | {_cell(row['reference'])} |" for row in rows]
+    lines += [f"| {code(row['prediction'])} | {code(row['reference'])} |" for row in rows]
     return "\n".join(lines)
-
-
-def _cell(value: Any) -> str:
-    text = str(value).replace("`", "'").replace("|", "¦").replace("\n", " ⏎ ")
-    return f"`{text[:500]}`" if text.strip() else "*(empty)*"

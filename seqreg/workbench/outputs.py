@@ -12,10 +12,12 @@ import torch
 import transformers
 
 from seqreg.version import __version__
+from seqreg.workbench import layers
 from seqreg.workbench.config import Run
 from seqreg.workbench.evaluate import Scored
 from seqreg.workbench.files import write_text
 from seqreg.workbench.tables import METRICS
+from seqreg.workbench.untrusted import code, one_line, prose
 
 
 def write_scores(folder: Path, run: Run, found: Mapping[str, Scored], **further: Any) -> dict[str, Any]:
@@ -56,32 +58,31 @@ def _write_predictions(folder: Path, suffix: str, rows: list[dict[str, Any]], te
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     write_text(folder / f"predictions{suffix}.jsonl", lines)
     if texts:  # one a line: a line break inside a text is written <n>
-        plain = "".join(row["prediction"].replace("\n", "<n>") + "\n" for row in rows)
+        plain = "".join(one_line(row["prediction"]) + "\n" for row in rows)
         write_text(folder / f"generated_predictions{suffix}.txt", plain)
 
 
 def write_card(folder: Path, run: Run, metrics: Mapping[str, Any]) -> None:
     """README.md in the manner of the hub: the method, its settings and its scores."""
     config, card = run.config, run.card
-    criterion = repr(config.criterion())
-    base = config.model.name or f"a {config.model.architecture} from scratch"
+    criterion = code(config.criterion(), most=2000)
+    base = prose(config.model.name or f"a {config.model.architecture} from scratch")
     scores = [
-        f"| {split} | {name} | {value:.2f} | {_interval(numbers['intervals'].get(name))} |"
+        f"| {prose(split)} | {name} | {value:.2f} | {_interval(numbers['intervals'].get(name))} |"
         for split, numbers in metrics["scores"].items()
         for name, value in numbers.items()
         if name in numbers["intervals"] or (split == "average" and name != "score" and isinstance(value, float))
     ]
     signatures = sorted({numbers["signature"] for numbers in metrics["scores"].values() if numbers["signature"]})
-    base_model = [f"base_model: {config.model.name}"] if config.model.name and "/" in config.model.name else []
+    base_model = {"base_model": config.model.name} if config.model.name and "/" in config.model.name else {}
     kind = {"generation": "text2text-generation"}.get(card.kind, "text-classification")
-    header = ["---", "library_name: transformers", *base_model, f"pipeline_tag: {kind}", "tags:", "- seqreg"]
-    header += [f"- {name}" for name in config.terms] + ["---"]
+    about = {"library_name": "transformers", **base_model, "pipeline_tag": kind, "tags": ["seqreg", *config.terms]}
     lines = [
-        *header, "", f"# {card.title}: {config.method}", "",
-        f"Fine-tuned from {base} on {card.title} with [seqreg](https://pypi.org/project/seqreg/) {__version__}.",
-        "", f"Loss: `{criterion}`", "",
+        "---", f"{layers.dump(about)}---", "", f"# {prose(card.title)}: {prose(config.method)}", "",
+        f"Fine-tuned from {base} on {prose(card.title)} with [seqreg](https://pypi.org/project/seqreg/) {__version__}.",
+        "", f"Loss: {criterion}", "",
         "| split | score | value (%) | interval |", "|---|---|---|---|", *scores, "",
-        *(f"Signature: `{signature}`" for signature in signatures), "",
+        *(f"Signature: {code(signature).replace('¦', '|')}" for signature in signatures), "",
         f"Trained for {metrics.get('train', {}).get('steps', '?')} steps with seed {config.seed}. All settings are in "
         "config.yaml, which is a recipe: `seqreg train config.yaml`. The scores of every example are in "
         "predictions.jsonl.", "",

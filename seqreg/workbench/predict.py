@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,38 +15,42 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from seqreg.errors import BadInput
-from seqreg.workbench import data, models, rows
+from seqreg.workbench import models, rows
 from seqreg.workbench.cards import Card
 from seqreg.workbench.config import Run
 from seqreg.workbench.console import console
-from seqreg.workbench.data import Example
 from seqreg.workbench.evaluate import class_row, decode
+from seqreg.workbench.examples import Example, example
 from seqreg.workbench.train import trained
+from seqreg.workbench.untrusted import one_line, plain
 
 WINDOW = 16
 """Batches that are read ahead, so that texts of like length share a batch."""
 
 
-def predict(folder: Path, source: str, target: str, overrides: tuple[str, ...] = ()) -> int:
+def predict(folder: Path, source: str, target: str, overrides: tuple[str, ...] = (), *, trust: bool = False) -> int:
     """Read `source`, write `target` ("-" for the standard streams), and return how many were predicted.
 
     Text has one example a line (the two texts of a pair apart by a tab), with <n> for line breaks inside. JSONL, CSV,
     TSV and Parquet have the card's columns, and become JSONL: every row with its "prediction".
     """
-    run = trained(folder, overrides)
-    if source != "-" and not Path(source).is_file():
+    run = trained(folder, overrides, trust=trust)
+    if source != "-" and not os.path.isfile(source):
         raise BadInput(f"{source}: no such file")
+    if target != "-" and os.path.exists(target) and os.path.exists(source) and os.path.samefile(source, target):
+        raise BadInput(f"{target}: the input would be overwritten: choose another output")
     whole = Path(source).suffix in rows.ENDINGS
-    tokenizer = models.load_tokenizer(run.config, ())
-    model = models.load_model(run.config, run.card, tokenizer).eval()
+    read = _rows if whole else _lines
+    size = None if source == "-" else sum(1 for _ in read(source, run.card))  # and all of it is right
+    tokenizer = models.load_tokenizer(run.config, (), trust=trust)
+    model = models.load_model(run.config, run.card, tokenizer, trust=trust).eval()
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     written = 0
-    with sys.stdout if target == "-" else open(target, "w", encoding="utf-8") as out:
+    with _standard(sys.stdout) if target == "-" else _opened(target) as out:
         columns = (TextColumn("predicting"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True) as progress:
-            bar = progress.add_task("", total=_size(source, whole))
-            read = _rows(source, run.card) if whole else _lines(source, run.card)
-            for row, found in _answers(model, tokenizer, run, read):
+            bar = progress.add_task("", total=size)
+            for row, found in _answers(model, tokenizer, run, read(source, run.card)):
                 as_json = whole or target.endswith(".jsonl")
                 _write(out, row, found, as_json)
                 written += 1
@@ -52,40 +58,55 @@ def predict(folder: Path, source: str, target: str, overrides: tuple[str, ...] =
     return written
 
 
-def _size(source: str, whole: bool) -> int | None:
-    if source == "-" or source.endswith(".parquet"):
-        return None
-    if whole:
-        return sum(1 for _ in rows.read(Path(source)))
-    with open(source, "rb") as file:
-        return sum(1 for _ in file)
+def _opened(target: str) -> TextIO:
+    try:
+        return open(target, "w", encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"{target}: cannot be written: {error.strerror}") from None
+
+
+def _standard(stream: TextIO) -> TextIO:
+    """A standard stream, which has UTF-8 whatever the locale says."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(encoding="utf-8")
+    return stream
 
 
 def _rows(source: str, card: Card) -> Iterator[tuple[dict[str, Any], Example]]:
     for where, row in rows.read(Path(source)):
-        one = data.example(card, row, where, labelled=False)
+        one = example(card, row, where, labelled=False)
         if one is not None:
             yield row, one
 
 
 def _lines(source: str, card: Card) -> Iterator[tuple[dict[str, Any], Example]]:
-    with sys.stdin if source == "-" else open(source, encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if source == "-" and line.lstrip().startswith('{"'):
-                raise BadInput(f"-:{number}: this is JSONL, and the standard input is read as text: give a file")
-            first, tab, second = line.rstrip("\n").replace("<n>", "\n").partition("\t")
-            if card.columns.second is not None and not tab:
-                raise BadInput(f"{source}:{number}: expected two texts apart by a tab")
-            if card.columns.second is None:
-                first, second = first + tab + second, ""
-            yield {"source": first}, Example(first, second if card.columns.second is not None else None)
+    for number, line in _stdin() if source == "-" else rows.lines(Path(source)):
+        if source == "-" and line.lstrip().startswith('{"'):
+            raise BadInput(f"-:{number}: this is JSONL, and the standard input is read as text: give a file")
+        if "\0" in line:
+            raise BadInput(f"{source}:{number}: a NUL character at position {line.index(chr(0)) + 1}: is it text?")
+        first, tab, second = line.rstrip("\r\n").replace("<n>", "\n").partition("\t")
+        if card.columns.second is not None and not tab:
+            raise BadInput(f"{source}:{number}: expected two texts apart by a tab")
+        if card.columns.second is None:
+            first, second = first + tab + second, ""
+        yield {"source": first}, Example(first, second if card.columns.second is not None else None)
+
+
+def _stdin() -> Iterator[tuple[int, str]]:
+    try:
+        yield from enumerate(_standard(sys.stdin), start=1)
+    except UnicodeDecodeError as error:
+        raise BadInput(f"-: not UTF-8 ({error.reason})") from None
 
 
 def _write(out: TextIO, row: dict[str, Any], found: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        out.write(json.dumps({**row, **found}, ensure_ascii=False, default=str) + "\n")
+        line = json.dumps({**row, **found}, ensure_ascii=False, default=str)
+        out.write((plain(line) if out.isatty() else line) + "\n")
     else:
-        out.write(str(found["prediction"]).replace("\n", "<n>") + "\n")
+        text = one_line(str(found["prediction"]))
+        out.write((plain(text) if out.isatty() else text) + "\n")
     out.flush()
 
 

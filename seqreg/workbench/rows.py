@@ -23,10 +23,11 @@ def read(path: Path) -> Iterator[tuple[str, Row]]:
     try:
         yield from reader(path)
     except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
+        raise BadInput(f"{path}: cannot be read: {error.strerror or str(error).splitlines()[0]}") from None
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a text file, from 1."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -43,7 +44,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> Row:
 
 
 def _jsonl(path: Path) -> Iterator[tuple[str, Row]]:
-    for number, line in _lines(path):
+    for number, line in lines(path):
         if number == 1 and line.lstrip().startswith("["):
             yield from _json(path)
             return
@@ -54,54 +55,79 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Row]]:
 def _object(text: str, where: str) -> Row:
     try:
         row = json.loads(text, object_pairs_hook=_unique)
-    except ValueError as error:
-        raise BadInput(f"{where}: not a JSON object: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{where}: not a JSON object: {_fault(error)}") from None
     if not isinstance(row, dict):
         raise BadInput(f"{where}: expected a JSON object, not {type(row).__name__}")
     return row
 
 
+def _fault(error: ValueError | RecursionError) -> str:
+    """What is wrong with JSON; the line is known to the caller."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} (character {error.colno} of the line)"
+    return str(error).partition(":")[0]
+
+
 def _json(path: Path) -> Iterator[tuple[str, Row]]:
-    text = "".join(line for _, line in _lines(path))
+    text = "".join(line for _, line in lines(path))
+    if not text.strip():
+        return
     try:
         rows = json.loads(text, object_pairs_hook=_unique)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if path.suffix == ".json" and "Extra data" in str(error):  # JSON lines under another name
-            rows = [_object(line, f"{path}:{number}") for number, line in _lines(path) if line.strip()]
-        else:
-            raise BadInput(f"{path}: not JSON: {error}") from None
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise BadInput(f"{path}: expected a list of JSON objects")
+            yield from ((f"{path}:{n}", _object(line, f"{path}:{n}")) for n, line in lines(path) if line.strip())
+            return
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise BadInput(f"{path}{line}: not JSON: {_fault(error)}") from None
+    if not isinstance(rows, list):
+        raise BadInput(f"{path}: expected a list of JSON objects, not {type(rows).__name__}")
     for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise BadInput(f"{path}: row {number}: expected a JSON object, not {type(row).__name__}")
         yield f"{path}: row {number}", row
 
 
 def _table(path: Path) -> Iterator[tuple[str, Row]]:
     """CSV with quotes; TSV without, as GLUE is distributed."""
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    lines = (line.replace("\0", "\ufffd") for _, line in _lines(path))
-    tabs = path.suffix == ".tsv"
-    reader = csv.reader(lines, delimiter="\t" if tabs else ",", quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL)
-    names = next(reader, [])
-    for cells in reader:
-        if not cells:
-            continue
-        where = f"{path}:{reader.line_num}"
+    found = _cells(path)
+    where, names = next(found, ("", []))
+    for name in names:
+        if names.count(name) > 1:
+            raise BadInput(f"{where}: two columns are called {name!r}")
+    for where, cells in found:
         if len(cells) != len(names):
             raise BadInput(f"{where}: {len(cells)} cells, but the first line names {len(names)} columns")
         yield where, dict(zip(names, cells, strict=True))
+
+
+def _cells(path: Path) -> Iterator[tuple[str, list[str]]]:
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+    tabs = path.suffix == ".tsv"
+    texts = (line for _, line in lines(path))
+    way: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"delimiter": ",", "strict": True}
+    reader = csv.reader(texts, **way)
+    try:
+        for cells in reader:
+            if cells:
+                yield f"{path}:{reader.line_num}", cells
+    except csv.Error as error:
+        raise BadInput(f"{path}:{reader.line_num}: not {path.suffix[1:].upper()}: {error}") from None
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
     import pyarrow
     import pyarrow.parquet
 
-    try:
-        file = pyarrow.parquet.ParquetFile(path)
-    except pyarrow.ArrowException as error:
-        raise BadInput(f"{path}: not Parquet: {str(error).splitlines()[0]}") from None
     number = 0
-    for batch in file.iter_batches():
-        for row in batch.to_pylist():
-            number += 1
-            yield f"{path}: row {number}", row
+    try:
+        batches = pyarrow.parquet.ParquetFile(path).iter_batches()
+        while (batch := next(batches, None)) is not None:
+            rows = batch.to_pylist()
+            yield from ((f"{path}: row {number + place}", row) for place, row in enumerate(rows, start=1))
+            number += len(rows)
+    except (pyarrow.ArrowException, ValueError, OverflowError) as error:
+        raise BadInput(f"{path}: not Parquet after row {number}: {str(error).splitlines()[0]}") from None

@@ -154,8 +154,9 @@ def check_same(folder: Path, old: Record, new: Record, allowed: Sequence[str]) -
         lines = [f"  {key}: {_shown(old, key)} there, {_shown(new, key)} now" for key in refused]
         accept = " ".join(f"--allow-change {key}" for key in refused)
         raise BadInput(
-            "\n".join([f"output={folder}: its run was begun with other settings:", *lines])
-            + f"\nchoose another output, --overwrite the run, or go on all the same with {accept}"
+            f"output={folder}: its run was begun with other settings:",
+            *lines,
+            f"choose another output, --overwrite the run, or go on all the same with {accept}",
         )
     return keys
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
@@ -41,7 +42,18 @@ class Model(Section):
             raise ValueError(
                 "set one of model.name (pretrained) and model.architecture (from scratch), and the other to null"
             )
+        for key, value in _pairs(self.settings):
+            if key.startswith("_") or key in ("auto_map", "trust_remote_code") or ("attn" in key and "/" in str(value)):
+                raise ValueError(f"model.settings.{key}={value!r}: a recipe cannot name code to run")
         return self
+
+
+def _pairs(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Keys and values, also of mappings inside."""
+    for key, value in settings.items():
+        yield str(key), value
+        if isinstance(value, dict):
+            yield from _pairs(value)
 
 
 class Data(Section):
@@ -54,6 +66,7 @@ class Data(Section):
         group: put rows of like length into a batch, to save padding; all rows are read once before training
         max_source, max_target: tokens; the card's by default
         workers: processes that read ahead
+        most_empty: stop if a larger share of the training rows is left out because a text is empty
     """
 
     path: str | None = None
@@ -63,6 +76,7 @@ class Data(Section):
     max_target: Count = 64
     workers: Natural = 0
     group: bool = False
+    most_empty: Share = 0.1
 
 
 class Loss(Section):

@@ -14,8 +14,9 @@ from rich.table import Table
 from seqreg.errors import BadInput, nearest
 from seqreg.workbench import cards, catalogue, layers
 from seqreg.workbench.tables import score_table, scores_of
+from seqreg.workbench.untrusted import plain
 
-out = Console(highlight=False)
+out = Console(highlight=False, markup=False)
 
 
 def show_list(what: str | None) -> None:
@@ -85,7 +86,7 @@ def _show_one(name: str) -> None:
         raise BadInput(f"{name!r} is no term, task, recipe or folder; {nearest(name, known)}")
     for title, text in found:
         out.rule(title)
-        out.print(text, markup=False, soft_wrap=True) if isinstance(text, str) else out.print(text)
+        out.print(text, soft_wrap=True) if isinstance(text, str) else out.print(text)
 
 
 def _show_runs(folders: Sequence[str]) -> None:
@@ -94,4 +95,4 @@ def _show_runs(folders: Sequence[str]) -> None:
     unique = len(set(short.values())) == len(short)
     out.print(score_table({short[name] if unique else name: metrics for name, metrics in runs.items()}))
     above = Path(folders[0]).parent if len(folders) > 1 else Path(folders[0])
-    out.print(f"Curves: tensorboard --logdir {above}")
+    out.print(f"Curves: tensorboard --logdir {plain(above)}")

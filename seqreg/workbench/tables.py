@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
 from rich.table import Table
+from rich.text import Text
 
 from seqreg.errors import BadInput
+from seqreg.workbench.untrusted import plain
 
 METRICS = "metrics.json"
 
@@ -19,8 +22,37 @@ def scores_of(folder: Path) -> dict[str, Any]:
     path = folder / METRICS
     if not path.is_file():
         raise BadInput(f"{folder}: no {METRICS} in it: has its training ended?")
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: not JSON: {error}") from None
+    try:
+        _Metrics.model_validate(found)
+    except ValidationError as error:
+        key = ".".join(map(str, error.errors()[0]["loc"]))
+        raise BadInput(f"{path}: {key or 'all of it'}: not what seqreg writes there: was it changed?") from None
+    return dict(found)
+
+
+class _Split(BaseModel):
+    """The numbers of a split."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float] = {}
+    intervals: dict[str, tuple[float, float]] = {}
+    signature: str = ""
+
+
+class _Train(BaseModel):
+    seconds: float | None = None
+
+
+class _Metrics(BaseModel):
+    """What tables read of metrics.json."""
+
+    scores: dict[str, _Split]
+    train: _Train = _Train()
+    method: str = ""
 
 
 def score_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -29,17 +61,17 @@ def score_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
     table.add_column("split")
     table.add_column("score")
     for name in runs:
-        table.add_column(name, justify="right")
+        table.add_column(plain(name), justify="right")
     for split, key in _lines(list(runs.values())):
         cells = [_cell(metrics["scores"].get(split, {}), key, len(runs) == 1) for metrics in runs.values()]
-        table.add_row(split, key, *cells)
+        table.add_row(plain(split), plain(key), *cells)
     seconds = [metrics.get("train", {}).get("seconds") for metrics in runs.values()]
     if all(seconds):
         table.add_section()
         table.add_row("training", "seconds", *(f"{value:.1f}" for value in seconds))
         if len(runs) > 1:
             table.add_row(
-                "training", f"time / {next(iter(runs))}", *(f"{value / seconds[0]:.2f}x" for value in seconds)
+                "training", f"time / {plain(next(iter(runs)))}", *(f"{value / seconds[0]:.2f}x" for value in seconds)
             )
     return table
 
@@ -57,7 +89,7 @@ def _lines(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return list(lines)
 
 
-def _cell(numbers: Mapping[str, Any], key: str, wide: bool) -> str:
+def _cell(numbers: Mapping[str, Any], key: str, wide: bool) -> str | Text:
     if key not in numbers:
         return ""
     if key == "empty":
@@ -65,4 +97,6 @@ def _cell(numbers: Mapping[str, Any], key: str, wide: bool) -> str:
     if key == "gen_len":
         return f"{numbers[key]:.1f} words"
     pair = numbers.get("intervals", {}).get(key)
-    return f"{numbers[key]:.2f}" + (f"  [dim]{pair[0]:.2f} to {pair[1]:.2f}[/]" if pair and wide else "")
+    if not (pair and wide):
+        return f"{numbers[key]:.2f}"
+    return Text.assemble(f"{numbers[key]:.2f}  ", (f"{pair[0]:.2f} to {pair[1]:.2f}", "dim"))

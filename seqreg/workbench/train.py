@@ -29,6 +29,8 @@ from seqreg.workbench.monitor import Monitor
 from seqreg.workbench.runs import Place, fingerprint, first_process
 from seqreg.workbench.settings import Checkpoints, Config, Model
 from seqreg.workbench.trainers import SteadySeq2SeqTrainer, SteadyTrainer
+from seqreg.workbench.trial import trial
+from seqreg.workbench.untrusted import plain
 
 NO_CLIPPING = 1e9
 """A bound that no gradient reaches: the norm is measured, and not clipped."""
@@ -48,11 +50,15 @@ def prepare(run: Run, *, needs_train: bool = True, splits: Splits | None = None)
     """Load the data, if `splits` are not given, the tokenizer and the model of a run."""
     splits = data.load(run.card, run.config.data, needs_train=needs_train) if splits is None else splits
     for note in splits.notes if first_process() else ():
-        console.print(f"[dim]{note}[/]")
+        console.print(plain(note), style="dim")
+    models.probe(run.config)
     transformers.set_seed(run.config.seed)
     texts = (text for one in splits.sets.get("train", ()) for text in (one.source, one.second, one.target) if text)
-    tokenizer = models.load_tokenizer(run.config, texts)
-    return Workshop(run, splits, tokenizer, models.load_model(run.config, run.card, tokenizer))
+    tokenizer = models.load_tokenizer(run.config, texts, trust=run.trust)
+    shop = Workshop(run, splits, tokenizer, models.load_model(run.config, run.card, tokenizer, trust=run.trust))
+    if "train" in splits.sets:
+        trial(run.config, shop.model, tokenizer, splits.sets["train"])
+    return shop
 
 
 def train(
@@ -200,7 +206,8 @@ def arguments(config: Config, folder: Path, seq2seq: bool) -> TrainingArguments:
         "optim": "adafactor" if opt.optimizer == "adafactor" else "adamw_torch", "weight_decay": opt.weight_decay,
         "adam_beta1": opt.betas[0], "adam_beta2": opt.betas[1], "adam_epsilon": opt.epsilon,
         "max_grad_norm": opt.clip or NO_CLIPPING, "bf16": opt.precision == "bf16", "fp16": opt.precision == "fp16",
-        "gradient_checkpointing": opt.checkpointing, "gradient_accumulation_steps": opt.accumulation,
+        "gradient_checkpointing": opt.checkpointing, "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        "gradient_accumulation_steps": opt.accumulation,
         "per_device_train_batch_size": opt.batch_size, "per_device_eval_batch_size": evaluation.batch_size,
         "max_steps": opt.steps or -1, "num_train_epochs": opt.epochs or 1.0,
         "logging_steps": config.logging.every, "include_num_input_tokens_seen": "non_padding",
@@ -217,31 +224,37 @@ def arguments(config: Config, folder: Path, seq2seq: bool) -> TrainingArguments:
     )
 
 
-def trained(folder: Path, overrides: tuple[str, ...] = ()) -> Run:
+def trained(folder: Path, overrides: tuple[str, ...] = (), *, trust: bool = False) -> Run:
     """The run of a folder, with the trained model in place of the one that it started from."""
-    run = configs.load(folder, overrides)
+    run = configs.load(folder, overrides, trust=trust)
     further = {
         "model": Model(name=str(folder)),
         "terms": {},
         "evaluation": run.config.evaluation.model_copy(update={"every": 0, "best": False}),
         "checkpoints": Checkpoints(),
     }
-    return Run(run.config.model_copy(update=further), run.card, run.origins)
+    return Run(run.config.model_copy(update=further), run.card, run.origins, trust)
 
 
 def evaluate_run(
-    folder: Path, *, file: Path | None = None, output: Path | None = None, overrides: tuple[str, ...] = ()
+    folder: Path,
+    *,
+    file: Path | None = None,
+    output: Path | None = None,
+    overrides: tuple[str, ...] = (),
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Score a trained model again, on the splits of its task or on one file, and bring its files up to date."""
-    run = trained(folder, overrides)
+    run = trained(folder, overrides, trust=trust)
+    models.probe(run.config)
     if file is not None:
         splits = Splits({file.stem: data.read_file(run.card, file)})
         names = [file.stem]
     else:
         splits = data.load(run.card, run.config.data, needs_train=False)
         names = list(dict.fromkeys(["validation", *splits.evaluations(run.card)]))
-    tokenizer = models.load_tokenizer(run.config, ())
-    shop = Workshop(run, splits, tokenizer, models.load_model(run.config, run.card, tokenizer))
+    tokenizer = models.load_tokenizer(run.config, (), trust=trust)
+    shop = Workshop(run, splits, tokenizer, models.load_model(run.config, run.card, tokenizer, trust=trust))
     with tempfile.TemporaryDirectory() as scratch:
         trainer = make_trainer(shop, Path(scratch))
         found = {name: evaluate(trainer, run, tokenizer, splits.sets[name], name) for name in names}

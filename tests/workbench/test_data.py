@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from seqreg.errors import BadInput
-from seqreg.workbench import cards, data, newsroom, rows
+from seqreg.workbench import cards, data, examples, newsroom, rows
 from seqreg.workbench.settings import Data
 from tests.workbench import samples
 
@@ -54,7 +54,7 @@ def test_tsv_has_no_quotes(tmp_path: Path) -> None:
 FAULTS: dict[str, tuple[bytes, str]] = {
     "no column": (b'{"source": "a", "target": "b"}\n{"source": "a"}\n', r"x.jsonl:2: no column 'target' or .*'source'"),
     "null": (b'{"source": null, "target": "b"}\n', r"x.jsonl:1: the column 'source' is empty"),
-    "not text": (b'{"source": 3, "target": "b"}\n', r"x.jsonl:1: source is 3: expected text"),
+    "not text": (b'{"source": 3, "target": "b"}\n', r"x.jsonl:1: the column 'source' is 3: expected text"),
     "not utf-8": (b'{"source": "a", "target": "b"}\n{"source": "\xff"}\n', r"x.jsonl:2: not UTF-8"),
     "torn": (b'{"source": "a", "target": "b"}\n{"source": "a", "tar', r"x.jsonl:2: not a JSON object"),
     "twice": (b'{"source": "a", "source": "b", "target": "c"}\n', r"x.jsonl:1: .*a key is there twice"),
@@ -78,19 +78,21 @@ def test_faults_name_file_and_line(name: str, tmp_path: Path) -> None:
 def test_labels(label: Any, expected: Any, tmp_path: Path) -> None:
     row = {"premise": "a", "hypothesis": "b", "label": label}
     if expected == "label":
-        with pytest.raises(BadInput, match=f"here: label {label!r}: expected 0 to 2, or one of entailment, neutral"):
-            data.example(MNLI, row, "here")
+        with pytest.raises(
+            BadInput, match=f"here: the column 'label' is {label!r}: expected 0 to 2, or one of entailment, neutral"
+        ):
+            examples.example(MNLI, row, "here")
     else:
-        found = data.example(MNLI, row, "here")
+        found = examples.example(MNLI, row, "here")
         assert (found.label if found else None) == expected
 
 
 def test_cleaning() -> None:
     gigaword, _ = cards.load("gigaword")
-    found = data.example(gigaword, {"document": "the UNK of UNKLE", "summary": " UNK "}, "here")
-    assert found == data.Example("the <unk> of UNKLE", None, "<unk>")
+    found = examples.example(gigaword, {"document": "the UNK of UNKLE", "summary": " UNK "}, "here")
+    assert found == examples.Example("the <unk> of UNKLE", None, "<unk>")
     cnn, _ = cards.load("cnn_dailymail")
-    found = data.example(cnn, {"article": "a", "highlights": "one .<n>two ."}, "here")
+    found = examples.example(cnn, {"article": "a", "highlights": "one .<n>two ."}, "here")
     assert found is not None
     assert found.target == "one .\ntwo ."
 
@@ -113,7 +115,7 @@ def test_a_split_that_is_not_scored_is_named(tmp_path: Path) -> None:
     samples.folder(tmp_path, MNLI)
     (tmp_path / "test.jsonl").write_text((tmp_path / "mismatched.jsonl").read_text())
     notes = data.load(MNLI, Data(path=str(tmp_path))).notes
-    assert "test is there and not scored: this task is judged by validation, mismatched" in notes
+    assert "test.jsonl is there and not scored: this task is judged by validation, mismatched" in notes
 
 
 def test_the_reason_of_the_hub_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +146,9 @@ def test_empty_texts_and_overlap_are_counted(tmp_path: Path) -> None:
     found = samples.rows(PAIRS, 6)
     samples.write(tmp_path / "train.jsonl", [*found, {"source": "", "target": "x"}, {"source": "x", "target": " "}])
     samples.write(tmp_path / "validation.jsonl", [*found[:2], {"source": "new", "target": ""}])
-    splits = data.load(PAIRS, Data(path=str(tmp_path)))
+    with pytest.raises(BadInput, match=r"train.jsonl: 2 of 8 rows have an empty text, more than data.most_empty=0.1"):
+        data.load(PAIRS, Data(path=str(tmp_path)))
+    splits = data.load(PAIRS, Data(path=str(tmp_path), most_empty=0.25))
     assert len(splits.sets["train"]) == 6
     assert len(splits.sets["validation"]) == 3
     assert any("2 rows left out: an empty text" in note for note in splits.notes)

@@ -32,7 +32,11 @@ def test_plain_values(text: str, value: Any) -> None:
         ("a: {b: 1, b: 2}", r"here:1: the key 'b' is twice"),
         ("a: &x [1]\nb: *x", "aliases"),
         ("1: a", "the key 1 is not text"),
-        ("a: !!python/object:os.system x", "could not determine a constructor"),
+        ("a: !!python/object:os.system x", r"here:1: the tag '.*python/object:os.system' is not allowed"),
+        ("[" * 5000, "here:1: more than 20 levels deep"),
+        ("a: 1\x07", "here: unacceptable character"),
+        ('a: "\\0"', "here:1: a text has a NUL"),
+        ("a: " + "9" * 5000, "here: Exceeds the limit"),
         ("a: [1", r"here:1"),
     ],
 )

@@ -38,6 +38,9 @@ class HFForward(Forward):
         self.ragged = self.drops_layers and _ranks() > 1 and model is not module
         if module.is_gradient_checkpointing and module.config._attn_implementation != "eager":
             self.no_double_backward = "checkpointing recomputes fused attention: load with attn_implementation='eager'"
+        if getattr(module, "is_quantized", False):
+            self.no_double_backward = "a quantised model has no second derivatives: use estimator='finite_difference'"
+        self.recomputes = module.training and module.is_gradient_checkpointing
         if task in ("seq2seq", "causal"):
             self.inputs.setdefault("use_cache", False)
         self.head = None if task == "classification" else head_of(model, module)
@@ -247,6 +250,8 @@ def _checked(labels: Tensor, batch: Mapping[str, Any], model: Any, task: hf.Task
     ids, mask = batch.get("input_ids"), batch.get("attention_mask")
     if isinstance(ids, Tensor) and (ids.dim() != 2 or len(labels) != len(ids) or ids.numel() == 0):
         raise BadInput(f"input_ids {list(ids.shape)}, labels {list(labels.shape)}: expected as many rows, at least one")
+    if isinstance(ids, Tensor):
+        _check_ids(ids, model)
     if task == "classification":
         labels = labels.reshape(len(labels)) if labels.shape == (len(labels), 1) else labels
         if kind == "classes" and labels.dim() != 1:
@@ -262,6 +267,18 @@ def _checked(labels: Tensor, batch: Mapping[str, Any], model: Any, task: hf.Task
         check_labels(labels, size, fix)
     _warn_of_padding(labels, mask, model, task)
     return labels
+
+
+def _check_ids(ids: Tensor, model: Any) -> None:
+    """Refuse tokens that the model has no embedding for."""
+    size = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    if size is None:
+        return
+    bad = (ids < 0) | (ids >= size)
+    if bad.any():
+        where = bad.nonzero()[0].tolist()
+        token = int(ids[tuple(where)])
+        raise BadInput(f"input_ids{where} is {token}, but the model embeds 0..{size - 1}: is the tokenizer its own?")
 
 
 def labels_of(batch: Any) -> Tensor:

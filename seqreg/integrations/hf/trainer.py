@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from seqreg.criterion import Criterion, LossReport
 from seqreg.errors import BadInput
 from seqreg.gradients import Update
 from seqreg.integrations.hf.context import context, count
+from seqreg.losses import IGNORE
 from seqreg.smoothness import observe, source_gap
 from seqreg.views import training_off
 
@@ -72,6 +74,9 @@ class RegularizedTrainer(Trainer):
         self._window = _Window(criterion)
         self._anatomy: dict[str, float] = {}
         self._anatomy_at = self._smoothness_at = -1
+        self.unlearnable = False
+        """Whether no row of the present step has a label."""
+        self.add_callback(_Nothing(self))
         self.update = update
         if update is not None:
             self.add_callback(_Around(update))
@@ -106,7 +111,20 @@ class RegularizedTrainer(Trainer):
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[Any, Any]:
         samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        return samples, count(self.model, samples) if samples else None
+        whole = count(self.model, samples) if samples else None
+        self.unlearnable = whole is not None and whole.labels == 0
+        if self.unlearnable:
+            self._check_some_label()
+            warnings.warn(f"step {self.state.global_step}: no row has a label, so the step is not made", stacklevel=2)
+        return samples, whole
+
+    def _check_some_label(self) -> None:
+        """Refuse data without any label; looked at only when a whole step had none."""
+        rows = self.train_dataset
+        if self.state.global_step == 0 and hasattr(rows, "__getitem__"):
+            found = (torch.as_tensor(rows[index]["labels"]) for index in range(len(rows)))
+            if not any(bool((labels != IGNORE).any()) for labels in found):
+                raise BadInput(f"all labels of all {len(rows)} training rows are {IGNORE}: there is nothing to learn")
 
     def report(
         self,
@@ -279,6 +297,18 @@ class RegularizedTrainer(Trainer):
 def _is_folded(key: str, raw: Mapping[str, Tensor]) -> bool:
     layer, _, name = key.rpartition(".")
     return f"{layer}.parametrizations.{name}.original" in raw
+
+
+class _Nothing(TrainerCallback):
+    """Without a label there is no gradient, and the optimizer must not move by its momentum and weight decay alone."""
+
+    def __init__(self, trainer: RegularizedTrainer) -> None:
+        self.trainer = trainer
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if self.trainer.unlearnable and self.trainer.accelerator.scaler is None:  # a scaler wants to see gradients
+            for parameter in model.parameters():
+                parameter.grad = None
 
 
 class _Around(TrainerCallback):

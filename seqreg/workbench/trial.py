@@ -1,0 +1,39 @@
+"""One loss on two short rows before anything is written: terms that cannot work with a model say so here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import DataCollatorForSeq2Seq, DataCollatorWithPadding
+
+from seqreg.errors import BadInput
+from seqreg.integrations.hf import context
+from seqreg.workbench.examples import Example
+from seqreg.workbench.models import Encoded
+from seqreg.workbench.settings import Config
+
+TOKENS = 32
+"""Of a text: enough to see that it works."""
+
+
+def trial(config: Config, model: Any, tokenizer: Any, examples: Sequence[Example]) -> None:
+    """Compute the loss once; generators, weights and the mode of the model are as before."""
+    short = {"max_source": min(TOKENS, config.data.max_source), "max_target": min(TOKENS, config.data.max_target)}
+    rows = Encoded(examples[:2], tokenizer, config.model_copy(update={"data": config.data.model_copy(update=short)}))
+    collate = DataCollatorForSeq2Seq if model.config.is_encoder_decoder else DataCollatorWithPadding
+    batch = collate(tokenizer)([rows[index] for index in range(len(rows))])
+    training, bf16 = model.training, config.optimisation.precision == "bf16"
+    try:
+        ctx = context(model.train(), {**batch}, step=0)
+        with ctx.forward.observed(), torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=bf16):
+            config.criterion()(ctx)
+    except BadInput:
+        raise
+    except Exception as error:  # of whatever the settings broke inside the model
+        shown = f"model.settings={config.model.settings}: " if config.model.settings else ""
+        what = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise BadInput(f"{shown}{type(model).__name__} cannot compute a loss: {what[:200]}") from error
+    finally:
+        model.train(training)

@@ -1,0 +1,101 @@
+"""A short run of the fuzzer, what it has found before, and text that tries to get out of its place."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import markdown
+import pytest
+import torch
+
+from seqreg.workbench import config, outputs, train, trial, untrusted
+from seqreg.workbench.evaluate import Scored
+from seqreg.workbench.monitor import samples as shown
+from tests.bad_input.table import refused, run, tiny
+from tests.fuzz import SHARES, fuzz
+
+EVIL = "\x1b[31m`|<script>alert(1)</script>\r\n\r\n# big [/red] ![x](http://x) \u202e\ud800"
+
+
+@pytest.mark.parametrize("kind", SHARES)
+def test_no_traceback_no_file_no_hang(kind: str, tmp_path: Path) -> None:
+    seen = fuzz(kind, 20 if kind == "model" else 100, seed=7, folder=tmp_path)
+    assert seen["refused"] > 0
+    assert seen.total() >= 20
+
+
+FOUND: dict[str, tuple[list[str], str]] = {
+    "a model that cannot attend": (["model.settings.encoder_attention_heads=-1"], "cannot compute a loss"),
+    "dropout below 0": (["model.settings.dropout=-1"], "cannot compute a loss: dropout probability"),
+    "no width": (["model.settings.d_model=0"], "model.architecture=bart cannot be built"),
+    "a control character": (["output=a\x07b"], "output: unacceptable character"),
+    "a seed that is too large": (["seed=99999999999999999999"], "seed=9+: expected less than or equal"),
+    "a path that is too long": (["data.path=" + "x" * 5000], "no such file or folder"),
+    "a name that is too long": (["task=" + "x" * 5000 + ".yaml"], "no such file"),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_was_found(name: str, tmp_path: Path) -> None:
+    words, message = FOUND[name]
+    small = ["model.vocabulary=320", "data.limit={train: 4}", "generation.max_length=8"]
+    refused(tmp_path, message, "check", "quickstart", *small, *words)
+
+
+def test_usage_errors_are_one_line(tmp_path: Path) -> None:
+    for words, message in (
+        (["train"], "(?i)missing argument 'recipe'; see seqreg --help"),
+        (["trian", "x"], "No such command 'trian'"),
+        (["train", "quickstart", "--nope"], "No such option: --nope"),
+        (["bench", "--size", "huge"], "Invalid value for '--size'"),
+    ):
+        refused(tmp_path, message, *words)
+    assert "Usage" in run(tmp_path).out + run(tmp_path).err
+
+
+def test_what_is_shown_stays_in_its_place(tmp_path: Path) -> None:
+    class Found:
+        last = Scored(rows=[{"prediction": EVIL, "reference": "fine"}])
+
+    page = markdown.markdown(shown(Found(), 1), extensions=["markdown.extensions.tables"])  # type: ignore[arg-type]
+    assert "<script>" not in page
+    assert "<h1>" not in page
+    assert "<img" not in page
+    assert page.count("<tr>") == 2
+    assert "\x1b" not in untrusted.plain(EVIL)
+    assert "\n" not in untrusted.plain(EVIL)
+    assert untrusted.one_line("a\r\nb\u2028c") == "a<n>b<n>c"
+    assert untrusted.fenced("a\n```\nb", "yaml").startswith("````yaml\n")
+
+
+def test_a_model_card_has_no_markup_of_others(tmp_path: Path) -> None:
+    made = config.resolve("quickstart")
+    evil = made.card.model_copy(update={"title": "x\n\n<img src=x> # [a](b)"})
+    numbers: dict[str, Any] = {"scores": {"te|st": {"rouge1": 1.0, "intervals": {"rouge1": [0, 2]}, "signature": ""}}}
+    outputs.write_card(tmp_path, config.Run(made.config, evil, made.origins), numbers)
+    text = (tmp_path / "README.md").read_text()
+    assert "<img" not in text
+    assert "te\\|st" in text
+    assert "# x\\\\n\\\\n&lt;img" in text
+
+
+def test_the_console_reads_no_markup() -> None:
+    """A file called [red] is a file called [red]; what is to be dim is printed with style="dim"."""
+    for path in (Path(__file__).parents[2] / "seqreg").rglob("*.py"):
+        found = re.findall(r"\[/\]|\[(?:dim|red|yellow|green|bold)\]", path.read_text(encoding="utf-8"))
+        assert not found, f"{path}: the consoles have markup=False: print with style="
+
+
+def test_a_trial_changes_nothing(tmp_path: Path) -> None:
+    """The generator, the weights, the state of a normalised head and the mode are as they were."""
+    words = tiny(tmp_path, "--terms", "r4f", recipe="glue", variant="rte")
+    made = config.resolve("glue", variants=["rte"], terms=["r4f"], overrides=words[6:])
+    shop = train.prepare(made)
+    model = shop.model.eval()
+    kept, drawn = {key: value.clone() for key, value in model.state_dict().items()}, torch.get_rng_state()
+    trial.trial(made.config, model, shop.tokenizer, shop.splits.sets["train"])
+    assert torch.equal(drawn, torch.get_rng_state())
+    assert all(torch.equal(value, kept[key]) for key, value in model.state_dict().items())
+    assert not model.training
