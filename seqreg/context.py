@@ -205,13 +205,14 @@ class Context:
         return counted.to(torch.float32 if counted.device.type == "mps" else torch.float64) * self._factor(per)
 
     def _factor(self, per: Per) -> float:
-        labels, sequences, world = self.count.labels, self.count.sequences, self.count.world
+        world = self.count.world
         if per == "token":
-            return world / max(labels, 1.0)
+            return world / max(self.count.labels, 1.0)
         if per == "sequence":
-            return world / max(sequences, 1.0)
+            return world / max(self.count.sequences, 1.0)
         here = Count.of(self.mask)
-        share = here.labels / max(labels, 1.0)
         if self.base.per == "sequence":
-            share = here.sequences / max(sequences, 1.0)
+            share = here.sequences / max(self.count.sequences, 1.0)
+        else:
+            share = here.labels / max(self.count.labels, 1.0)
         return world * share / (len(self.mask) if per == "fairseq" else 1)

@@ -171,6 +171,9 @@ class Forward(ABC):
     _always: tuple[Shift, ...] = ()
     _replaying: bool = False
 
+    dropouts: tuple[type[nn.Module], ...] = (nn.modules.dropout._DropoutNd,)
+    """Modules whose dropout rate is their `p`."""
+
     rows: int | None = None
     """Rows of the batch, where `run` can take some of them, or some twice; None where it cannot."""
 
@@ -260,7 +263,7 @@ class Forward(ABC):
                 self._replaying = True
                 stack.callback(setattr, self, "_replaying", False)
             if rate is not None:
-                stack.enter_context(_dropout_rate(self.module, rate))
+                stack.enter_context(_dropout_rate(self.module, rate, self.dropouts))
             if weights is not None:
                 if torch.is_grad_enabled():
                     raise RuntimeError("a pass with other weights carries no gradient: use grad=False")
@@ -363,14 +366,14 @@ def training_off(modules: Iterator[nn.Module]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _dropout_rate(module: nn.Module, rate: float) -> Iterator[None]:
-    """Another dropout probability inside: nn.Dropout has it in `p`, transformers in modules or their configuration."""
+def _dropout_rate(module: nn.Module, rate: float, dropouts: tuple[type[nn.Module], ...]) -> Iterator[None]:
+    """Another dropout probability inside: `dropouts` have it in `p`, transformers in modules or their configuration."""
     changed: list[tuple[Any, str, Any]] = []
     owners = {id(owner): owner for part in module.modules() for owner in (part, getattr(part, "config", part))}
     try:
         for owner in owners.values():
             for name, value in list(vars(owner).items()):
-                known = name == "p" if isinstance(owner, nn.modules.dropout._DropoutNd) else "dropout" in name
+                known = name == "p" if isinstance(owner, dropouts) else "dropout" in name
                 if known and isinstance(value, (int, float)) and not isinstance(value, bool):
                     changed.append((owner, name, value))
                     setattr(owner, name, rate)

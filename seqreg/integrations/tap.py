@@ -8,7 +8,7 @@ hook sits on the stack's own embedding, works only while that stack runs, and mu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -142,6 +142,38 @@ class EmbeddingTap:
             return embeds
         delta = self.delta(embeds / unit) if callable(self.delta) else self.delta
         return ((embeds.detach() if self.detach else embeds) + delta * unit).to(embeds.dtype)
+
+
+class Tapped(Mapping[tuple[str, Point], Tensor]):
+    """What was tapped exactly once; asking for anything else is an error."""
+
+    def __init__(self, taps: Mapping[tuple[str, Point], EmbeddingTap]) -> None:
+        self.taps = taps
+
+    def __getitem__(self, key: tuple[str, Point]) -> Tensor:
+        if key not in self.taps:
+            raise BadInput(f"the {key[0]} has no LayerNorm on its embeddings to perturb after: use 'scaled' or 'word'")
+        embeds = self.taps[key].embeds
+        if self.taps[key].fired != 1 or embeds is None:
+            raise BadInput(self.taps[key].complaint())
+        return embeds
+
+    def __iter__(self) -> Iterator[tuple[str, Point]]:
+        return iter(self.taps)
+
+    def __len__(self) -> int:
+        return len(self.taps)
+
+
+def readers(stacks: Mapping[str, Stack]) -> dict[tuple[str, Point], EmbeddingTap]:
+    """Taps that only read, at every point that the stacks have."""
+    points: tuple[Point, ...] = ("embedding", "normalised", "layernorm")
+    return {
+        (name, at): EmbeddingTap(stack, at=at)
+        for name, stack in stacks.items()
+        for at in points
+        if at != "layernorm" or stack.norm is not None
+    }
 
 
 class Lookup:

@@ -1,129 +1,14 @@
-"""YAML read strictly, and layers of it: the later one wins, and every value knows where it was set."""
+"""Layers of YAML: the later one wins, and every value knows where it was set."""
 
 from __future__ import annotations
 
-import copy
-import functools
-import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import yaml
-
 from seqreg.errors import BadInput
+from seqreg.integrations.strict_yaml import dump, parse, read
 
-LIMIT = 1_000_000
-"""Bytes of a file that is certainly not a recipe."""
-DEPTH = 20
-"""Mappings and lists inside each other; a recipe has five."""
-
-
-_BROKEN = re.compile("[\0\ud800-\udfff]")
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2's plain values: 1e-5 is a number, `no` and 12:30 are text. No aliases, tags or duplicate keys."""
-
-    yaml_implicit_resolvers: dict[str, Any] = {}
-    depth = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-        if self.check_event(yaml.events.AliasEvent):
-            raise yaml.composer.ComposerError(None, None, "aliases are not allowed", event.start_mark)
-        if getattr(event, "tag", None) is not None:
-            raise yaml.composer.ComposerError(None, None, f"the tag {event.tag!r} is not allowed", event.start_mark)
-        if self.depth == DEPTH:
-            raise yaml.composer.ComposerError(None, None, f"more than {DEPTH} levels deep", event.start_mark)
-        self.depth += 1
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
-
-    def construct_scalar(self, node: Any) -> Any:
-        text = super().construct_scalar(node)
-        if isinstance(text, str) and _BROKEN.search(text):
-            raise yaml.constructor.ConstructorError(None, None, "a text has a NUL or half a character", node.start_mark)
-        return text
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, str):
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is not text", key_node.start_mark)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is twice", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-for _tag, _pattern, _first in (
-    ("null", r"(?:~|null|)", ["~", "n", ""]),
-    ("bool", r"(?:true|false)", list("tf")),
-    ("int", r"[-+]?(?:0|[1-9][0-9_]*)", list("-+0123456789")),
-    ("float", r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan", list("-+0123456789.")),
-):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
-
-
-@functools.lru_cache(maxsize=128)
-def _loaded(text: str) -> Any:
-    return yaml.load(text, _Loader)
-
-
-def parse(text: str, where: str) -> Any:
-    """One YAML document; `where` names it in errors."""
-    try:
-        return copy.deepcopy(_loaded(text))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark is not None else ""
-        what = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise BadInput(f"{where}{line}: {what}") from None
-    except RecursionError:  # the scanner itself, in thousands of brackets
-        raise BadInput(f"{where}: more than {DEPTH} levels deep") from None
-    except ValueError as error:
-        raise BadInput(f"{where}: {str(error).partition(':')[0]}") from None
-
-
-def read(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file."""
-    try:
-        if path.stat().st_size > LIMIT:
-            raise BadInput(f"{path}: larger than {LIMIT} bytes: is it a recipe?")
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
-    values = parse(text, str(path))
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise BadInput(f"{path}: expected a mapping of keys to values, not {type(values).__name__}")
-    return values
-
-
-def dump(values: Any) -> str:
-    """YAML that `parse` reads back as it was."""
-    text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
-    return text
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes every text that a YAML reader could take for something else in quotes."""
-
-
-_plain = re.compile(r"^[A-Za-z_/][\w ./<>+-]*$")
-_words = {"yes", "no", "on", "off", "y", "n", "true", "false", "null", "none"}
-
-
-def _text(dumper: yaml.SafeDumper, value: str) -> Any:
-    quoted = not _plain.match(value) or value.lower() in _words or value != value.strip()
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style='"' if quoted else None)
-
-
-_Dumper.add_representer(str, _text)
+__all__ = ["Layers", "dump", "parse", "read"]
 
 
 class Layers:

@@ -15,9 +15,9 @@ from seqreg.context import Context, Count, Kind
 from seqreg.errors import BadInput
 from seqreg.integrations.hf import model as hf
 from seqreg.integrations.hf.head import Pending, deferred, head_of
-from seqreg.integrations.tap import EmbeddingTap, Lookup, Stack
+from seqreg.integrations.tap import EmbeddingTap, Lookup, Stack, Tapped, readers
 from seqreg.losses import IGNORE, check_labels
-from seqreg.views import Forward, Point, Shift, Site, View
+from seqreg.views import Forward, Shift, Site, View
 
 
 class HFForward(Forward):
@@ -59,14 +59,14 @@ class HFForward(Forward):
             for shift in shifts:
                 for name, delta in shift.delta.items():
                     exits.enter_context(EmbeddingTap(self.stacks[name], delta, shift.at, shift.detach))
-            taps = _readers(self.stacks)
+            taps = readers(self.stacks)
             for tap in taps.values():
                 exits.enter_context(tap)
             exits.enter_context(deferred(self.head))
             output = (self.module if self.aside else self.model)(**inputs, **asked)
         dtype = next((tap.dtype for tap in taps.values() if tap.dtype is not None), None)
         states = _hidden_states(output, self.stacks) if hidden else {}
-        embeds, causal = _Tapped(taps), self.task == "causal"  # what follows the last token has no label
+        embeds, causal = Tapped(taps), self.task == "causal"  # what follows the last token has no label
         if isinstance(output.logits, Pending) and output.logits.made is not None:
             output.logits = output.logits.made  # and perhaps changed
         if not isinstance(output.logits, Pending):
@@ -137,38 +137,6 @@ def _batch_size(inputs: Mapping[str, Any]) -> int | None:
     sizes = {len(value) if value.dim() else 0 for value in inputs.values() if isinstance(value, Tensor)}
     simple = all(isinstance(value, (Tensor, bool, int, float, str, type(None))) for value in inputs.values())
     return sizes.pop() if simple and len(sizes) == 1 else None
-
-
-class _Tapped(Mapping[tuple[str, Point], Tensor]):
-    """What was tapped exactly once; asking for anything else is an error."""
-
-    def __init__(self, taps: Mapping[tuple[str, Point], EmbeddingTap]) -> None:
-        self.taps = taps
-
-    def __getitem__(self, key: tuple[str, Point]) -> Tensor:
-        if key not in self.taps:
-            raise BadInput(f"the {key[0]} has no LayerNorm on its embeddings to perturb after: use 'scaled' or 'word'")
-        embeds = self.taps[key].embeds
-        if self.taps[key].fired != 1 or embeds is None:
-            raise BadInput(self.taps[key].complaint())
-        return embeds
-
-    def __iter__(self) -> Iterator[tuple[str, Point]]:
-        return iter(self.taps)
-
-    def __len__(self) -> int:
-        return len(self.taps)
-
-
-def _readers(stacks: Mapping[str, Stack]) -> dict[tuple[str, Point], EmbeddingTap]:
-    """Taps that only read, at every point that the stacks have."""
-    points: tuple[Point, ...] = ("embedding", "normalised", "layernorm")
-    return {
-        (name, at): EmbeddingTap(stack, at=at)
-        for name, stack in stacks.items()
-        for at in points
-        if at != "layernorm" or stack.norm is not None
-    }
 
 
 def _hidden_states(output: Any, stacks: Mapping[str, Stack]) -> dict[str, tuple[Tensor, ...]]:
