@@ -247,6 +247,15 @@ def bench(
         bench_show.steps(size, terms or [], rounds, threads, presets, as_json=as_json, plot=plot)
 
 
+@app.command("fairseq-dir")
+def fairseq_dir() -> None:
+    """Print the folder of the fairseq plug-in, for fairseq's --user-dir.
+
+    fairseq-train DATA --user-dir $(seqreg fairseq-dir) --criterion seqreg --seqreg-terms terms.yaml ...
+    """
+    print(Path(__file__).parent / "integrations" / "fairseq_plugin")
+
+
 def main() -> None:
     """Run the command; what cannot be right, and what stops a run, is one line and an exit code of `seqreg.errors`."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal cannot show is spelt out

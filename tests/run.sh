@@ -1,12 +1,19 @@
 #!/usr/bin/env bash
 # Sets everything up, then ruff, mypy and the tests. Further arguments go to pytest.
 #
-#   bash tests/run.sh            all tests
+#   bash tests/run.sh            all tests but those below
 #   bash tests/run.sh --fast     without those marked slow
+#   bash tests/run.sh --fairseq  only tests/fairseq, in an environment with real fairseq; exit code 75 if there is none
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source tools/environment.sh test
 
+if [ "${1:-}" = "--fairseq" ]; then
+    shift
+    source tools/fairseq_environment.sh
+    exec python -m pytest -q -c tests/fairseq/pytest.ini tests/fairseq "$@"
+fi
+
+source tools/environment.sh test
 chosen=()
 if [ "${1:-}" = "--fast" ]; then
     chosen=(-m "not slow")

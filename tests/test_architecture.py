@@ -58,6 +58,12 @@ def test_imports_point_one_way(path: Path) -> None:
             assert top == "torch" or top in sys.stdlib_module_names, f"{here} imports only torch, not {name}"
         if top in FRAMEWORKS:
             assert here in ("integrations", "metrics", "workbench"), f"{here} must not import {name}"
+        inside = parts[:2] == ("integrations", "fairseq_plugin")
+        if inside:  # it must work where fairseq is installed, and transformers is not
+            assert top not in FRAMEWORKS - {"fairseq"}, f"the fairseq plug-in must not import {name}"
+            assert not name.startswith("seqreg.integrations.hf"), f"the fairseq plug-in must not import {name}"
+        else:
+            assert top not in ("fairseq", "hydra", "omegaconf"), f"only the fairseq plug-in imports {name}"
 
 
 def test_importing_seqreg_is_light() -> None:

@@ -95,6 +95,12 @@ def test_list_and_show(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*mostly in a script")
+def test_the_folder_for_fairseq(tmp_path: Path) -> None:
+    folder = Path(seqreg("fairseq-dir", cwd=tmp_path).stdout.strip())
+    assert (folder / "__init__.py").exists()
+    assert folder.name == "fairseq_plugin"
+
+
 def test_rouge_equals_rouge_score_on_three_thousand_pairs(tmp_path: Path) -> None:
     dice = random.Random(0)
     words = "the a Running runs ran 3.5 U.S. naïve дом 東京 e-mail it's studies study -- caresses".split()

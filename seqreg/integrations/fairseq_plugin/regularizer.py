@@ -1,0 +1,141 @@
+"""The criterion of seqreg inside one of fairseq: counts, the step, the log, and what terms remember."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from fairseq.logging import metrics
+from torch import Tensor, nn
+
+from seqreg.context import Context, Count, Kind
+from seqreg.criterion import Criterion, LossReport
+from seqreg.errors import BadInput
+from seqreg.integrations.fairseq_plugin.forward import FairseqForward
+from seqreg.losses import IGNORE
+
+
+class Update(Count):
+    """What fairseq divides by, where the other count of the whole update cannot be known.
+
+    fairseq adds up the gradients of all micro-batches on all workers and then divides by the sum of their
+    sample_size: tokens, or sentences with --sentence-avg. A criterion sees one micro-batch at a time.
+    """
+
+    def __init__(self, size: float, *, sentences: bool) -> None:
+        object.__setattr__(self, "sequences" if sentences else "labels", size)
+
+    def __getattr__(self, name: str) -> float:
+        if name not in ("labels", "sequences"):
+            raise AttributeError(name)
+        asked, known = ("tokens", "sentences") if name == "labels" else ("sentences", "tokens")
+        fix = "per: sequence" if name == "labels" else "per: token, or --sentence-avg"
+        raise BadInput(
+            f"a term is averaged over {asked}, and fairseq divides several micro-batches or workers by their {known}: "
+            f"set {fix}, or train with --update-freq 1 on one worker"
+        )
+
+
+class Regularizer:
+    """Computes losses in the way that fairseq's trainer expects them: sums, to be divided by the sample size.
+
+    Args:
+        criterion: of seqreg
+        alone: whether an update is one micro-batch on one worker, whose counts are all known
+    """
+
+    step: int | None = None
+    """The number of the update, from the trainer."""
+
+    def __init__(self, criterion: Criterion, *, alone: bool) -> None:
+        self.criterion, self.alone = criterion, alone
+        self.one_by_one = any(term.preset == "fairseq" for term in criterion.terms)
+        """Passes are made one after the other, as fairseq does, so that the same seed draws the same numbers."""
+
+    def listen(self, task: Any) -> None:
+        """Learn the number of every update, and answer bad input in one line instead of a traceback and crash.pt."""
+        train_step = task.train_step
+
+        @functools.wraps(train_step)
+        def wrapped(*values: Any, **named: Any) -> Any:
+            self.step = named.get("update_num", values[4] if len(values) > 4 else None)
+            with answered():
+                return train_step(*values, **named)
+
+        task.train_step = wrapped
+
+    def __call__(self, forward: FairseqForward, labels: Tensor, kind: Kind, size: float) -> tuple[LossReport, Context]:
+        """The loss of one micro-batch divided by its size, and the context that it was taken on.
+
+        Args:
+            labels: with `IGNORE` where there is none
+            size: fairseq's sample_size
+        """
+        terms = self.criterion.terms
+        if forward.reentrant and any(term.ascends for term in terms):
+            name = next(term.name for term in terms if term.ascends)
+            raise BadInput(f"{name} needs torch.autograd.grad, which --checkpoint-activations forbids: leave it out")
+        if self.one_by_one:
+            forward.rows = None
+        ctx = Context(forward, labels, kind=kind, step=self.step, count=self._count(labels, kind, size))
+        return self.criterion(ctx, training=True), ctx
+
+    def _count(self, labels: Tensor, kind: Kind, size: float) -> Count:
+        if kind != "tokens":  # a row is a label: both counts are the sample size
+            return Count(len(labels), len(labels))
+        sentences = self.criterion.per == "sequence"
+        if not self.alone:
+            return Update(size, sentences=sentences)
+        here = Count.of(labels != IGNORE)
+        return replace(here, sequences=size) if sentences else replace(here, labels=size)
+
+
+@contextlib.contextmanager
+def answered() -> Iterator[None]:
+    """What cannot be right is one line and exit code 2, as everywhere in seqreg."""
+    try:
+        yield
+    except BadInput as error:
+        print(f"seqreg: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(BadInput.code) from None
+
+
+def logged(report: LossReport, size: float) -> dict[str, Any]:
+    """The parts of a loss as sums over the micro-batch, in nats; `log_parts` divides them."""
+    found: dict[str, Any] = {f"part/{name}": part * size for name, part in report.parts.items()}
+    found |= {f"value/{name}": value * size for name, value in report.values.items() if name != "nll"}
+    return found | {f"weight/{name}": weight * size for name, weight in report.weights.items()}
+
+
+def log_parts(logs: Sequence[Mapping[str, Any]]) -> None:
+    """Parts and values in base 2, as fairseq's loss: the parts add up to it."""
+    size = sum(log.get("sample_size", 0) for log in logs)
+    for key in sorted({key for log in logs for key in log if key.startswith(("part/", "value/", "weight/"))}):
+        unit = 1.0 if key.startswith("weight/") else math.log(2)
+        total = sum(log.get(key, 0) for log in logs)
+        metrics.log_scalar(key, total / (size or 1) / unit, size, priority=15, round=5)
+
+
+class Memory(nn.Module):
+    """What terms remember, as part of fairseq's checkpoints.
+
+    fairseq saves and loads the state of a criterion that has parameters. This one is frozen, so that no optimizer
+    sees it; what is remembered goes with it.
+    """
+
+    def __init__(self, criterion: Criterion) -> None:
+        super().__init__()
+        self.criterion = criterion
+        self.anchor = nn.Parameter(torch.zeros(1), requires_grad=False)
+
+    def get_extra_state(self) -> dict[str, Tensor]:
+        return self.criterion.state_dict()
+
+    def set_extra_state(self, state: dict[str, Tensor]) -> None:
+        self.criterion.load_state_dict(state)

@@ -1,0 +1,82 @@
+"""The terms that --seqreg-terms asks for: a YAML file, or YAML itself in braces."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import to_absolute_path
+
+from seqreg.build import build_term
+from seqreg.criterion import Term
+from seqreg.errors import BadInput, nearest
+from seqreg.integrations import strict_yaml
+
+FLAG = "--seqreg-terms"
+
+
+def read_terms(text: str, *, regression: bool = False) -> list[Term]:
+    """The terms of a file such as recipes/terms/r3f.yaml; none for an empty text.
+
+    Args:
+        text: a path, or a mapping in braces: {terms: {r3f: {weight: 0.1}}}
+        regression: also read the block `regression`, which changes terms for a regression head
+    """
+    if not text.strip():
+        return []
+    inline = text.lstrip().startswith("{")
+    where = FLAG if inline else str(_path(text))
+    values = strict_yaml.parse(text, where) if inline else strict_yaml.read(_path(text))
+    terms = _terms(values, where)
+    if regression and values.get("regression") is not None:
+        for name, settings in _terms(values["regression"], f"{where}: regression").items():
+            terms[name] = {**(terms.get(name) or {}), **(settings or {})}
+    found = [_term(name, settings, where) for name, settings in terms.items()]
+    names = [term.name for term in found]
+    for name in names:
+        if names.count(name) > 1 or name in ("base", "nll"):
+            raise BadInput(f"{where}: terms: two parts of the loss are called {name!r}: give one of them another name")
+    return found
+
+
+def _path(text: str) -> Path:
+    """Hydra works in a folder of its own: a relative path counts from where the command was given."""
+    path = Path(text).expanduser()
+    return Path(to_absolute_path(str(path))) if HydraConfig.initialized() else path
+
+
+def _terms(values: Any, where: str) -> dict[str, Any]:
+    """The block `terms` of a file, a copy."""
+    known = ("terms", "regression")
+    if not isinstance(values, Mapping):
+        raise BadInput(f"{where}: expected a mapping, such as {{terms: {{r3f: {{weight: 0.1}}}}}}, not {values!r}")
+    for key in values:
+        if key == "model":
+            raise BadInput(f"{where}: model: in fairseq, R4F is an architecture: leave the key out, use --arch r4f_...")
+        if key not in known:
+            raise BadInput(f"{where}: {key}={values[key]!r}: unknown key; {nearest(key, known)}")
+    terms = values.get("terms")
+    if not isinstance(terms, Mapping):
+        raise BadInput(f"{where}: terms={terms!r}: expected a mapping, such as {{r3f: {{weight: 0.1}}}}")
+    return dict(terms)
+
+
+def _term(name: str, settings: Any, where: str) -> Term:
+    """One term, or a line that names the file, the key and its value."""
+    try:
+        term = build_term(name, settings)
+    except BadInput as error:
+        message = str(error)
+        found = re.search(r"unknown (?:setting|preset|schedule) '([^']+)'|\b(\w+)=", message)
+        word = next(filter(None, found.groups()), "") if found else ""
+        for key, value in settings.items() if isinstance(settings, Mapping) else ():
+            if word in (key, value):
+                message = message.removeprefix(f"{name}: {key}={value!r}: ")
+                raise BadInput(f"{where}: terms.{name}.{key}={value!r}: {message}") from None
+        raise BadInput(f"{where}: terms.{name}: {message}") from None
+    if term.takes_unlabelled and getattr(term, "mode", "") == "alternate":
+        raise BadInput(f"{where}: terms.{name}.mode='alternate': fairseq has no unlabelled rows; choose 'joint'")
+    return term

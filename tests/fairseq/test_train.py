@@ -1,0 +1,164 @@
+"""fairseq's own commands with --user-dir: training, resuming, generating, hydra."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from seqreg.integrations.fairseq_plugin import fold_checkpoint
+from tests.fairseq import made
+
+TERMS = {
+    "r3f": "{weight: 0.1, scale: 1e-2}",
+    "smart": "{weight: 0.5}",
+    "rdrop": "{weight: 0.5}",
+}
+SEQREG = ["--user-dir", str(made.PLUGIN), "--criterion", "seqreg", "--label-smoothing", "0.1"]
+LOGGED = "--log-format json --log-interval 1".split()
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1", "PYTHONPATH": str(made.ROOT)}
+SAVED = "--no-epoch-checkpoints --seed 1".split()
+
+
+def run(command: str, *arguments: str, cwd: Path | None = None, code: int = 0) -> str:
+    """The output of one of fairseq's commands."""
+    path = Path(sys.executable).with_name(command)
+    result = subprocess.run(
+        [str(path), *arguments], cwd=cwd, capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, **ENVIRONMENT},
+    )  # fmt: skip
+    assert result.returncode == code, result.stdout[-3000:] + result.stderr[-3000:]
+    return result.stdout + result.stderr
+
+
+def logged(output: str, name: str) -> list[dict[str, Any]]:
+    """What was logged at the end of every epoch, or at every update."""
+    return [json.loads(line) for line in re.findall(rf"\| INFO \| {name} \| (\{{.*\}})", output)]
+
+
+def train(data: Path, folder: Path, *flags: str, updates: int = 40) -> str:
+    return run(
+        "fairseq-train", str(data), *flags, *LOGGED, *SAVED, "--save-dir", str(folder), "--max-update", str(updates)
+    )
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return torch.load(path, weights_only=False)["model"]
+
+
+@pytest.mark.parametrize("term", TERMS)
+@pytest.mark.parametrize("arch", ["transformer", "bart"])
+def test_training(pairs: Path, tmp_path: Path, arch: str, term: str) -> None:
+    """Perplexity falls, and every part of the loss is logged by name."""
+    (tmp_path / "terms.yaml").write_text(f"terms: {{{term}: {TERMS[term]}}}\n")
+    flags = {"transformer": made.TRANSFORMER, "bart": made.BART}[arch]
+    output = train(pairs, tmp_path / "out", *flags, *SEQREG, "--seqreg-terms", str(tmp_path / "terms.yaml"))
+    valid = [float(epoch["valid_ppl"]) for epoch in logged(output, "valid")]
+    assert len(valid) >= 2
+    assert valid[-1] < 0.9 * valid[0]
+    epoch = logged(output, "train")[-1]
+    parts = [float(value) for key, value in epoch.items() if key.startswith("train_part/")]
+    assert len(parts) == 2
+    assert float(epoch[f"train_value/{term}"]) > 0
+    assert sum(parts) == pytest.approx(float(epoch["train_loss"]), abs=2e-3)
+    assert not [key for key in logged(output, "valid")[-1] if "part/" in key]
+
+
+def test_resume_and_generate(pairs: Path, tmp_path: Path) -> None:
+    """Half, resumed, is the whole, to the last bit, also for a term that remembers; and generation needs no plug-in."""
+    terms = "{terms: {r3f: {scale: 1e-2}, bregman: {}}}"
+    flags = [*made.TRANSFORMER, *SEQREG, "--seqreg-terms", terms]
+    train(pairs, tmp_path / "whole", *flags, updates=16)
+    train(pairs, tmp_path / "half", *flags, updates=9)
+    output = train(pairs, tmp_path / "half", *flags, updates=16)
+    assert re.search(r"Loaded checkpoint .*@ 9 updates", output)
+    whole, half = (weights(tmp_path / name / "checkpoint_last.pt") for name in ("whole", "half"))
+    assert whole.keys() == half.keys()
+    assert all(torch.equal(whole[name], half[name]) for name in whole)
+    kept = torch.load(tmp_path / "half" / "checkpoint_last.pt", weights_only=False)["criterion"]
+    assert any("bregman" in str(key) for key in kept["memory._extra_state"])
+    for more in (["--user-dir", str(made.PLUGIN)], []):
+        generated = run(
+            "fairseq-generate", str(pairs), "--path", str(tmp_path / "half" / "checkpoint_last.pt"), "--cpu",
+            "--required-batch-size-multiple", "1", "--num-workers", "0", *more,
+        )  # fmt: skip
+        assert len(re.findall(r"^H-\d+", generated, re.M)) == 8
+
+
+def test_hydra(pairs: Path, tmp_path: Path) -> None:
+    """The same from YAML; a relative path counts from where the command was given."""
+    (tmp_path / "terms.yaml").write_text("terms: {r3f: {weight: 0.1, scale: 1e-2}}\n")
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "mine.yaml").write_text(f"""
+common: {{user_dir: {made.PLUGIN}, cpu: true, log_format: json, log_interval: 1, seed: 1}}
+task: {{_name: translation, data: {pairs}, source_lang: src, target_lang: tgt}}
+criterion: {{_name: seqreg, label_smoothing: 0.1, seqreg_terms: terms.yaml}}
+model:
+  _name: transformer
+  share_all_embeddings: true
+  encoder: {{embed_dim: 16, ffn_embed_dim: 32, layers: 1, attention_heads: 2}}
+  decoder: {{embed_dim: 16, ffn_embed_dim: 32, layers: 1, attention_heads: 2}}
+dataset: {{max_tokens: 256, num_workers: 0, required_batch_size_multiple: 1}}
+optimizer: {{_name: adam}}
+lr_scheduler: {{_name: fixed}}
+optimization: {{lr: [0.003], max_update: 20}}
+checkpoint: {{save_dir: {tmp_path / "out"}, no_epoch_checkpoints: true}}
+""")
+    output = run("fairseq-hydra-train", "--config-dir", "conf", "--config-name", "mine", cwd=tmp_path)
+    epochs = logged(output, "train")
+    assert float(epochs[-1]["train_part/r3f"]) > 0
+    assert float(epochs[-1]["train_loss"]) < float(epochs[0]["train_loss"])
+    assert (tmp_path / "out" / "checkpoint_last.pt").exists()
+
+
+def test_a_misspelt_term_is_one_line_and_exit_code_2(pairs: Path, tmp_path: Path) -> None:
+    (tmp_path / "terms.yaml").write_text("terms: {r3f: {wieght: 0.1}}\n")
+    output = run(
+        "fairseq-train", str(pairs), *made.TRANSFORMER, *SEQREG, "--seqreg-terms", str(tmp_path / "terms.yaml"),
+        "--save-dir", str(tmp_path / "out"), code=2,
+    )  # fmt: skip
+    assert "Traceback" not in output
+    expected = (
+        f"seqreg: {tmp_path}/terms.yaml: terms.r3f.wieght=0.1: R3F: unknown setting 'wieght'; did you mean 'weight'?"
+    )
+    assert expected in output.splitlines()
+
+
+def test_r4f_can_be_resumed_validated_and_folded(classes: Path, tmp_path: Path) -> None:
+    """What fairseq's own --spectral-norm-classification-head cannot."""
+    terms = ["--seqreg-terms", "{terms: {r3f: {weight: 1.0, scale: 1e-2}}}"]
+    criterion = ["--user-dir", str(made.PLUGIN), "--criterion", "seqreg_sentence_prediction"]
+    flags = [*made.HEADED, "--arch", "r4f_roberta_base", *criterion, *terms]
+    train(classes, tmp_path / "whole", *flags, updates=24)
+    train(classes, tmp_path / "half", *flags, updates=12)
+    output = train(classes, tmp_path / "half", *flags, updates=24)
+    assert re.search(r"Loaded checkpoint .*@ 12 updates", output)
+    last = tmp_path / "half" / "checkpoint_last.pt"
+    whole, half = weights(tmp_path / "whole" / "checkpoint_last.pt"), weights(last)
+    assert all(torch.equal(whole[name], half[name]) for name in whole)
+    assert sum(name.endswith("weight.original") for name in half) == 2
+    valid = ["--task", "sentence_prediction", "--num-classes", "2", "--init-token", "0", *LOGGED, "--cpu"]
+    valid += ["--required-batch-size-multiple", "1", "--num-workers", "0", "--valid-subset", "valid"]
+    ours = run("fairseq-validate", str(classes), "--path", str(last), *valid, *criterion)
+    fold_checkpoint(last, tmp_path / "plain.pt")
+    plain = weights(tmp_path / "plain.pt")
+    for layer in ("dense", "out_proj"):
+        weight = plain[f"classification_heads.sentence_classification_head.{layer}.weight"]
+        assert torch.linalg.matrix_norm(weight, 2) == pytest.approx(1, abs=0.02)
+    theirs = run(
+        "fairseq-validate",
+        str(classes),
+        "--path",
+        str(tmp_path / "plain.pt"),
+        *valid,
+        "--criterion",
+        "sentence_prediction",
+    )
+    assert logged(ours, "valid")[-1]["valid_loss"] == logged(theirs, "valid")[-1]["valid_loss"]
