@@ -4,7 +4,7 @@ fairseq reads the types of the settings below when it runs, so that annotations 
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, List  # noqa: UP035
 
 from fairseq.criterions import register_criterion
 from fairseq.criterions.label_smoothed_cross_entropy import (
@@ -31,7 +31,7 @@ class SeqregConfig(LabelSmoothedCrossEntropyCriterionConfig):
     """Settings of `--criterion seqreg`: those of label_smoothed_cross_entropy, and the terms."""
 
     seqreg_terms: str = field(default="", metadata={"help": HELP})
-    update_freq: list[int] = II("optimization.update_freq")
+    update_freq: List[int] = II("optimization.update_freq")  # noqa: UP006 - fairseq does not know list[int] on every Python
     distributed_world_size: int = II("distributed_training.distributed_world_size")
 
 

@@ -21,7 +21,7 @@ from seqreg.integrations.fairseq_plugin.forward import FairseqForward
 from seqreg.losses import IGNORE
 
 
-class Update(Count):
+class Divisor(Count):
     """What fairseq divides by, where the other count of the whole update cannot be known.
 
     fairseq adds up the gradients of all micro-batches on all workers and then divides by the sum of their
@@ -91,7 +91,7 @@ class Regularizer:
             return Count(len(labels), len(labels))
         sentences = self.criterion.per == "sequence"
         if not self.alone:
-            return Update(size, sentences=sentences)
+            return Divisor(size, sentences=sentences)
         here = Count.of(labels != IGNORE)
         return replace(here, sequences=size) if sentences else replace(here, labels=size)
 
