@@ -82,7 +82,7 @@ class SeqregCriterion(LabelSmoothedCrossEntropyCriterion):
             return found
         if not reduce:
             raise BadInput("reduce=False: terms have no loss a token in training; call model.eval() to score")
-        forward = FairseqForward(model, sample["net_input"], self.padding_idx)
+        forward = FairseqForward(model, sample["net_input"])
         target = fs.unwrap(model).get_targets(sample, None)
         labels = target.masked_fill(target.eq(self.padding_idx), IGNORE)
         if self.ignore_prefix_size > 0:
@@ -135,9 +135,7 @@ class SeqregSentencePrediction(SentencePredictionCriterion):
         heads = dict(module.named_children()).get("classification_heads", nn.ModuleDict())
         if self.classification_head_name not in heads:
             raise BadInput(f"{type(module).__name__} has no classification head {self.classification_head_name!r}")
-        forward = FairseqForward(
-            model, sample["net_input"], self.task.source_dictionary.pad(), self.classification_head_name
-        )
+        forward = FairseqForward(model, sample["net_input"], self.classification_head_name)
         targets = module.get_targets(sample, None)
         size = targets.numel()
         if self.regression_target:

@@ -26,21 +26,19 @@ class FairseqForward(Forward):
 
     dropouts = (*Forward.dropouts, FairseqDropout)
 
-    def __init__(self, model: nn.Module, inputs: Mapping[str, Any], padding: int, head: str | None = None) -> None:
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Any], head: str | None = None) -> None:
         self.model, self.inputs = model, dict(inputs)
         self.module = module = fs.unwrap(model)
         self.stacks = fs.stacks(module)
-        tokens = {
-            "encoder": "src_tokens",
-            "decoder": "prev_output_tokens" if "encoder" in self.stacks else "src_tokens",
-        }
+        read = {"encoder": "src_tokens", "decoder": "prev_output_tokens" if "encoder" in self.stacks else "src_tokens"}
         for name in self.stacks:
-            if not isinstance(self.inputs.get(tokens[name]), Tensor):
+            if not isinstance(self.inputs.get(read[name]), Tensor):
                 raise BadInput(
-                    f"the sample has no {tokens[name]}, which the {name} reads: see --add-prev-output-tokens"
+                    f"a sample has no {read[name]}, which the {name} reads: is --add-prev-output-tokens missing?"
                 )
         self.sites = {
-            name: Site(stack.outer, self.inputs[tokens[name]].ne(padding)) for name, stack in self.stacks.items()
+            name: Site(stack.outer, self.inputs[read[name]].ne(fs.padding(stack)))
+            for name, stack in self.stacks.items()
         }
         self.drops_layers = module.training and fs.drops_layers(module)
         self.ragged = self.drops_layers and model is not module

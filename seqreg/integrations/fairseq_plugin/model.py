@@ -56,6 +56,12 @@ def _stack(part: Any) -> Stack:
     return Stack(part, part.embed_tokens, outer=float(part.embed_scale), norm=part.layernorm_embedding)
 
 
+def padding(stack: Stack) -> int:
+    """The token that fills up rows."""
+    embedding: Any = stack.embedding
+    return int(embedding.padding_idx)
+
+
 def head_of(model: nn.Module, module: Any) -> nn.Linear | None:
     """The output projection, if logits may be computed outside of the model's own pass; None if not."""
     while model is not module:

@@ -46,7 +46,7 @@ class _R4F:
                     "--spectral-norm-classification-head: the head of an r4f architecture is normalised already"
                 )
         super().register_classification_head(name, *values, **named)  # type: ignore[misc]
-        layers = getattr(self.args, "r4f_layers", "all")
+        layers: heads.Layers = getattr(self.args, "r4f_layers", "all")
         heads.spectral_norm(self.classification_heads[name], layers, getattr(self.args, "r4f_warmup", 15))
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
