@@ -143,13 +143,15 @@ class JacHess(Term):
         kept = ctx.memory.get(self.name)
         if kept is None:
             sums = torch.stack([slope.detach().float() / _share(ctx) for slope in norms.values()]) * _counted(ctx)
-            sums = torch.cat([sums.nan_to_num(), sums.new_tensor([_counted(ctx)])])
+            sums = torch.cat([sums if _counted(ctx) else torch.zeros_like(sums), sums.new_tensor([_counted(ctx)])])
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 torch.distributed.all_reduce(sums)
             if not sums[-1]:
                 return None  # no row counts yet, on any rank
             means = (sums[:-1] / sums[-1]).clamp_min(1e-12).cpu()
-            kept = ctx.memory[self.name] = dict(zip(norms, means.unbind(), strict=True))
+            kept = dict(zip(norms, means.unbind(), strict=True))
+            if means.isfinite().all():  # or the term is not finite here, and the next batch is the first
+                ctx.memory[self.name] = kept
         if kept.keys() != norms.keys():
             raise BadInput(f"{self.name}: this model has other layers than the one that the saved state is of")
         return {name: float(value) for name, value in kept.items()}

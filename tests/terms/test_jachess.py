@@ -248,6 +248,21 @@ def test_value_starts_at_one_and_is_kept_in_the_checkpoint() -> None:
     assert other(context(net, zoo.batch("bart"), step=1)).total == expected
 
 
+def test_a_first_batch_that_is_not_finite_is_not_the_start() -> None:
+    net, batch = make(), zoo.batch("bart")
+    criterion = Criterion(JacHess())
+    weights = net.model.encoder.layers[-1].fc2.weight
+    kept = weights.detach().clone()
+    with torch.no_grad():
+        weights[0, 0] = torch.nan
+    assert not criterion(context(net, batch, step=0)).parts["jachess"].isfinite()
+    assert not criterion.memory
+    with torch.no_grad():
+        weights.copy_(kept)
+    report = criterion(context(net, batch, step=1))
+    assert float(report.values["jachess"]) == pytest.approx(1, rel=1e-4)
+
+
 def test_floor_stops_the_push() -> None:
     net = zoo.dropout_off(zoo.make("bart"))
     criterion = Criterion(JacHess(floor=0.5, weight=1.0))
