@@ -49,6 +49,10 @@ Trust = Annotated[
     typer.Option("--trust-remote-code", help="Run Python code that comes with a model. Read it first: it can do all."),
 ]
 Trained = Annotated[Path, typer.Argument(help="The output folder of a training.")]
+Evidence = Annotated[
+    Optional[Path], typer.Option(help="A folder for numbers and figures; by default `evidence` in the run's.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 @app.command()
@@ -176,6 +180,78 @@ def check(
     from seqreg.workbench import commands
 
     commands.check(recipe, terms or [], variant or [], settings or [], trust=trust)
+
+
+@app.command()
+def calibrate(
+    run: Trained,
+    settings: Settings = None,
+    split: Annotated[Optional[str], typer.Option(help="Of the task; by default the one that it is judged by.")] = None,
+    bins: Annotated[int, typer.Option(help="Of the calibration errors and the diagrams.")] = 15,
+    limit: Annotated[
+        int, typer.Option(help="At most so many examples to fit on, and to measure, by a fixed draw.")
+    ] = 1000,
+    sequences: Annotated[bool, typer.Option(help="Also generate texts, and compare log-probability and ROUGE.")] = True,
+    output: Evidence = None,
+    as_json: Json = False,
+    trust: Trust = False,
+) -> None:
+    """Is a trained model as sure as it should be? ECE, Brier, NLL and diagrams, before and after a temperature.
+
+    The temperature is fitted on the validation set and reported on the test set; where there is only one of them, on
+    two halves of it. Classifiers by class; generated text by token, with the end of a sequence apart, and by text.
+
+    What the numbers mean: docs/evaluation_models.md.
+
+    seqreg calibrate runs/quickstart/r3f
+
+    seqreg calibrate runs/glue-sst2/r3f --bins 10 --limit 5000 --output evidence/sst2
+    """
+    from seqreg.workbench.evidence import calibrate as work
+
+    options = {"split": split, "bins": bins, "limit": limit, "sequences": sequences, "output": output}
+    work.command(run, settings or [], as_json=as_json, trust=trust, **options)
+
+
+@app.command()
+def robustness(
+    runs: Annotated[
+        list[str],
+        typer.Argument(help="The output folders of trainings on the same task, and changes of settings: `key=value`."),
+    ],
+    noise: Annotated[
+        Optional[list[str]],
+        typer.Option(
+            help="embeddings, characters, words, adversary, order or source (all by default); or one way alone, such "
+            "as character-swap or word-drop. May be repeated."
+        ),
+    ] = None,
+    rates: Annotated[str, typer.Option(help="Shares of characters or words that are hit.")] = "0.05,0.1,0.2",
+    scales: Annotated[str, typer.Option(help="Of noise on embeddings, as shares of their RMS.")] = "0.1,0.3,1",
+    radii: Annotated[str, typer.Option(help="Of the ascent, as shares of the embeddings' norm.")] = "0.01,0.03,0.1",
+    seeds: Annotated[int, typer.Option(help="How often every noise is drawn.")] = 3,
+    split: Annotated[Optional[str], typer.Option(help="Of the task; by default the one that it is judged by.")] = None,
+    limit: Annotated[int, typer.Option(help="At most so many examples, by a fixed draw.")] = 500,
+    output: Evidence = None,
+    as_json: Json = False,
+    trust: Trust = False,
+) -> None:
+    """What is left of trained models when their source is disturbed: curves, one line a run.
+
+    Noise on embeddings, in characters and in words; an adversarial ascent beside random noise of the same norm; words
+    in random order; the source of another example. Every run is asked the same.
+
+    What the numbers mean: docs/evaluation_models.md.
+
+    seqreg robustness runs/quickstart/baseline runs/quickstart/r3f --limit 100
+
+    seqreg robustness runs/glue-sst2/r3f --noise characters --rates 0.01,0.02,0.05,0.1 --seeds 5
+    """
+    from seqreg.workbench.evidence import robustness as work
+
+    levels = {"rates": rates, "scales": scales, "radii": radii}
+    options = {"seeds": seeds, "split": split, "limit": limit, "output": output}
+    work.command(runs, noise or [], levels, as_json=as_json, trust=trust, **options)
 
 
 @app.command("list")

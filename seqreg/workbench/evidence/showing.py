@@ -1,0 +1,74 @@
+"""How a finding is shown in a terminal, and how far a study has come."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table as Shown
+
+from seqreg.errors import BadInput
+from seqreg.workbench.console import console
+from seqreg.workbench.evidence.findings import Finding, Table
+from seqreg.workbench.untrusted import plain
+
+Tell = Callable[[str], None]
+"""Called after every batch, with what it was for."""
+
+
+def check_output(output: Path | None) -> None:
+    """Refuse an output that cannot be a folder, before anything slow."""
+    if output is not None and output.exists() and not output.is_dir():
+        raise BadInput(f"--output {output}: a file is in the way")
+
+
+def show(finding: Finding, where: Path, *, as_json: bool) -> None:
+    """Print tables and sentences, or everything as JSON."""
+    console.print(f"Numbers and figures are in {plain(where)}", soft_wrap=True)
+    if as_json:
+        print(json.dumps(asdict(finding), indent=1, allow_nan=False))
+        return
+    out = Console(highlight=False, markup=False)
+    for table in finding.tables:
+        out.print(shown(table))
+    for sentence in finding.summary:
+        out.print(plain(sentence))
+
+
+def shown(table: Table) -> Shown:
+    """A table for the terminal: words to the left, numbers to the right."""
+    found = Shown(title=plain(table.title))
+    for place, name in enumerate(table.columns):
+        words = any(isinstance(row[place], str) and not row[place][:1].isdigit() for row in table.rows)
+        found.add_column(plain(name), justify="left" if words else "right")
+    for row in table.rows:
+        found.add_row(*(plain(_digits(value)) for value in row))
+    return found
+
+
+def _digits(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+@contextlib.contextmanager
+def progress(steps: int) -> Iterator[Tell]:
+    """A bar of so many batches on a terminal; elsewhere a line whenever the work changes."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task, last = bar.add_task("", total=steps), [""]
+
+        def tell(what: str) -> None:
+            bar.update(task, description=what, advance=1)
+            if what != last[0] and not console.is_terminal:
+                console.print(f"  {what}")
+            last[0] = what
+
+        yield tell

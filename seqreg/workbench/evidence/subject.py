@@ -1,0 +1,158 @@
+"""A trained run as something to be examined: its model, its examples, and what it says about them."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import DataCollatorForSeq2Seq, DataCollatorWithPadding
+
+from seqreg.errors import BadInput, nearest
+from seqreg.integrations.hf import context
+from seqreg.integrations.hf import model as hf
+from seqreg.integrations.tap import EmbeddingTap
+from seqreg.losses import IGNORE
+from seqreg.metrics.rouge import rouge
+from seqreg.views import Shift
+from seqreg.workbench import data, models
+from seqreg.workbench.cards import Card
+from seqreg.workbench.config import Run
+from seqreg.workbench.data import Splits
+from seqreg.workbench.evaluate import decode
+from seqreg.workbench.examples import Example
+from seqreg.workbench.train import trained
+
+Batch = dict[str, Any]
+Delta = Tensor | Callable[[Tensor], Tensor]
+"""What is added to the embeddings of the source; a function is given what it is added to."""
+
+ROWS = 256
+"""Tokens whose logits are looked at together: with 50,000 classes, a hundred megabytes in float64."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some predictions of a batch: logits [n, V] that are made when asked for, labels [n], rows of the batch [n]."""
+
+    make: Callable[[], Tensor]
+    labels: NDArray[np.int64]
+    rows: NDArray[np.int64]
+
+    def logits(self) -> NDArray[Any]:
+        found: NDArray[Any] = self.make().float().cpu().numpy()
+        return found
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A trained model, in evaluation mode, with the splits of its task."""
+
+    folder: Path
+    run: Run
+    splits: Splits
+    tokenizer: Any
+    model: Any
+
+    @property
+    def card(self) -> Card:
+        return self.run.card
+
+    @property
+    def generates(self) -> bool:
+        return self.card.kind == "generation"
+
+    def split(self, name: str | None = None) -> str:
+        """The name of the split to examine: the one that the task is judged by, or the one asked for."""
+        if name is None:
+            return self.splits.evaluations(self.card)[0]
+        if name not in self.splits.sets:
+            raise BadInput(f"--split {name}: {self.folder} has no such split; {nearest(name, self.splits.sets)}")
+        return name
+
+    def batches(self, examples: Sequence[Example]) -> Iterator[tuple[list[int], Batch]]:
+        """Rows of like length and their tensors, with labels; the same rows whatever the tokenizer."""
+        rows = models.Encoded(examples, self.tokenizer, self.run.config)
+        collate = (DataCollatorForSeq2Seq if self.generates else DataCollatorWithPadding)(self.tokenizer)
+        order = sorted(range(len(rows)), key=lambda index: -len(examples[index].source))
+        size = self.run.config.evaluation.batch_size
+        for start in range(0, len(order), size):
+            chosen = order[start : start + size]
+            yield chosen, dict(collate([rows[index] for index in chosen]).to(self.model.device))
+
+    def pieces(self, batch: Batch, delta: Delta | None = None) -> list[Piece]:
+        """The predictions of a batch: a class of every row, or every token after those of the reference before it.
+
+        What is kept of a token is its state before the head, not its logits. Where a model has no plain head, its
+        pass is made again when they are asked for.
+        """
+        ctx = context(self.model, batch)
+        shift = None if delta is None else Shift({ctx.sites("input")[0]: delta})
+        view, mask = ctx.forward(shift, dropout="off", grad=False), ctx.mask
+        labels, rows = ctx.labels[mask].cpu().numpy(), mask.nonzero()[:, 0].cpu().numpy()
+        projection = view.projection
+        if ctx.kind != "tokens":
+            logits = view.logits[mask]
+            return [Piece(lambda: logits, labels, rows)]
+        if not view.deferred or projection is None:
+            return [Piece(lambda: ctx.forward(shift, dropout="off", grad=False).logits[mask], labels, rows)]
+        states = torch.split(projection.states[mask], ROWS)
+        ends = np.cumsum([len(part) for part in states])[:-1]
+        parts = [replace(projection, states=part, live=False) for part in states]
+        split = zip(parts, np.split(labels, ends), np.split(rows, ends), strict=True)
+        return [Piece(part.logits, own, where) for part, own, where in split]
+
+    @torch.no_grad()
+    def generate(self, batch: Batch, delta: Delta | None = None) -> Tensor:
+        """Generated ids, by the generation settings of the run."""
+        source = {key: value for key, value in batch.items() if key != "labels"}
+        stack = next(iter(hf.stacks(self.model).values()))
+        with contextlib.nullcontext() if delta is None else EmbeddingTap(stack, delta):
+            found: Tensor = self.model.generate(**source)
+        return found
+
+    def texts(self, ids: Tensor) -> list[str]:
+        return decode(ids.cpu().numpy(), self.tokenizer, self.card)
+
+    @property
+    def end(self) -> int:
+        """The id of the token that ends a sequence."""
+        return int(hf.special(self.model, "eos_token_id") or 0)
+
+    def as_labels(self, ids: Tensor) -> Tensor:
+        """Generated ids as labels: without the start, up to and with the first end."""
+        labels = ids[:, 1:].clone()
+        ends = (labels == self.end).long()
+        return labels.masked_fill(ends.cumsum(1) > ends, IGNORE)
+
+
+def load(folder: Path, overrides: Sequence[str] = (), *, trust: bool = False) -> Subject:
+    """The trained model of a folder and the splits of its task."""
+    run = trained(folder, tuple(overrides), trust=trust)
+    if not (folder / "config.json").is_file():
+        raise BadInput(f"{folder}: there is no trained model in it: has its training ended?")
+    splits = data.load(run.card, run.config.data, needs_train=False)
+    tokenizer = models.load_tokenizer(run.config, (), trust=trust)
+    model = models.load_model(run.config, run.card, tokenizer, trust=trust).eval()
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    return Subject(folder, run, splits, tokenizer, model)
+
+
+def sampled(examples: Sequence[Example], limit: int) -> list[Example]:
+    """At most so many examples, by a fixed draw and in their order."""
+    count = len(examples)
+    chosen = range(count) if count <= limit else sorted(random.Random(0).sample(range(count), limit))
+    return [examples[index] for index in chosen]
+
+
+def rouge_l(texts: Sequence[str], references: Sequence[str], card: Card) -> NDArray[Any]:
+    """ROUGE-L of every text, from 0 to 1, as the card wants it."""
+    options: dict[str, Any] = {"split": card.sentences, "tokenizer": card.words, "resamples": 1, "jobs": 1}
+    return rouge(texts, references, kinds=["rougeL"], **options).scores["rougeL"][:, 2]

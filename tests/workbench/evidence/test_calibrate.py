@@ -1,0 +1,147 @@
+"""`seqreg calibrate` on tiny trained models."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM, AutoModelForSequenceClassification
+
+from seqreg.errors import BadInput
+from seqreg.metrics.calibration import Outcomes
+from seqreg.workbench.evidence import calibrate, subject
+from seqreg.workbench.evidence.findings import FOLDER, Finding
+from tests.test_cli import seqreg
+from tests.workbench import samples
+from tests.workbench.evidence.conftest import reviews
+
+
+def test_a_classifier_through_the_command(classifier: Path, tmp_path: Path) -> None:
+    result = seqreg("calibrate", classifier, "--output", tmp_path / "found", cwd=tmp_path)
+    found = Finding.read(tmp_path / "found" / "calibrate.json")
+    assert "adaptive_ece" in result.stdout
+    assert all(sentence.split(",")[0][:30] in result.stdout for sentence in found.summary)
+    assert found.values["fitted_on"] == "one half of validation"
+    numbers = found.values["parts"]["classes"]
+    assert numbers["before"]["count"] == 60
+    assert numbers["before"]["accuracy"] == numbers["after"]["accuracy"]
+    for name in found.figures:
+        assert (tmp_path / "found" / name).stat().st_size > 3000
+    assert {"calibrate.png", "calibrate.svg", "calibrate_coverage.svg"} <= set(found.figures)
+    assert not (classifier / FOLDER).exists()
+    again = seqreg("calibrate", classifier, "--output", tmp_path / "again", "--json", cwd=tmp_path)
+    assert json.loads(again.stdout)["values"] == found.values
+
+
+def test_numbers_are_those_of_the_model(classifier: Path, tmp_path: Path) -> None:
+    one = subject.load(classifier)
+    found = calibrate.calibrate(classifier, output=tmp_path).values
+    examples = one.splits.sets["validation"][1::2]
+    model = AutoModelForSequenceClassification.from_pretrained(classifier).eval()
+    with torch.no_grad():
+        logits = torch.cat([model(**one.tokenizer(e.source, return_tensors="pt")).logits for e in examples])
+    slow = Outcomes.of(logits.numpy(), [e.label for e in examples], found["temperature"]).summary(15)
+    for key, value in slow.items():
+        assert found["parts"]["classes"]["after"][key] == pytest.approx(value, abs=1e-5), key
+
+
+def test_a_writer_through_the_command(writer: Path, tmp_path: Path) -> None:
+    result = seqreg("calibrate", writer, "--limit", "30", "--bins", "10", cwd=tmp_path)
+    assert "Spearman" in result.stdout
+    found = Finding.read(writer / FOLDER / "calibrate.json")
+    assert (found.values["fitted_on"], found.values["measured_on"]) == ("validation", "test")
+    parts = found.values["parts"]
+    assert parts["all tokens"]["before"]["count"] == (
+        parts["end of sequence"]["before"]["count"] + parts["other tokens"]["before"]["count"]
+    )
+    assert 0 <= found.values["coverage"]["best"] <= found.values["coverage"]["area"]
+    assert -1 <= found.values["texts"]["spearman"] <= 1
+    assert "calibrate_end_of_sequence.png" in found.figures
+
+
+def test_tokens_and_texts_are_those_of_the_model(writer: Path) -> None:
+    one = subject.load(writer)
+    examples = subject.sampled(one.splits.sets["test"], 5)
+    pieces = [piece for _, batch in one.batches(examples) for piece in one.pieces(batch)]
+    nll = np.concatenate([Outcomes.of(piece.logits(), piece.labels).nll for piece in pieces])
+    model = AutoModelForSeq2SeqLM.from_pretrained(writer).eval()
+    slow, logp = [], []
+    order = sorted(range(5), key=lambda index: -len(examples[index].source))
+    for index in order:
+        example = examples[index]
+        row = dict(one.tokenizer(example.source, return_tensors="pt", truncation=True, max_length=96))
+        labels = one.tokenizer(example.target, return_tensors="pt")["input_ids"]
+        slow += _nll(model, row, labels)
+        ids = one.model.generate(**row)
+        ends = (ids[0, 1:] == one.end).nonzero()
+        stop = int(ends[0]) + 2 if len(ends) else ids.shape[1]
+        logp.append(-np.mean(_nll(model, row, ids[:, 1:stop])))
+    assert nll == pytest.approx(slow, abs=1e-4)
+    found = calibrate._texts(one, examples, lambda _: None)
+    assert found.logp[order] == pytest.approx(logp, abs=1e-4)
+
+
+def _nll(model: Any, row: dict[str, Any], labels: torch.Tensor) -> list[float]:
+    with torch.no_grad():
+        logp = model(**row, labels=labels).logits.log_softmax(-1)
+    return [-float(logp[0, place, token]) for place, token in enumerate(labels[0])]
+
+
+def test_an_overconfident_model_is_found_and_cured(classifier: Path, tmp_path: Path) -> None:
+    """The head of a classifier times eight, judged by labels of which a fifth are wrong."""
+    folder = Path(shutil.copytree(classifier, tmp_path / "run"))
+    weights = load_file(folder / "model.safetensors")
+    weights = {key: value * 8 if key.startswith("classifier") else value for key, value in weights.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    samples.write(tmp_path / "data" / "validation.jsonl", reviews(400, 5, wrong=0.2))
+    found = calibrate.calibrate(folder, overrides=[f"data.path={tmp_path / 'data'}"])
+    numbers = found.values["parts"]["classes"]
+    assert any("overconfident by 0.1" in line or "overconfident by 0.2" in line for line in found.summary)
+    assert found.values["temperature"] > 5
+    assert numbers["after"]["ece"] < numbers["before"]["ece"] / 2
+    assert numbers["after"]["nll"] < numbers["before"]["nll"]
+
+
+def test_logits_of_a_data_set_are_never_held(writer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "ROWS", 7)
+    one = subject.load(writer)
+    examples = subject.sampled(one.splits.sets["test"], 8)
+    for _, batch in one.batches(examples):
+        found = one.pieces(batch)
+        assert len(found) > 1
+        assert all(len(piece.labels) <= 7 and piece.logits().shape == (len(piece.labels), 500) for piece in found)
+
+
+def test_bad_input_is_one_line(classifier: Path, writer: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadInput, match=r"not a run of seqreg: it has no config\.yaml"):
+        calibrate.calibrate(tmp_path / "empty")
+    with pytest.raises(BadInput, match=r"--split tset: .* did you mean 'test'"):
+        calibrate.calibrate(writer, split="tset")
+    with pytest.raises(BadInput, match="--bins 0"):
+        calibrate.calibrate(classifier, bins=0)
+    shutil.copy(classifier / "config.yaml", tmp_path / "empty")
+    shutil.copy(classifier / "task.yaml", tmp_path / "empty")
+    with pytest.raises(BadInput, match="no trained model in it"):
+        calibrate.calibrate(tmp_path / "empty")
+    samples.write(tmp_path / "data" / "validation.jsonl", reviews(1, 0))
+    with pytest.raises(BadInput, match="validation has one example"):
+        calibrate.calibrate(classifier, overrides=[f"data.path={tmp_path / 'data'}"])
+    (tmp_path / "file").touch()
+    result = seqreg("calibrate", classifier, "--output", tmp_path / "file", cwd=tmp_path, code=2)
+    assert result.stderr.strip() == f"seqreg: --output {tmp_path / 'file'}: a file is in the way"
+
+
+def test_a_regression_is_refused(classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = subject.load(classifier)
+    card = one.card.model_copy(update={"kind": "regression"})
+    monkeypatch.setattr(subject, "load", lambda *_, **__: replace(one, run=replace(one.run, card=card)))
+    with pytest.raises(BadInput, match="no probabilities to calibrate"):
+        calibrate.calibrate(classifier)

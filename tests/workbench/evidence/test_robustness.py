@@ -1,0 +1,185 @@
+"""`seqreg robustness` on tiny trained models."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from seqreg.errors import BadInput
+from seqreg.noise import norm, rms
+from seqreg.workbench.evidence import perturb, robustness, subject
+from seqreg.workbench.evidence.findings import FOLDER, Finding
+from seqreg.workbench.evidence.robustness import Condition
+from tests.test_cli import seqreg
+from tests.workbench import samples
+from tests.workbench.evidence.conftest import reviews
+
+
+def means(found: Finding, run: str, noise: str, key: str) -> list[float]:
+    """Of every level, over seeds."""
+    rows = [row for row in found.values["rows"] if (row["run"], row["noise"]) == (run, noise)]
+    levels = dict.fromkeys(row["level"] for row in rows)
+    return [float(np.mean([row[key] for row in rows if row["level"] == level])) for level in levels]
+
+
+def changed(folder: Path, target: Path, change: Any) -> Path:
+    """A copy of a run with other weights."""
+    shutil.copytree(folder, target)
+    weights = {name: change(name, value) for name, value in load_file(target / "model.safetensors").items()}
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def test_two_classifiers_through_the_command(classifier: Path, tmp_path: Path) -> None:
+    shutil.copytree(classifier, tmp_path / "one")
+    changed(classifier, tmp_path / "two", lambda name, value: value * 0.7 if "classifier" in name else value)
+    words = ["one", "two", "--limit", "60", "--seeds", "2", "--radii", "0.05,0.3"]
+    result = seqreg("robustness", *words, cwd=tmp_path)
+    found = Finding.read(tmp_path / FOLDER / "robustness.json")
+    assert "mean over levels" in result.stdout
+    assert "random noise of the same norm" in " ".join(result.stdout.split())
+    assert [(tmp_path / FOLDER / name).stat().st_size > 3000 for name in found.figures] == [True, True]
+    assert [row["seed"] for row in found.values["rows"] if row["noise"] == "characters"][:2] == [0, 1]
+    one = [row for row in found.values["rows"] if row["run"] == "one"]
+    two = [row for row in found.values["rows"] if row["run"] == "two"]
+    assert len(one) == len(two) == 1 + 2 * (3 + 3 + 3 + 2 + 2 + 1 + 1)
+    for a, b in zip(one, two, strict=True):  # a smaller head is less sure, and chooses the same
+        assert a["loss"] != b["loss"]
+        if a["noise"] not in ("adversary", "random"):
+            assert a["score"] == b["score"]
+    assert one[0]["agreement"] == 100
+    again = seqreg("robustness", *words, "--json", "--output", "again", cwd=tmp_path)
+    assert json.loads(again.stdout)["values"] == found.values
+
+
+def test_the_clean_score_is_the_runs_own(classifier: Path, writer: Path, tmp_path: Path) -> None:
+    for folder, name in ((classifier, "validation"), (writer, "test")):
+        found = robustness.robustness([folder], noises=["source"], seeds=1, output=tmp_path / name)
+        scores = json.loads((folder / "metrics.json").read_text())["scores"][name]
+        assert found.values["rows"][0]["score"] == pytest.approx(scores["score"], abs=1e-4)
+        assert found.values["rows"][0]["loss"] == pytest.approx(scores["loss"], rel=0.2)  # label-smoothed there
+        assert found.figures == []
+
+
+def test_a_writer_through_the_command(writer: Path, tmp_path: Path) -> None:
+    words = ["--limit", "12", "--seeds", "1", "--rates", "0.3", "--scales", "0.5,2", "--radii", "0.2"]
+    result = seqreg("robustness", writer, *words, "--noise", "word-drop", "--noise", "embeddings",
+                    "--noise", "adversary", "--noise", "order", cwd=tmp_path)  # fmt: skip
+    found = Finding.read(writer / FOLDER / "robustness.json")
+    assert "ROUGE-L" in result.stdout
+    assert [row["noise"] for row in found.values["rows"]] == [
+        "none", "word-drop", "embeddings", "embeddings", "adversary", "random", "order",
+    ]  # fmt: skip
+    assert all(0 <= row["agreement"] <= 100 for row in found.values["rows"])
+
+
+def test_an_ascent_hurts_more_than_random_noise_of_its_norm(classifier: Path, writer: Path, tmp_path: Path) -> None:
+    for folder, limit in ((classifier, 120), (writer, 20)):
+        options: dict[str, Any] = {"noises": ["adversary"], "radii": [0.1, 0.3, 1.0], "seeds": 1, "limit": limit}
+        found = robustness.robustness([folder], output=tmp_path, **options)
+        clean = found.values["rows"][0]
+        worst, random = means(found, "baseline", "adversary", "loss"), means(found, "baseline", "random", "loss")
+        assert clean["loss"] < worst[0] < worst[1] < worst[2]
+        assert all(a > 1.2 * b for a, b in zip(worst[1:], random[1:], strict=True))
+        assert means(found, "baseline", "adversary", "score")[2] < means(found, "baseline", "random", "score")[2]
+        assert means(found, "baseline", "adversary", "agreement")[2] < 90
+
+
+def test_both_have_the_norm_that_they_say(classifier: Path) -> None:
+    one = subject.load(classifier)
+    examples = subject.sampled(one.splits.sets["validation"], 8)
+    (rows, batch), *_ = one.batches(examples)
+    chosen = [examples[row] for row in rows]
+    embeds = one.model.get_input_embeddings()(batch["input_ids"])
+    mask = batch["attention_mask"].bool()
+    whole = rms(embeds, mask) * (mask.sum(-1) * embeds.shape[-1]).sqrt()
+    for ascent in (True, False):
+        delta = perturb.attack(0.3, 0, ascent=ascent)(one, chosen, batch)
+        assert isinstance(delta, torch.Tensor)
+        assert norm(delta, "l2", "sentence").flatten() == pytest.approx(0.3 * whole.detach(), rel=1e-4)
+        assert (delta[~mask] == 0).all()
+
+
+def test_noise_on_embeddings_has_its_scale_and_is_the_same_in_every_batch(classifier: Path) -> None:
+    one = subject.load(classifier)
+    examples = subject.sampled(one.splits.sets["validation"], 8)
+    (rows, batch), *_ = one.batches(examples)
+    chosen, embeds = [examples[row] for row in rows], torch.randn(*batch["input_ids"].shape, 4000) * 3
+    delta = perturb.embedding_noise(0.5, 1)(one, chosen, batch)(embeds)  # type: ignore[operator]
+    mask = batch["attention_mask"].bool()
+    assert (delta[~mask] == 0).all()
+    assert delta[mask].std() == pytest.approx(1.5, rel=0.01)
+    last = {key: value[-1:] for key, value in batch.items()}
+    alone = perturb.embedding_noise(0.5, 1)(one, chosen[-1:], last)(embeds[-1:])  # type: ignore[operator]
+    assert torch.equal(alone, delta[-1:])
+    other = perturb.embedding_noise(0.5, 2)(one, chosen, batch)(embeds)  # type: ignore[operator]
+    assert not torch.equal(other, delta)
+
+
+def test_models_that_ignore_their_source_are_found(classifier: Path, writer: Path, tmp_path: Path) -> None:
+    """Cross-attention without an output; a head that only has its bias."""
+
+    def deaf(name: str, value: torch.Tensor) -> torch.Tensor:
+        silent = "encoder_attn.out_proj" in name or name == "classifier.weight"
+        return torch.zeros_like(value) if silent else value
+
+    for folder in (classifier, writer):
+        options: dict[str, Any] = {"noises": ["order", "source"], "seeds": 2, "limit": 30, "output": tmp_path / "found"}
+        found = robustness.robustness([changed(folder, tmp_path / folder.parent.name, deaf)], **options)
+        assert found.summary[-1].endswith("the model does not read its source.")
+        assert means(found, "baseline", "source", "agreement") == [100]
+        assert means(found, "baseline", "source", "loss") == pytest.approx([found.values["rows"][0]["loss"]])
+        sound = robustness.robustness([folder], **options)
+        assert not any("does not read" in sentence for sentence in sound.summary)
+        assert means(sound, "baseline", "source", "agreement")[0] < 90
+        assert means(sound, "baseline", "source", "loss")[0] > 1.05 * sound.values["rows"][0]["loss"]
+
+
+def test_everyone_has_the_source_of_another(classifier: Path) -> None:
+    examples = subject.sampled(subject.load(classifier).splits.sets["validation"], 7)
+    for seed in range(9):
+        found = Condition("source", 1.0, seed).texts(examples)
+        assert sorted(one.source for one in found) == sorted(one.source for one in examples)
+        assert all(a.source != b.source for a, b in zip(found, examples, strict=True))
+        assert [one.label for one in found] == [one.label for one in examples]
+
+
+def test_bad_input_is_one_line(classifier: Path, tmp_path: Path) -> None:
+    result = seqreg("robustness", classifier, "--rates", "0.1;0.2", cwd=tmp_path, code=2)
+    assert result.stderr.strip() == "seqreg: --rates 0.1;0.2: expected numbers with commas between, such as 0.1,0.2"
+    for options, message in (
+        ({"rates": [1.5]}, "--rates: 1.5: expected numbers above 0 and up to 1"),
+        ({"scales": [-1.0]}, "--scales: -1: expected numbers above 0"),
+        ({"radii": [float("nan")]}, "--radii: nan: expected numbers above 0"),
+        ({"rates": [0.1, 0.1]}, "--rates: expected at least one number, and none twice"),
+        ({"noises": ["charcters"]}, "--noise charcters: unknown; did you mean 'characters'?"),
+        ({"seeds": 0}, "--seeds 0, --limit 500: expected at least 1 seed and 2 examples"),
+        ({"split": "tset"}, "has no such split"),
+    ):
+        with pytest.raises(BadInput, match=message.replace("?", r"\?")):
+            robustness.robustness([classifier], **options)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="the same run twice"):
+        robustness.robustness([classifier, classifier])
+    with pytest.raises(BadInput, match="not a run of seqreg"):
+        robustness.robustness([classifier, tmp_path])
+    assert not (classifier / FOLDER / "robustness.json").exists()
+
+
+def test_runs_on_other_examples_are_not_compared(classifier: Path, tmp_path: Path) -> None:
+    shutil.copytree(classifier, tmp_path / "one")
+    shutil.copytree(classifier, tmp_path / "two")
+    samples.write(tmp_path / "data" / "validation.jsonl", reviews(20, 9))
+    path = tmp_path / "two" / "config.yaml"
+    path.write_text(path.read_text().replace(str(classifier.parent / "data"), str(tmp_path / "data")))
+    with pytest.raises(BadInput, match="two: validation has other examples than"):
+        robustness.robustness([tmp_path / "one", tmp_path / "two"], noises=["source"], seeds=1)
+    (tmp_path / "deeper").mkdir()
+    with pytest.raises(BadInput, match="say where to write with --output"):
+        robustness.robustness([tmp_path / "one", Path(shutil.move(tmp_path / "two", tmp_path / "deeper"))])
