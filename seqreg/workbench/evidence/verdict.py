@@ -73,11 +73,12 @@ def _about(name: str, one: dict[str, Any], values: dict[str, Any]) -> str:
     """What can be said of a method; see docs/evaluation.md for the rule."""
     base, plus = values["baseline"], one["difference"]
     if plus["p"] is None or one["missing"]:
-        more = one["missing"]
+        more = seeds_of(one["missing"])
         return (
-            f"{name} against {base}: not enough seeds for a verdict. {one['pairs']} seeds and {values['tests']} tests "
-            f"can reach a p of {one['reachable']:.2g} at best, which is above {values['alpha']:g}: {more} more are "
-            f"needed (--extend --seeds {one['pairs'] + more}). The difference so far is {plus['difference']:+.2f}."
+            f"{name} against {base}: not enough seeds for a verdict. With {seeds_of(one['pairs'])} and "
+            f"{values['tests']} tests the smallest p is {one['reachable']:.2g}, above {values['alpha']:g}: {more} more "
+            f"needed (--extend --seeds {values['planned'] + one['missing']}). The difference so far is "
+            f"{plus['difference']:+.2f}."
         )
     low, high = plus["interval"]
     numbers = (
@@ -88,6 +89,10 @@ def _about(name: str, one: dict[str, Any], values: dict[str, Any]) -> str:
         way = "better" if plus["difference"] > 0 else "worse"
         return f"{name} is significantly {way} than {base}: {numbers}."
     return f"{name} is not shown to differ from {base}: {numbers}."
+
+
+def seeds_of(count: int) -> str:
+    return f"{count} seed{'s' if count != 1 else ''}"
 
 
 def tables_of(found: Gathered, values: dict[str, Any]) -> list[Table]:
@@ -130,7 +135,7 @@ def _difference_cells(one: dict[str, Any], values: dict[str, Any]) -> list[Any]:
     plus = one["difference"]
     p, corrected = ("" if value is None else f"{value:.2g}" for value in (plus["p"], one["holm"]))
     if plus["p"] is None or one["missing"]:
-        word = f"{one['missing']} more seeds needed"
+        word = f"{seeds_of(one['missing'])} more needed"
     elif one["holm"] <= values["alpha"]:
         word = "significantly better" if plus["difference"] > 0 else "significantly worse"
     else:
