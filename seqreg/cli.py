@@ -90,6 +90,70 @@ def train(
 
 
 @app.command()
+def compare(
+    recipe: Recipe,
+    settings: Settings = None,
+    terms: Annotated[
+        Optional[list[str]],
+        typer.Option("--terms", "-t", help="A method: a recipe of terms, or several such as `r3f+rdrop`; repeat it."),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="How many, or which: `5`, or `3,7,11`. The same for all methods.")] = "5",
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the comparison.")] = Path(
+        "runs/compare"
+    ),
+    variant: Variants = None,
+    baseline: Annotated[str, typer.Option(help="What all others are compared with.")] = "baseline",
+    alpha: Annotated[float, typer.Option(help="The error that is allowed over all differences together.")] = 0.05,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Trainings at a time.")] = 1,
+    launcher: Annotated[
+        Optional[str],
+        typer.Option(help="Do not train here: `print` the commands, or submit each, as in `sbatch --wrap={}`."),
+    ] = None,
+    collect: Annotated[bool, typer.Option("--collect", help="Train nothing; judge what has come back.")] = False,
+    extend: Annotated[bool, typer.Option("--extend", help="Add seeds or methods to a comparison.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Train again what has failed by itself.")] = False,
+) -> None:
+    """Compare terms over seeds: train them all, test the differences, and say what they are worth.
+
+    The same command again goes on where it was stopped. `seqreg report FOLDER` then writes a page about it.
+
+    seqreg compare quickstart -t r3f -t smart --seeds 5 --output runs/compare
+
+    seqreg compare gigaword -t r3f -t r3f+rdrop --seeds 3,7,11,13,17 --launcher "sbatch --wrap={}"
+
+    seqreg compare gigaword -t r3f -t r3f+rdrop --seeds 3,7,11,13,17 --collect
+    """
+    from seqreg.workbench import commands
+
+    ways = {"baseline": baseline, "alpha": alpha, "jobs": jobs, "launcher": launcher, "collect": collect}
+    ways |= {"variants": variant or [], "settings": settings or [], "extend": extend, "retry": retry}
+    commands.compare(recipe, terms or [], seeds, output, **ways)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="The folder of a comparison.")],
+    output: Annotated[
+        Optional[Path], typer.Option("--output", "-o", help="A file; by default report.html in the folder.")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Markdown for a paper or a pull request.")] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="The tables in LaTeX.")] = False,
+) -> None:
+    """Write one page about a comparison: the verdict, every number, figures, texts, and how to repeat it.
+
+    The page is one file that needs no network. Whatever other studies have found out about the comparison or its
+    runs is on it too.
+
+    seqreg report runs/compare
+
+    seqreg report runs/compare --markdown --output results.md
+    """
+    from seqreg.workbench import commands
+
+    commands.report(folder, output, markdown=markdown, latex=latex)
+
+
+@app.command()
 def replay(
     crash: Annotated[Path, typer.Argument(help="A folder that a training wrote: RUN/crash/step-N.")],
 ) -> None:

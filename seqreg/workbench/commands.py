@@ -69,6 +69,32 @@ def predict(folder: Path, source: str, target: str, settings: Sequence[str], *, 
         console.print(f"{count} predictions in {plain(target)}")
 
 
+def compare(recipe: str, methods: Sequence[str], seeds: str, folder: Path, **ways: Any) -> None:
+    """Train a comparison and print its verdict; `ways` as in `seqreg.workbench.evidence.compare.compare`."""
+    from seqreg.workbench.console import console, quiet
+    from seqreg.workbench.evidence import compare as work
+
+    quiet()
+    if work.compare(recipe, methods, seeds, folder, **ways) is None:
+        return
+    from seqreg.workbench.evidence import verdict
+
+    finding = verdict.judge(folder)
+    for table in finding.tables:
+        out.print(verdict.shown(table))
+    for sentence in finding.summary:
+        out.print(plain(sentence), soft_wrap=True)
+    console.print(f"A page about it: seqreg report {plain(folder)}")
+
+
+def report(folder: Path, output: Path | None, *, markdown: bool, latex: bool) -> None:
+    """Write the page of a comparison."""
+    from seqreg.workbench.console import console
+    from seqreg.workbench.evidence import report as work
+
+    console.print(f"Written: {plain(work.report(folder, output, markdown=markdown, latex=latex))}")
+
+
 def replay(crash: Path) -> None:
     """Print what a step that was not finite gives again."""
     from seqreg.workbench import replay as work

@@ -1,0 +1,136 @@
+"""What the trainings of a comparison left behind, as arrays: scores by seed, scores by example, texts, times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seqreg.errors import BadInput
+from seqreg.metrics.rouge import rouge
+from seqreg.workbench import rows as tables
+from seqreg.workbench.evidence import jobs, plan
+from seqreg.workbench.evidence.jobs import State
+from seqreg.workbench.evidence.plan import Job, Plan
+from seqreg.workbench.tables import scores_of
+
+PREDICTIONS = "predictions.jsonl"
+_PAIRS = 10
+"""Pairs of seeds that agreement is measured on at most."""
+
+
+@dataclass
+class Method:
+    """One method: its finished trainings by seed."""
+
+    name: str
+    metrics: dict[int, dict[str, Any]] = field(default_factory=dict)
+    rows: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    failed: list[tuple[Job, State]] = field(default_factory=list)
+    open: list[Job] = field(default_factory=list)
+
+
+@dataclass
+class Gathered:
+    """All of a comparison.
+
+    Args:
+        split: which scores are compared
+        metric: the score that the verdict is about
+        others: scores that are shown beside it
+        texts: whether the methods generate
+    """
+
+    folder: Path
+    plan: Plan
+    methods: dict[str, Method]
+    split: str
+    metric: str
+    others: list[str]
+    texts: bool
+
+    def scores(self, name: str, metric: str | None = None) -> dict[int, float]:
+        """A method's score by seed, in percent."""
+        key = metric or self.metric
+        return {seed: found["scores"][self.split][key] for seed, found in self.methods[name].metrics.items()}
+
+    def seconds(self, name: str) -> dict[int, float]:
+        return {seed: found["train"]["seconds"] for seed, found in self.methods[name].metrics.items()}
+
+    def common(self, name: str) -> list[int]:
+        """Seeds that both a method and the baseline have finished."""
+        return [seed for seed in self.methods[self.plan.baseline].metrics if seed in self.methods[name].metrics]
+
+    def by_example(self, name: str, seeds: list[int], metric: str | None = None) -> NDArray[np.float64]:
+        """Scores of generated texts in percent, [seeds, examples]."""
+        key, rows = metric or self.metric, self.methods[name].rows
+        return 100 * np.array([[row[key] for row in rows[seed]] for seed in seeds], dtype=np.float64)
+
+
+def gather(folder: Path) -> Gathered:
+    """Read everything that is finished; at least one training of the baseline must be."""
+    chosen = plan.read(folder)
+    methods = {name: Method(name) for name in chosen.methods}
+    for job in chosen.jobs(folder):
+        found, method = jobs.state(job), methods[job.method]
+        if found.kind == jobs.FINISHED:
+            method.metrics[job.seed] = scores_of(job.folder)
+            method.rows[job.seed] = _rows(job.folder / PREDICTIONS)
+        elif found.kind == jobs.FAILED:
+            method.failed.append((job, found))
+        else:
+            method.open.append(job)
+    base = methods[chosen.baseline]
+    if not base.metrics:
+        raise BadInput(f"{folder}: no training of {base.name} is finished yet: run the comparison first")
+    _same_examples(folder, methods)
+    seed = next(iter(base.metrics))
+    scores, texts = base.metrics[seed]["scores"], "rougeL" in base.rows[seed][0]
+    split = _split(scores, texts)
+    names = [key for key in scores[split].get("intervals", {}) if key != "score"]
+    names = names or [key for key, value in scores[split].items() if key != "score" and isinstance(value, float)]
+    metric = "rougeL" if texts else (names[0] if len(names) == 1 else "score")
+    return Gathered(folder, chosen, methods, split, metric, [key for key in names if key != metric], texts)
+
+
+def _split(scores: dict[str, Any], texts: bool) -> str:
+    if "average" in scores and not texts:
+        return "average"
+    named = [name for name in scores if name not in ("before", "average")]
+    return next((name for name in ("test", "validation") if name in named), named[0])
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    found = [row for _, row in tables.read(path)]
+    if not found:
+        raise BadInput(f"{path}: no predictions")
+    return found
+
+
+def _same_examples(folder: Path, methods: dict[str, Method]) -> None:
+    """Scores are compared example by example: all must be of the same test set."""
+    first: list[Any] | None = None
+    for method in methods.values():
+        for seed, rows in method.rows.items():
+            references = [row.get("reference") for row in rows]
+            first = references if first is None else first
+            if references != first:
+                raise BadInput(f"{folder}: {method.name}, seed {seed} was scored on other examples than the first run")
+
+
+def agreement(method: Method, texts: bool) -> dict[str, float] | None:
+    """How alike two seeds of a method predict, mean over pairs: share of equal predictions; of texts ROUGE-L too."""
+    said = [[str(row["prediction"]) for row in rows] for rows in method.rows.values()]
+    pairs = list(combinations(said, 2))[:_PAIRS]
+    if not pairs:
+        return None
+    same = float(np.mean([np.mean([one == other for one, other in zip(*pair, strict=True)]) for pair in pairs]))
+    found = {"equal": 100 * same}
+    if texts:
+        alike = [rouge(*pair, kinds=("rougeL",), resamples=1, jobs=1).means["rougeL"] for pair in pairs]
+        found["rougeL"] = 100 * float(np.mean(alike))
+    return found

@@ -1,0 +1,157 @@
+"""The trainings of a comparison: started, watched, ended with it, and gone on with."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from seqreg.errors import BadInput, Interrupted
+from seqreg.workbench.console import say, warn
+from seqreg.workbench.evidence.plan import Job, Plan
+from seqreg.workbench.files import write_text
+from seqreg.workbench.runs import LOCK, Record
+
+FINISHED, FAILED, OPEN = "finished", "failed", "open"
+_AGAIN = {2, 4, 130, 143}
+"""Exit codes that are not the method's fault: refused input, a full disk, a signal. The same command tries again."""
+
+
+@dataclass(frozen=True)
+class State:
+    """How one training stands.
+
+    Args:
+        kind: "finished"; "failed" by itself, which counts; "open": not begun, stopped, or under way
+        code: its last exit code, if it ended
+        line: what it said last
+    """
+
+    kind: str
+    code: int | None = None
+    line: str = ""
+
+
+def state(job: Job) -> State:
+    """How a training stands, from its files alone."""
+    record = Record.read(job.folder)
+    if record is not None and record.finished:
+        return State(FINISHED, 0)
+    if not job.code.is_file():
+        return State(OPEN)
+    text = job.code.read_text(encoding="utf-8").strip()
+    code = int(text) if text.removeprefix("-").isdecimal() else 1
+    lines = job.log.read_text(encoding="utf-8", errors="replace").split("\n") if job.log.is_file() else []
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return State(OPEN if code < 0 or code > 128 or code in _AGAIN or code == 0 else FAILED, code, last)
+
+
+def held(folder: Path) -> str:
+    """Who is working in the folder of a training; "" if nobody is."""
+    path = folder / LOCK
+    if not path.exists():
+        return ""
+    with open(path, "r+", encoding="utf-8") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return file.read().strip() or "another process"
+    return ""
+
+
+def work(plan: Plan, jobs: Sequence[Job], most: int) -> None:
+    """Run trainings, `most` at a time; they end with this process, however that ends."""
+    pending, running, total = list(jobs), dict[Job, subprocess.Popen[bytes]](), len(jobs)
+    began, told = time.monotonic(), False
+    try:
+        while pending or running:
+            for job in [job for job, process in running.items() if process.poll() is not None]:
+                _ended(job, running.pop(job).returncode, total - len(pending) - len(running), total, began)
+            free = next((job for job in pending if not held(job.folder)), None) if len(running) < most else None
+            if free is not None:
+                pending.remove(free)
+                running[free] = start(plan, free)
+                continue
+            if pending and not running and not told:
+                say(f"waiting for {held(pending[0].folder)}, which works in {pending[0].folder}")
+                told = True
+            time.sleep(0.2)
+    finally:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait()
+
+
+def start(plan: Plan, job: Job) -> subprocess.Popen[bytes]:
+    """Start one training; what it prints goes to its log."""
+    job.folder.parent.mkdir(parents=True, exist_ok=True)
+    job.code.unlink(missing_ok=True)
+    say(f"{job.method}, seed {job.seed}: begins", "dim")
+    with job.log.open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "seqreg.cli", *plan.words(job)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True, preexec_fn=_end_with_parent(),  # a Ctrl-C reaches them through us, once
+        )  # fmt: skip
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """On Linux the kernel sends SIGTERM when the comparison dies, by `kill -9` too; a training then saves and ends."""
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)  # loaded here: nothing may be loaded between fork and exec
+
+    def ask() -> None:
+        libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+    return ask
+
+
+def _ended(job: Job, code: int, done: int, total: int, began: float) -> None:
+    write_text(job.code, f"{code}\n")
+    found = state(job)
+    minutes = (time.monotonic() - began) / 60
+    if found.kind == FINISHED:
+        say(f"{job.method}, seed {job.seed}: finished  ({done} of {total}, {minutes:.1f} minutes)")
+    else:
+        warn(f"{job.method}, seed {job.seed}: exit code {code}: {found.line}  ({job.log})")
+    if code == 2:
+        raise BadInput(f"{job.method}, seed {job.seed}: {found.line.removeprefix('seqreg: ')}")
+
+
+def lines(plan: Plan, jobs: Sequence[Job]) -> list[str]:
+    """One line of shell for every training, which leaves the same files as a training that was started here."""
+    found = []
+    for job in jobs:
+        log, code = shlex.quote(str(job.log)), shlex.quote(str(job.code))
+        made = f"mkdir -p {shlex.quote(str(job.folder.parent))}"
+        found.append(f"{made}; {shlex.join(['seqreg', *plan.words(job)])} >> {log} 2>&1; echo $? > {code}")
+    return found
+
+
+def submit(template: str, commands: Sequence[str]) -> None:
+    """Give every line of shell to a launcher, in place of its {}."""
+    words = shlex.split(template)
+    if not any("{}" in word for word in words):
+        raise BadInput(
+            f"--launcher {template!r}: expected 'print', or a command with {{}}, such as 'sbatch --wrap={{}}'"
+        )
+    for command in commands:
+        try:
+            result = subprocess.run([word.replace("{}", command) for word in words], check=False)
+        except OSError as error:
+            raise BadInput(f"--launcher: {words[0]}: {error.strerror}") from None
+        if result.returncode:
+            raise BadInput(f"--launcher: {words[0]} ended with exit code {result.returncode}")
+
+
+def stop(number: int, _: object) -> None:
+    """For SIGTERM: end the trainings in good order, then ourselves."""
+    raise Interrupted(number, "stopped; the same command goes on")

@@ -1,0 +1,95 @@
+"""All numbers of a comparison, from what its trainings left behind."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seqreg.metrics import statistics
+from seqreg.metrics.statistics import Difference, Summary
+from seqreg.workbench.evidence.gather import Gathered, agreement
+from seqreg.workbench.files import write_text
+
+
+def measure(found: Gathered) -> dict[str, Any]:
+    """All numbers of a comparison."""
+    others = [name for name in found.plan.methods[1:] if found.methods[name].metrics]
+    tested = {name: difference(found, name) for name in others}
+    corrected = dict(zip(tested, statistics.holm([one.p for one in tested.values()]), strict=True))
+    methods = {}
+    for name, method in found.methods.items():
+        if not method.metrics:
+            continue
+        pairs = len(found.common(name))
+        methods[name] = {
+            **asdict(_summary(found, name)),
+            "seeds": sorted(method.metrics),
+            "scores": list(found.scores(name).values()),
+            "failed": len(method.failed),
+            "open": len(method.open),
+            "agreement": agreement(method, found.texts),
+            "seconds": float(np.median(list(found.seconds(name).values()))),
+            "time": _ratio(found, name),
+        }
+        if name in tested:
+            methods[name] |= {
+                "difference": asdict(tested[name]), "holm": corrected[name], "pairs": pairs,
+                "reachable": statistics.reachable(pairs, len(tested)),
+                "missing": statistics.missing(pairs, found.plan.alpha, len(tested)),
+            }  # fmt: skip
+    return {
+        "metric": found.metric, "split": found.split, "alpha": found.plan.alpha, "tests": len(tested),
+        "baseline": found.plan.baseline, "planned": len(found.plan.seeds), "methods": methods,
+        "signature": next(iter(found.methods[found.plan.baseline].metrics.values()))["scores"][found.split].get(
+            "signature", ""
+        ),
+        "others": {key: _other(found, key) for key in found.others},
+    }  # fmt: skip
+
+
+def difference(found: Gathered, name: str, metric: str | None = None) -> Difference:
+    """A method against the baseline: seeds and examples for texts, seeds for everything else."""
+    base, seeds = found.plan.baseline, found.common(name)
+    if found.texts and seeds:
+        return statistics.two_level(
+            found.by_example(base, seeds, metric), found.by_example(name, seeds, metric), resamples=19_999
+        )
+    scores = [list(found.scores(one, metric).values()) for one in (base, name)]
+    return statistics.welch(scores[0], scores[1])
+
+
+def _summary(found: Gathered, name: str, metric: str | None = None) -> Summary:
+    return statistics.summary(list(found.scores(name, metric).values()))
+
+
+def _other(found: Gathered, key: str) -> dict[str, Any]:
+    """Another score: described, with intervals, and without a verdict, for that would need a larger correction."""
+    rows = {}
+    for name, method in found.methods.items():
+        if method.metrics:
+            plus = difference(found, name, key) if name != found.plan.baseline else None
+            rows[name] = {**asdict(_summary(found, name, key)), "difference": asdict(plus) if plus else None}
+    return rows
+
+
+def _ratio(found: Gathered, name: str) -> float | None:
+    """Training time over the baseline's, median over seeds."""
+    mine, base = found.seconds(name), found.seconds(found.plan.baseline)
+    ratios = [mine[seed] / base[seed] for seed in found.common(name)]
+    return float(np.median(ratios)) if ratios else None
+
+
+def write_examples(found: Gathered, path: Path) -> None:
+    """Scores of every example, so that anybody can test again."""
+    key = found.metric if found.texts else "correct"
+    methods = [method for method in found.methods.values() if method.rows]
+    count = len(next(iter(methods[0].rows.values())))
+    lines = []
+    for place in range(count):
+        scores = {m.name: {str(seed): rows[place].get(key) for seed, rows in m.rows.items()} for m in methods}
+        lines.append(json.dumps({"index": place, "score": key, "methods": scores}) + "\n")
+    write_text(path, "".join(lines))

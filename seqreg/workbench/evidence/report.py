@@ -1,0 +1,132 @@
+"""`seqreg report`: one page about a comparison that needs nothing beside itself."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from seqreg.errors import BadInput
+from seqreg.version import __version__
+from seqreg.workbench import guard
+from seqreg.workbench.catalogue import inside
+from seqreg.workbench.evidence import findings, plots, texts, verdict
+from seqreg.workbench.evidence.curves import curves
+from seqreg.workbench.evidence.findings import Finding
+from seqreg.workbench.evidence.gather import Gathered, gather
+from seqreg.workbench.evidence.pages import latex_page, markdown_page
+from seqreg.workbench.files import write_text
+
+TEMPLATE = "report.html"
+_KINDS = {".svg": "image/svg+xml", ".png": "image/png"}
+
+
+@dataclass(frozen=True)
+class Study:
+    """A finding and what it is about: the comparison, or one of its runs."""
+
+    about: str
+    finding: Finding
+    folder: Path
+
+    @property
+    def figures(self) -> list[str]:
+        return [picture(inside(self.folder, name)) for name in self.finding.figures]
+
+
+def report(folder: Path, output: Path | None, *, markdown: bool = False, latex: bool = False) -> Path:
+    """Judge a comparison again and write its page; returns where it is."""
+    if markdown and latex:
+        raise BadInput("--markdown and --latex: choose one, and run the command twice for both")
+    target = output or folder / ("report.md" if markdown else "report.tex" if latex else "report.html")
+    if target.is_dir():
+        raise BadInput(f"--output {target}: is a folder: name a file")
+    found = gather(folder)
+    with guard.writing(folder):
+        finding = verdict.judge(folder)
+        studied = studies(found)
+        if markdown:
+            page = markdown_page(finding, [(one.about, one.finding) for one in studied], commands(found))
+        elif latex:
+            page = latex_page(finding, [(one.about, one.finding) for one in studied])
+        else:
+            page = html(found, finding, studied)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_text(target, page)
+    return target
+
+
+def studies(found: Gathered) -> list[Study]:
+    """What else was found out about the comparison and its runs."""
+    places = [("all methods", found.folder)]
+    places += [(f"{job.method}, seed {job.seed}", job.folder) for job in found.plan.jobs(found.folder)]
+    return [
+        Study(about, finding, place / findings.FOLDER)
+        for about, place in places
+        for finding in findings.findings(place)
+        if finding.kind != verdict.KIND
+    ]
+
+
+def commands(found: Gathered) -> list[str]:
+    """What repeats every number."""
+    import shlex
+
+    whole = [found.plan.command(found.folder), shlex.join(["seqreg", "report", str(found.folder)])]
+    return whole + [shlex.join(["seqreg", *found.plan.words(job)]) for job in found.plan.jobs(found.folder)]
+
+
+def html(found: Gathered, finding: Finding, studied: list[Study]) -> str:
+    """The page."""
+    place, values = found.folder / findings.FOLDER, finding.values
+    traced = {
+        name: [curves(found.folder / name / f"seed-{seed}") for seed in method.metrics]
+        for name, method in found.methods.items()
+    }
+    drawn = {
+        "scores": plots.scores(values, place),
+        "differences": plots.differences(values, place),
+        "cost": plots.cost(values, place),
+        "validation": plots.validation(traced, found.metric, place),
+        "parts": plots.loss_parts(traced, place),
+        "anatomy": plots.anatomy(traced, place),
+    }
+    pictures = {name: picture(place / f"{name}.svg") for name, file in drawn.items() if file}
+    first = found.folder / found.plan.baseline / f"seed-{next(iter(found.methods[found.plan.baseline].metrics))}"
+    return page(
+        finding=finding, values=values, plan=found.plan, pictures=pictures, studies=studied,
+        samples=texts.samples(found), commands=commands(found), settings=_settings(found), version=__version__,
+        recipe=(first / "config.yaml").read_text(encoding="utf-8"),
+        versions=next(iter(found.methods[found.plan.baseline].metrics.values())).get("versions", {}),
+        failures=[one for method in found.methods.values() for one in method.failed],
+    )  # fmt: skip
+
+
+def _settings(found: Gathered) -> dict[str, dict[str, Any]]:
+    """What every method changes about the baseline's settings."""
+    base = found.plan.resolved.get(found.plan.baseline, {})
+    return {
+        name: {key: value for key, value in settings.items() if base.get(key) != value}
+        for name, settings in found.plan.resolved.items()
+    }
+
+
+def page(**known: Any) -> str:
+    """Fill in the template. All text is escaped by jinja: what a model wrote cannot become markup."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters["cell"] = verdict.cell
+    return environment.get_template(TEMPLATE).render(**known)
+
+
+def picture(path: Path) -> str:
+    """A figure as an address that holds it whole; inside <img> nothing in it can run."""
+    kind = _KINDS.get(path.suffix)
+    if kind is None or not path.is_file():
+        raise BadInput(f"{path}: expected a figure that is there, {' or '.join(_KINDS)}")
+    return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"

@@ -1,0 +1,101 @@
+"""How often tests reject when there is nothing to find: `python -m tests.metrics.simulate` (about a minute).
+
+Score of a method, seed s, example e:  mean + seed effect + example effect (the same for both methods) + an effect of
+the method on the example (mean 0) + noise; the two methods are equally good by construction, so every rejection is an
+error. Sizes are in points of ROUGE.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seqreg.metrics import statistics
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class World:
+    """Standard deviations of the effects; `skewed` draws them from an exponential distribution instead of a normal."""
+
+    name: str
+    seeds: int
+    examples: int
+    seed: float = 0.4
+    method: float = 4.0
+    noise: float = 8.0
+    skewed: bool = False
+
+    def draw(self, dice: np.random.Generator) -> tuple[Array, Array]:
+        """Scores of two equally good methods, [seeds, examples]."""
+        shape = (self.seeds, self.examples)
+        both = 40 + 15 * dice.standard_normal(self.examples)
+        first, second = (
+            both + self.seed * self._unit(dice, (self.seeds, 1)) + self.noise * self._unit(dice, shape)
+            for _ in range(2)
+        )
+        return first, second + self.method * self._unit(dice, (1, self.examples))
+
+    def _unit(self, dice: np.random.Generator, shape: tuple[int, int]) -> Array:
+        return dice.exponential(size=shape) - 1 if self.skewed else dice.standard_normal(shape)
+
+
+WORLDS = (
+    World("5 seeds, 500 examples", 5, 500),
+    World("5 seeds, 2000 examples", 5, 2000),
+    World("10 seeds, 500 examples", 10, 500),
+    World("3 seeds, 500 examples", 3, 500),
+    World("5 seeds, seeds matter most", 5, 500, seed=2.0),
+    World("5 seeds, examples matter most", 5, 500, seed=0.02, method=12.0),
+    World("5 seeds, noise alone", 5, 500, seed=0.0, method=0.0),
+    World("5 seeds, skewed effects", 5, 500, seed=1.0, skewed=True),
+)
+
+
+def naive(first: Array, second: Array, resamples: int, seed: int) -> float:
+    """The p value of a two-level percentile bootstrap without any correction."""
+    d, dice = second - first, np.random.default_rng(seed)
+    n, count = d.shape
+    means = [
+        d[np.ix_(dice.integers(0, n, n), dice.integers(0, count, count))].mean() for _ in range(resamples)
+    ]  # fmt: skip
+    below = float(np.mean(np.asarray(means) <= 0))
+    return 2 * min(below, 1 - below)
+
+
+def rates(world: World, comparisons: int = 500, resamples: int = 1999, slow: bool = False) -> dict[str, float]:
+    """Shares of comparisons in which each test rejects at 5%."""
+    dice, found = np.random.default_rng(1), dict[str, list[float]]()
+    for place in range(comparisons):
+        first, second = world.draw(dice)
+        ps = {
+            "two-level": statistics.two_level(first, second, resamples=resamples, seed=place).p,
+            "one seed, paired": statistics.one_level(first[0], second[0], resamples=resamples, seed=place).p,
+            "Welch": statistics.welch(list(first.mean(1)), list(second.mean(1))).p,
+        }
+        if slow:
+            ps["naive two-level"] = naive(first, second, 499, place)
+        for name, p in ps.items():
+            assert p is not None
+            found.setdefault(name, []).append(p)
+    return {name: float(np.mean(np.asarray(ps) <= 0.05)) for name, ps in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--comparisons", type=int, default=500)
+    parser.add_argument("--resamples", type=int, default=1999)
+    asked = parser.parse_args()
+    print(f"Rejections at 5% in {asked.comparisons} comparisons of two equally good methods\n")
+    print("| world | two-level | one seed, paired | Welch over seeds | two-level, uncorrected |\n|---|---|---|---|---|")
+    for world in WORLDS:
+        found = rates(world, asked.comparisons, asked.resamples, slow=True)
+        print(f"| {world.name} | " + " | ".join(f"{100 * value:.1f}%" for value in found.values()) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

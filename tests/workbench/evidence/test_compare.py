@@ -1,0 +1,256 @@
+"""`seqreg compare`: what is refused, what is trained, what is counted, and that a kill costs nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seqreg.errors import BadInput, Interrupted
+from seqreg.workbench.evidence import compare as compares
+from seqreg.workbench.evidence import jobs, plan
+from seqreg.workbench.evidence.compare import compare
+from tests.forked import TINY
+from tests.workbench.evidence import made
+
+ROOT = Path(__file__).parents[3]
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, script: str = "exit 0") -> list[tuple[str, int]]:
+    """Trainings are a line of shell; what was started is noted."""
+    started: list[tuple[str, int]] = []
+    finished = json.dumps({"run": "x", "settings": {}, "versions": {}, "finished": True})
+
+    def start(_: plan.Plan, job: plan.Job) -> subprocess.Popen[bytes]:
+        started.append((job.method, job.seed))
+        job.folder.mkdir(parents=True, exist_ok=True)
+        done = f"echo {shlex.quote(finished)} > {shlex.quote(str(job.folder / 'run.json'))}"
+        line = script.replace("DONE", done).replace("METHOD", job.method)
+        with job.log.open("ab") as log:
+            return subprocess.Popen(["sh", "-c", line], stdout=log, stderr=log)
+
+    monkeypatch.setattr(jobs, "start", start)
+    return started
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"recipe": "quikstart"}, "unknown recipe 'quikstart'; did you mean 'quickstart'"),
+        ({"methods": ["r3"]}, "unknown term recipe 'r3'; did you mean 'r3f'"),
+        ({"methods": []}, "nothing to compare with the baseline"),
+        ({"methods": ["../r3f"]}, "expected the names of term recipes"),
+        ({"seeds": "0"}, "--seeds 0: expected how many"),
+        ({"seeds": "3,3"}, "--seeds 3,3: expected how many"),
+        ({"seeds": "five"}, "--seeds five: expected how many"),
+        ({"settings": ["seed=2"]}, "a comparison sets it itself; --seeds says which"),
+        ({"settings": ["output=x"]}, "a comparison sets it itself; --output says which"),
+        ({"settings": ["optimisation.step=5"]}, "did you mean 'steps'"),
+        ({"settings": ["data.path=nowhere.jsonl"]}, "data.path=nowhere.jsonl: no such file or folder"),
+        ({"alpha": 5.0}, "--alpha 5.0: expected a number between 0 and 1"),
+        ({"jobs": 0}, "--jobs 0"),
+        ({"collect": True}, "has no comparison yet"),
+        ({"launcher": "sbatch"}, "expected 'print', or a command with {}"),
+        ({"launcher": "no-such-program {}"}, "no-such-program: No such file"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_bad_input_is_refused_before_anything_runs(
+    change: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = pretend(monkeypatch)
+    asked = {"recipe": "quickstart", "methods": ["r3f"], "seeds": "2", "folder": tmp_path / "x", **change}
+    with pytest.raises(BadInput) as error:
+        compare(**asked)
+    assert said in str(error.value)
+    assert started == []
+    assert "launcher" in change or not (tmp_path / "x").exists()
+
+
+def test_every_method_has_every_seed_and_finished_ones_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = pretend(monkeypatch, "DONE")
+    chosen = compare("quickstart", ["r3f", "r3f+rdrop"], "3,7", tmp_path, jobs=2)
+    assert chosen is not None
+    assert sorted(started) == sorted((m, s) for m in ("baseline", "r3f", "r3f+rdrop") for s in (3, 7))
+    started.clear()
+    compare("quickstart", ["r3f", "r3f+rdrop"], "3,7", tmp_path)
+    assert started == []
+    assert chosen.words(chosen.jobs(tmp_path)[2])[:6] == ["train", "quickstart", "--terms", "r3f", "--terms", "rdrop"]
+
+
+def test_other_settings_in_the_same_folder_are_refused_with_the_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = pretend(monkeypatch, "DONE")
+    compare("quickstart", ["r3f"], "2", tmp_path)
+    with pytest.raises(BadInput) as error:
+        compare("quickstart", ["r3f"], "2", tmp_path, settings=["optimisation.steps=9", "optimisation.warmup=1"])
+    assert any("baseline: optimisation.steps: 240 there, 9 now" in line for line in error.value.lines)
+    with pytest.raises(BadInput, match=r"seeds: \[1, 2\] there, \[1, 2, 3\] now(.|\n)*--extend adds seeds"):
+        compare("quickstart", ["r3f"], "3", tmp_path)
+    started.clear()
+    compare("quickstart", ["r3f"], "3", tmp_path, extend=True)
+    assert started == [("baseline", 3), ("r3f", 3)]
+    assert plan.read(tmp_path).extended == [{"seeds": [1, 2], "methods": ["baseline", "r3f"]}]
+    with pytest.raises(BadInput, match="other settings"):
+        compare("quickstart", ["smart"], "3", tmp_path, extend=True)
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "x").touch()
+    with pytest.raises(BadInput, match="there is something else"):
+        compare("quickstart", ["r3f"], "2", tmp_path / "else")
+
+
+def test_an_edited_recipe_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, "DONE")
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text((ROOT / "recipes" / "quickstart.yaml").read_text())
+    compare(str(recipe), ["r3f"], "2", tmp_path / "x")
+    recipe.write_text(recipe.read_text().replace("label_smoothing: 0.1", "label_smoothing: 0.2"))
+    with pytest.raises(BadInput, match=r"r3f: loss\.label_smoothing: 0\.1 there, 0\.2 now"):
+        compare(str(recipe), ["r3f"], "2", tmp_path / "x")
+
+
+def test_failures_are_kept_and_only_retried_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fails = 'if [ METHOD = r3f ]; then echo "seqreg: not finite"; exit 3; else DONE; fi'
+    started = pretend(monkeypatch, fails)
+    chosen = compare("quickstart", ["r3f"], "2", tmp_path)
+    assert chosen is not None
+    states = {(job.method, job.seed): jobs.state(job) for job in chosen.jobs(tmp_path)}
+    assert states["r3f", 2] == jobs.State(jobs.FAILED, 3, "seqreg: not finite")
+    assert states["baseline", 2].kind == jobs.FINISHED
+    started.clear()
+    compare("quickstart", ["r3f"], "2", tmp_path)
+    assert started == []
+    compare("quickstart", ["r3f"], "2", tmp_path, retry=True)
+    assert started == [("r3f", 1), ("r3f", 2)]
+
+
+@pytest.mark.parametrize("code", [4, 137, 143])
+def test_what_was_stopped_from_outside_is_tried_again(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = pretend(monkeypatch, f"exit {code}")
+    for _ in range(2):
+        compare("quickstart", ["r3f"], "1", tmp_path)
+    assert started == [("baseline", 1), ("r3f", 1)] * 2
+
+
+def test_input_that_a_training_refuses_stops_the_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = pretend(monkeypatch, "echo 'seqreg: no such model'; exit 2")
+    with pytest.raises(BadInput, match="baseline, seed 1: no such model"):
+        compare("quickstart", ["r3f"], "2", tmp_path)
+    assert started == [("baseline", 1)]
+
+
+def test_a_launcher_takes_lines_of_shell_and_collect_gathers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "with space"
+    assert compare("quickstart", ["r3f"], "2", folder, launcher="print") is None
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    stub = tmp_path / "bin" / "seqreg"
+    stub.parent.mkdir()
+    stub.write_text('#!/bin/sh\necho "$@"\nexit 3\n')
+    stub.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{stub.parent}{os.pathsep}{os.environ['PATH']}")
+    assert compare("quickstart", ["r3f"], "2", folder, launcher="sh -c {}") is None
+    assert (folder / "r3f" / "seed-2.code").read_text() == "3\n"
+    assert f"output={folder / 'r3f' / 'seed-2'}" in (folder / "r3f" / "seed-2.log").read_text()
+    started = pretend(monkeypatch)
+    chosen = compare("quickstart", ["r3f"], "2", folder, collect=True)
+    assert chosen is not None
+    assert started == []
+    assert [jobs.state(job).kind for job in chosen.jobs(folder)] == [jobs.FAILED] * 4
+
+
+def test_sigterm_ends_the_trainings_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, "exec sleep 60")
+    running = jobs.start
+    pids = []
+
+    def start(chosen: plan.Plan, job: plan.Job) -> subprocess.Popen[bytes]:
+        process = running(chosen, job)
+        pids.append(process)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        return process
+
+    monkeypatch.setattr(jobs, "start", start)
+    kept = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        with pytest.raises(Interrupted) as stop:
+            compare("quickstart", ["r3f"], "1", tmp_path)
+    finally:
+        signal.signal(signal.SIGALRM, kept)
+    assert stop.value.code == 143
+    assert pids[0].poll() == -signal.SIGTERM
+
+
+def test_two_comparisons_do_not_share_a_folder(tmp_path: Path) -> None:
+    held = "import fcntl, sys, time; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX)"
+    held += "; file.write('process 7 on x'); file.flush(); print(1, flush=True); time.sleep(60)"
+    words = [sys.executable, "-c", held, str(tmp_path / ".lock")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(BadInput, match="process 7 on x is working there"):
+            compare("quickstart", ["r3f"], "1", tmp_path)
+        other.kill()
+
+
+def seqreg(*words: str | Path) -> subprocess.Popen[bytes]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "COLUMNS": "200",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "seqreg.cli", *map(str, words)], env=environment, stdout=subprocess.PIPE
+    )
+
+
+@pytest.mark.slow
+def test_a_killed_comparison_takes_its_trainings_along_and_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    words = ["compare", "quickstart", "-t", "r3f", *TINY, "optimisation.steps=40", "--seeds", "2", "-o", folder]
+    first = seqreg(*words)
+    begun, second = folder / "baseline" / "seed-1" / "run.json", folder / "r3f" / "seed-1"
+    end = time.monotonic() + 200
+    while not (second / "run.json").exists() and first.poll() is None and time.monotonic() < end:
+        time.sleep(0.01)
+    assert jobs.held(second)
+    first.kill()
+    first.wait()
+    while jobs.held(second) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not jobs.held(second)
+    done = begun.stat().st_mtime_ns
+    again = seqreg(*words)
+    printed, _ = again.communicate(timeout=300)
+    assert again.returncode == 0
+    assert begun.stat().st_mtime_ns == done
+    assert "not enough seeds for a verdict" in printed.decode()
+    assert "significant" not in printed.decode()
+    rows = [json.loads(line) for line in (folder / "evidence" / "examples.jsonl").read_text().splitlines()]
+    assert len(rows) == 4
+    assert set(rows[0]["methods"]) == {"baseline", "r3f"}
+    assert set(rows[0]["methods"]["r3f"]) == {"1", "2"}
+
+
+def test_made_comparisons_are_what_the_command_would_find(tmp_path: Path) -> None:
+    """The files that other tests make up pass for finished trainings."""
+    chosen = made.comparison(tmp_path, {"r3f": 1.0}, seeds="2", curves=False)
+    assert all(jobs.state(job).kind == jobs.FINISHED for job in chosen.jobs(tmp_path))
+    assert compares.compare("quickstart", ["r3f"], "2", tmp_path) == chosen
