@@ -104,6 +104,15 @@ def read(path: Path) -> dict[str, Any]:
     return values
 
 
+def remove(values: dict[str, Any], key: str) -> None:
+    """Take a dotted key out of nested settings, if it is there."""
+    first, _, rest = key.partition(".")
+    if not rest:
+        values.pop(first, None)
+    elif isinstance(values.get(first), dict):
+        remove(values[first], rest)
+
+
 def dump(values: Any) -> str:
     """YAML that `parse` reads back as it was."""
     text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
