@@ -48,6 +48,11 @@ Trust = Annotated[
     bool,
     typer.Option("--trust-remote-code", help="Run Python code that comes with a model. Read it first: it can do all."),
 ]
+Rows = Annotated[int, typer.Option(min=5, help="At most so many rows of a split, the same for every model.")]
+StudyOutput = Annotated[
+    Optional[Path], typer.Option(help="Write here instead of into RUN/evidence, or evidence beside several runs.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Trained = Annotated[Path, typer.Argument(help="The output folder of a training.")]
 Evidence = Annotated[
     Optional[Path], typer.Option(help="A folder for numbers and figures; by default `evidence` in the run's.")
@@ -394,6 +399,104 @@ def fairseq_dir() -> None:
     fairseq-train DATA --user-dir $(seqreg fairseq-dir) --criterion seqreg --seqreg-terms terms.yaml ...
     """
     print(Path(__file__).parent / "integrations" / "fairseq_plugin")
+
+
+@app.command()
+def probe(
+    runs: Annotated[list[Path], typer.Argument(help="Output folders of trainings.")],
+    tasks: Annotated[
+        Optional[Path], typer.Option(help="A YAML file of tasks to probe; by default the first run's own.")
+    ] = None,
+    pretrained: Annotated[
+        Optional[str], typer.Option(help="The model to compare with; by default what the runs began with.")
+    ] = None,
+    pooling: Annotated[Literal["mean", "first"], typer.Option(help="Of a text's tokens into one vector.")] = "mean",
+    rows: Rows = 5000,
+    output: StudyOutput = None,
+    as_json: AsJson = False,
+    trust: Trust = False,
+) -> None:
+    """Look for representational collapse: what a linear classifier can still read from a frozen encoder.
+
+    Beside each run is the pretrained model that it began with; every layer has its effective rank and its CKA to it.
+
+    seqreg probe runs/glue-sst2/baseline runs/glue-sst2/r3f --tasks others.yaml
+
+    A file of tasks:
+
+        tasks:
+          - {task: glue/cola, data: {path: data/cola}}
+          - {task: glue/rte, data: {path: data/rte, limit: {train: 1000}}}
+    """
+    from seqreg.workbench.evidence import commands
+
+    settings: dict[str, Any] = {"pretrained": pretrained, "pooling": pooling, "rows": rows, "trust": trust}
+    commands.probe(runs, tasks, output, as_json=as_json, **settings)
+
+
+@app.command()
+def chain(
+    plan: Annotated[Path, typer.Argument(help="A YAML file: the trainings, one after the other.")],
+    settings: Settings = None,
+    methods: Annotated[
+        Optional[list[str]],
+        typer.Option("--terms", "-t", help="A method beside the baseline: `r3f`, or `r3f+rdrop`; may be repeated."),
+    ] = None,
+    cycles: Annotated[int, typer.Option(min=1, help="How often the steps of the plan are gone through.")] = 1,
+    seed: Annotated[
+        Optional[list[int]], typer.Option(min=0, help="Instead of the seeds of the plan; may be repeated.")
+    ] = None,
+    pooling: Annotated[Literal["mean", "first"], typer.Option(help="Of a text's tokens into one vector.")] = "mean",
+    rows: Rows = 5000,
+    output: Annotated[Optional[Path], typer.Option(help="The folder of all runs; by default the plan's.")] = None,
+    as_json: AsJson = False,
+    trust: Trust = False,
+) -> None:
+    """Train tasks one after the other, each from the encoder of the one before, and see what is left of them.
+
+    All tasks are probed in the pretrained model and after every step. The same command again goes on where it was
+    stopped; trainings that are finished are left alone, also with more cycles, methods or seeds.
+
+    seqreg chain glue.yaml --terms r3f --cycles 3 optimisation.steps=500
+
+    A plan:
+
+        settings: [model.name=FacebookAI/roberta-base]
+        seeds: [1, 2, 3]
+        steps:
+          - {recipe: glue, variants: [sst2], settings: [data.path=data/sst2]}
+          - {recipe: glue, variants: [qnli], settings: [data.path=data/qnli]}
+    """
+    from seqreg.workbench.evidence import commands
+
+    ways: dict[str, Any] = {"cycles": cycles, "seeds": seed or [], "pooling": pooling, "rows": rows, "trust": trust}
+    commands.chain(plan, methods or [], settings or [], output, as_json=as_json, **ways)
+
+
+@app.command()
+def shift(
+    words: Annotated[list[str], typer.Argument(help="Output folders of trainings, then changes: `key=value`.")],
+    to: Annotated[str, typer.Option(help="The task that the models are moved to: a card by name or path.")],
+    share: Annotated[
+        Optional[list[float]],
+        typer.Option(
+            help="Of the target's training rows, for further training; may be repeated. 0 and 0.1 by default."
+        ),
+    ] = None,
+    output: StudyOutput = None,
+    as_json: AsJson = False,
+    trust: Trust = False,
+) -> None:
+    """Score models on a domain that they were not trained on, as they are and after a little training there.
+
+    The rows of a share are the same for every model. Further training is an ordinary run, with the method and the
+    settings of the first, in RUN/shift/; the same command again goes on.
+
+    seqreg shift runs/qnli/baseline runs/qnli/r3f --to glue/rte data.path=data/rte --share 0 --share 0.1
+    """
+    from seqreg.workbench.evidence import commands
+
+    commands.shift(words, to, share or [0.0, 0.1], output, as_json=as_json, trust=trust)
 
 
 def main() -> None:

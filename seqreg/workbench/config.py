@@ -45,11 +45,18 @@ def resolve(
     terms: Sequence[str] = (),
     variants: Sequence[str] = (),
     overrides: Sequence[str] = (),
+    forget: Sequence[str] = (),
     trust: bool = False,
 ) -> Run:
-    """Lay a recipe, its variants, recipes of terms and `key=value` on top of each other, and check the result."""
+    """Lay a recipe, its variants, recipes of terms and `key=value` on top of each other, and check the result.
+
+    Args:
+        forget: dotted keys of the recipe that do not count, as if they were not there
+    """
     path = catalogue.find("recipes", recipe)
     stack, values = layers.Layers(), layers.read(path)
+    for key in forget:
+        layers.remove(values, key)
     choices = values.pop("variants", {})
     stack.add(values, str(path))
     for variant in variants:
@@ -156,8 +163,8 @@ def _check_terms(config: Config, stack: layers.Layers) -> None:
         raise BadInput(f"{stack.origin(named[0] if named else 'terms')}: {message}") from None
 
 
-def load(folder: Path, overrides: Sequence[str] = (), *, trust: bool = False) -> Run:
+def load(folder: Path, overrides: Sequence[str] = (), *, forget: Sequence[str] = (), trust: bool = False) -> Run:
     """The run that was saved in a folder."""
     if not os.path.isfile(folder / "config.yaml"):
         raise BadInput(f"{folder}: not a run of seqreg: it has no config.yaml")
-    return resolve(str(folder / "config.yaml"), overrides=overrides, trust=trust)
+    return resolve(str(folder / "config.yaml"), overrides=overrides, forget=forget, trust=trust)

@@ -46,6 +46,8 @@ def load(card: Card, data: Data, *, needs_train: bool = True) -> Splits:
         if name not in splits.sets:
             raise BadInput(f"data.limit.{name}: there is no split of this name, only {', '.join(splits.sets)}")
         splits.sets[name] = splits.sets[name][:most]
+    if data.share < 1 and "train" in splits.sets:
+        splits.sets["train"] = sample(splits.sets["train"], round(data.share * len(splits.sets["train"])))
     _warn_of_overlap(splits)
     _warn_of_one_class(card, splits)
     return splits
@@ -126,6 +128,12 @@ def _one_file(card: Card, path: Path, empty: float) -> Splits:
 
 def _shuffled(examples: Sequence[Example]) -> list[Example]:
     return random.Random(0).sample(list(examples), len(examples))
+
+
+def sample(examples: Sequence[Example], most: int) -> list[Example]:
+    """At most so many rows, and at least one, by a fixed shuffle; in their order, and within every larger sample."""
+    chosen = random.Random(0).sample(range(len(examples)), len(examples))[: max(1, most)]
+    return [examples[index] for index in sorted(chosen)]
 
 
 def _generated(card: Card) -> Splits:

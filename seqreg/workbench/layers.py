@@ -8,7 +8,16 @@ from typing import Any
 from seqreg.errors import BadInput
 from seqreg.integrations.strict_yaml import dump, parse, read
 
-__all__ = ["Layers", "dump", "parse", "read"]
+__all__ = ["Layers", "dump", "parse", "read", "remove"]
+
+
+def remove(values: dict[str, Any], key: str) -> None:
+    """Take a dotted key out of nested settings, if it is there."""
+    first, _, rest = key.partition(".")
+    if not rest:
+        values.pop(first, None)
+    elif isinstance(values.get(first), dict):
+        remove(values[first], rest)
 
 
 class Layers:

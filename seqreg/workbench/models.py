@@ -116,7 +116,7 @@ def load_tokenizer(config: Config, texts: Iterable[str], *, trust: bool = False)
     name = config.model.tokenizer or config.model.name
     if name is None:
         return train_tokenizer(texts, config.model.vocabulary)
-    return _fetched(transformers.AutoTokenizer, name, "tokenizer", trust)
+    return fetched(transformers.AutoTokenizer, name, "tokenizer", trust)
 
 
 def load_model(config: Config, card: Card, tokenizer: Any, *, trust: bool = False) -> Any:
@@ -131,16 +131,27 @@ def load_model(config: Config, card: Card, tokenizer: Any, *, trust: bool = Fals
     if config.model.name is None:
         model = _from_scratch(auto, config, tokenizer, labels, seq2seq)
     else:
-        settings = _fetched(transformers.AutoConfig, config.model.name, "model", trust, **labels)
+        settings = fetched(transformers.AutoConfig, config.model.name, "model", trust, **labels)
         _check_known(config, settings)
         _check_kind(settings.model_type, config.model.name, seq2seq, trust)
         settings.update(config.model.settings)
-        model = _fetched(auto, config.model.name, "model", trust, dtype=torch.float32, config=settings)
+        get = _with_new_head if config.model.new_head and not seq2seq else fetched
+        model = get(auto, config.model.name, "model", trust, dtype=torch.float32, config=settings)
     _check_fit(model, tokenizer, config, seq2seq)
     _check_tokens(model, tokenizer)
     if seq2seq:
         set_generation(model, config)
     return r4f(model, config.model.head_layers) if config.model.head == "r4f" else model
+
+
+def _with_new_head(auto: Any, name: str, what: str, trust: bool, *, dtype: Any, config: Any) -> Any:
+    """The body of a model under a head that is drawn anew, also where the model has a head of the same size."""
+    source = fetched(auto, name, what, trust, dtype=dtype)
+    model = auto.from_config(config, dtype=dtype, trust_remote_code=trust)
+    if model.base_model is model:
+        raise BadInput(f"model.new_head: {type(model).__name__} does not tell its head from its body")
+    model.base_model.load_state_dict(source.base_model.state_dict())
+    return model
 
 
 def _labels(card: Card) -> dict[str, Any]:
@@ -265,7 +276,7 @@ def _check_fit(model: Any, tokenizer: Any, config: Config, seq2seq: bool) -> Non
             raise BadInput(f"{key}={length}: the model has only {room - offset} positions")
 
 
-def _fetched(auto: Any, name: str, what: str, trust: bool, **settings: Any) -> Any:
+def fetched(auto: Any, name: str, what: str, trust: bool, **settings: Any) -> Any:
     """`from_pretrained`, with one line when it cannot be had. Code of model repositories runs only if trusted."""
     folder = os.path.isdir(name)
     if not folder and name.startswith((".", "/", "~")):

@@ -25,6 +25,7 @@ class Model(Section):
             tokenizer is trained on the training text
         vocabulary: tokens of that tokenizer
         settings: of transformers' configuration, such as dropout
+        new_head: draw a new classification head although the model has one, of another task
         head: "r4f" normalises a classification head; `head_layers`: see `seqreg.integrations.hf.r4f`
     """
 
@@ -33,6 +34,7 @@ class Model(Section):
     architecture: str | None = None
     vocabulary: int = Field(default=2000, ge=300)
     settings: dict[str, Any] = {}
+    new_head: bool = False
     head: Literal["plain", "r4f"] = "plain"
     head_layers: Literal["all", "out_proj"] = "all"
 
@@ -62,6 +64,7 @@ class Data(Section):
     Args:
         path: a file or a folder to use instead of the hub, with the card's columns
         limit: at most so many rows of a split
+        share: of the training rows, by a fixed shuffle: the same rows for every model and seed
         prefix: put before every source text, as T5 wants it
         group: put rows of like length into a batch, to save padding; all rows are read once before training
         max_source, max_target: tokens; the card's by default
@@ -71,6 +74,7 @@ class Data(Section):
 
     path: str | None = None
     limit: dict[str, Count] = {}
+    share: float = Field(default=1.0, gt=0, le=1)
     prefix: str = ""
     max_source: Count = 512
     max_target: Count = 64

@@ -1,0 +1,85 @@
+"""What `seqreg probe`, `chain` and `shift` do: check, work, print."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from seqreg.errors import BadInput, nearest
+from seqreg.workbench import catalogue
+from seqreg.workbench.evidence import plans
+from seqreg.workbench.evidence.findings import FOLDER
+
+
+def _command(*words: object) -> str:
+    return shlex.join(["seqreg", *(str(word) for word in words)])
+
+
+def probe(
+    folders: Sequence[Path], file: Path | None, output: Path | None, *, as_json: bool, rows: int, **settings: Any
+) -> None:
+    """Probe runs, and print what was found."""
+    if file is not None:
+        plans.read(plans.ProbeFile, file)
+    from seqreg.workbench.console import quiet
+    from seqreg.workbench.evidence import probe as work
+    from seqreg.workbench.evidence import scoring
+
+    quiet()
+    where = scoring.place(folders, output)
+    words = ["probe", *folders, *(["--tasks", file] if file else []), "--rows", rows, "--pooling", settings["pooling"]]
+    words += ["--pretrained", settings["pretrained"]] if settings["pretrained"] else []
+    finding = work.study(folders, file, where, command=_command(*words), rows=rows, **settings)
+    scoring.show(finding, where, as_json=as_json)
+
+
+def chain(
+    file: Path, methods: Sequence[str], settings: Sequence[str], output: Path | None, *, as_json: bool, cycles: int,
+    seeds: Sequence[int], rows: int, pooling: Any, trust: bool,
+) -> None:  # fmt: skip
+    """Train and probe a chain, and print what was found."""
+    plan = plans.read(plans.Plan, file)
+    plan = plan.model_copy(update={"seeds": list(seeds)}) if seeds else plan
+    for name in (part for method in methods for part in method.split("+")):
+        known = catalogue.names("recipes/terms")
+        if name not in (*known, "baseline") and not name.endswith((".yaml", ".yml")):
+            raise BadInput(f"--terms {name}: unknown; {nearest(name, known)}")
+    for word in settings:
+        if word.partition("=")[0] in ("output", "seed"):
+            raise BadInput(f"{word}: not here: --output and --seed say so")
+    from seqreg.workbench.console import quiet
+    from seqreg.workbench.evidence import chain as work
+    from seqreg.workbench.evidence import scoring
+
+    quiet()
+    where = output or Path(plan.output or f"runs/chain-{file.stem}")
+    into = scoring.place([where], where / FOLDER)
+    laid = work.lay(plan, str(file), where, methods, cycles, settings, rows, trust)
+    words = ["chain", file, *(word for name in methods for word in ("--terms", name)), "--cycles", cycles, *settings]
+    words += [word for seed in plan.seeds for word in ("--seed", seed)]
+    words += ["--rows", rows, "--pooling", pooling, "--output", where]
+    finding = work.study(laid, into, command=_command(*words), cycles=cycles, pooling=pooling, trust=trust)
+    scoring.show(finding, into, as_json=as_json)
+
+
+def shift(
+    words: Sequence[str], to: str, shares: Sequence[float], output: Path | None, *, as_json: bool, trust: bool
+) -> None:
+    """Move runs to another domain, and print what was found."""
+    folders = [Path(word) for word in words if "=" not in word or os.path.isdir(word)]
+    settings = [word for word in words if "=" in word and not os.path.isdir(word)]
+    if not folders:
+        raise BadInput("give the output folder of a training, such as runs/glue-rte/baseline")
+    from seqreg.workbench.console import quiet
+    from seqreg.workbench.evidence import scoring
+    from seqreg.workbench.evidence import shift as work
+
+    quiet()
+    where = scoring.place(folders, output)
+    laid = work.lay(folders, to, shares, settings, trust)
+    asked = [word for share in shares for word in ("--share", f"{share:g}")]
+    finding = work.study(laid, where, command=_command("shift", *words, "--to", to, *asked), trust=trust)
+    scoring.show(finding, where, as_json=as_json)

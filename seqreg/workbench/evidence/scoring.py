@@ -1,0 +1,85 @@
+"""Score a model on a task that it was not trained on, and print what a study found."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table as Shown
+
+from seqreg.errors import BadInput
+from seqreg.workbench import models
+from seqreg.workbench.config import Run
+from seqreg.workbench.console import say
+from seqreg.workbench.data import Splits
+from seqreg.workbench.evaluate import Scored, evaluate
+from seqreg.workbench.evidence.findings import FOLDER, Finding
+from seqreg.workbench.examples import Example
+from seqreg.workbench.runs import Record
+from seqreg.workbench.settings import Checkpoints, Model
+from seqreg.workbench.train import Workshop, make_trainer
+from seqreg.workbench.untrusted import plain
+
+out = Console(highlight=False, markup=False)
+
+
+def score(name: str, run: Run, examples: Sequence[Example], split: str, *, trust: bool = False) -> Scored:
+    """The scores of the model `name` on examples of the task of `run`, by its generation settings."""
+    quiet = run.config.evaluation.model_copy(update={"every": 0, "best": False})
+    asked = {"model": Model(name=name), "terms": {}, "evaluation": quiet, "checkpoints": Checkpoints()}
+    other = dataclasses.replace(run, config=run.config.model_copy(update=asked), trust=trust)
+    tokenizer = models.load_tokenizer(other.config, (), trust=trust)
+    model = models.load_model(other.config, other.card, tokenizer, trust=trust)
+    shop = Workshop(other, Splits({split: examples}), tokenizer, model)
+    with tempfile.TemporaryDirectory() as scratch:
+        return evaluate(make_trainer(shop, Path(scratch)), other, tokenizer, examples, split)
+
+
+def assigned(key: str, value: object) -> str:
+    """`key=value` for a path or a name, whatever is in it: quoted as YAML reads it."""
+    return f"{key}={json.dumps(str(value))}"
+
+
+def ended(folder: Path) -> None:
+    """Refuse a run whose training has not ended."""
+    record = Record.read(folder)
+    if record is None or not record.finished:
+        raise BadInput(f"{folder}: its training has not ended: run the same seqreg train again")
+
+
+def place(folders: Sequence[Path], output: Path | None) -> Path:
+    """Where a study of runs is written: in its run, or beside all of them; refuses a file in the way."""
+    shared = Path(os.path.commonpath([folder.absolute() for folder in folders]))
+    inside = folders[0] if len(set(folders)) == 1 else Path(os.path.relpath(shared))
+    chosen = output or inside / FOLDER
+    for path in (chosen, *chosen.parents):
+        if path.exists() and not path.is_dir():
+            raise BadInput(f"--output {chosen}: {path} is a file and in the way: choose another")
+    return chosen
+
+
+def show(finding: Finding, folder: Path, *, as_json: bool = False) -> None:
+    """Print a finding: its tables and sentences, or all of it as JSON."""
+    if as_json:
+        out.print_json(json.dumps(dataclasses.asdict(finding), ensure_ascii=False))
+        return
+    for table in finding.tables:
+        drawn = Shown(title=plain(table.title))
+        for index, column in enumerate(table.columns):
+            drawn.add_column(plain(column), justify="left" if index == 0 else "right", overflow="fold")
+        for row in table.rows:
+            drawn.add_row(*(plain(_cell(value)) for value in row))
+        out.print(drawn)
+    for line in finding.summary:
+        out.print(plain(line), soft_wrap=True)
+    say(f"Tables, figures and all numbers are in {plain(folder)}")
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else str(value)
