@@ -3,14 +3,14 @@
 #
 #   bash tests/run.sh            all tests but those below
 #   bash tests/run.sh --fast     without those marked slow
-#   bash tests/run.sh --fairseq  only tests/fairseq, in an environment with real fairseq; exit code 75 if there is none
+#   bash tests/run.sh --fairseq  tests/fairseq, or what is named, in an environment with real fairseq; exit code 75 if there is none
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 if [ "${1:-}" = "--fairseq" ]; then
     shift
     source tools/fairseq_environment.sh
-    exec python -m pytest -q -c tests/fairseq/pytest.ini tests/fairseq "$@"
+    exec python -m pytest -q -c tests/fairseq/pytest.ini "${@:-tests/fairseq}"
 fi
 
 source tools/environment.sh test

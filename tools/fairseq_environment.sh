@@ -4,7 +4,7 @@
 #
 # The environment is .fairseq, beside .venv; torch is the version of constraints.txt. fairseq comes as source, and
 # building it takes some minutes: the wheel is kept in ~/.cache/seqreg, for this Python and torch. Where it cannot be
-# built, or not within SEQREG_FAIRSEQ_MINUTES (25), the script says why and exits with 75.
+# built, or not within SEQREG_FAIRSEQ_MINUTES (40), the script says why and exits with 75.
 
 _root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 _home="${SEQREG_FAIRSEQ:-$_root/.fairseq}"
@@ -34,7 +34,7 @@ if [ ! -e "$_home/.seqreg-$_sum" ]; then
         echo "Building $_fairseq (once; four minutes of CPU)" >&2
         mkdir -p "$_wheels"
         _built="$(mktemp -d)"
-        timeout "${SEQREG_FAIRSEQ_MINUTES:-25}m" "$_home/bin/python" -m pip wheel --quiet --disable-pip-version-check \
+        timeout "${SEQREG_FAIRSEQ_MINUTES:-40}m" "$_home/bin/python" -m pip wheel --quiet --disable-pip-version-check \
             --no-deps --no-build-isolation -w "$_built" "$_fairseq" || _cannot "building it failed or took too long"
         mv "$_built"/fairseq_fixed-*.whl "$_wheels/"
         rmdir "$_built"

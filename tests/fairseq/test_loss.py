@@ -11,6 +11,7 @@ from typing import Any
 import fairseq
 import pytest
 import torch
+from fairseq import utils
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.criterions.sentence_prediction import SentencePredictionCriterion
 from fairseq.logging import metrics
@@ -82,14 +83,20 @@ def released() -> Any:
 @pytest.mark.parametrize("kind", ["normal", "uniform"])
 @pytest.mark.parametrize("averaged", [False, True], ids=["tokens", "sentences"])
 def test_the_preset_is_fairseqs_r3f(pairs: Path, released: Any, kind: str, averaged: bool) -> None:
-    """With dropout, and padding in the batch: the same seed, the same loss and gradients."""
-    terms = f"{{terms: {{r3f: {{preset: fairseq, weight: 50, scale: 1e-2, noise: {kind}}}}}}}"
+    """With dropout, and padding in the batch: the same seed, the same loss and gradients.
+
+    A fresh model gives all words the same; with larger weights the divergence is large beside its rounding errors.
+    """
+    terms = f"{{terms: {{r3f: {{preset: fairseq, weight: 0.7, scale: 0.1, noise: {kind}}}}}}}"
     ours = seqreg(pairs, made.BART, terms, *(["--sentence-avg"] if averaged else []))
-    theirs = released(ours.task, averaged, 0.1, 1e-2, 50.0, kind)
+    with torch.no_grad():
+        for parameter in ours.model.parameters():
+            parameter.mul_(4 if parameter.dim() > 1 else 1)
+    theirs = released(ours.task, averaged, 0.1, 0.1, 0.7, kind)
     sample = made.batch(ours, *range(8), pad=1)
     expected, found = made.loss_and_gradients(ours, sample, theirs), made.loss_and_gradients(ours, sample)
     torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=0)
-    assert 50 * expected[2]["symm_kl"] > 0.01 * float(expected[0])
+    assert expected[2]["symm_kl"] > 0.005 * float(expected[0])
     torch.testing.assert_close(float(found[2]["value/r3f"]), expected[2]["symm_kl"], rtol=1e-5, atol=0)
     made.assert_same_gradients(found[3], expected[3], 1e-6)
 
@@ -178,7 +185,8 @@ def test_a_term_that_cannot_be_accumulated_says_so(pairs: Path, capsys: pytest.C
 
 @agree
 @pytest.mark.parametrize("name", term_names())
-def test_padding_does_not_change_the_gradient(pairs: Path, name: str) -> None:
+def test_padding_does_not_change_the_gradient(pairs: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(utils, "softmax", lambda x, dim, **_: torch.softmax(x, dim))  # fairseq's is in float32
     ours = seqreg(pairs, made.TRANSFORMER, f"{{terms: {{{name}: {{{quiet(name)}}}}}}}", *QUIET)
     ours.model.double()
     ours.criterion.regularizer.step = 0
@@ -191,7 +199,7 @@ def test_padding_does_not_change_the_gradient(pairs: Path, name: str) -> None:
 def test_the_noise_reaches_roberta(classes: Path) -> None:
     """Without dropout the value is quadratic in the scale, over three decades."""
     values = []
-    for scale in (1e-6, 1e-5, 1e-4, 1e-3):
+    for scale in (1e-7, 1e-6, 1e-5, 1e-4):
         ours = made.build(
             classes, *made.ROBERTA, *CLASSES, *QUIET, "--seqreg-terms", f"{{terms: {{r3f: {{scale: {scale}}}}}}}"
         )
@@ -200,7 +208,7 @@ def test_the_noise_reaches_roberta(classes: Path) -> None:
         values.append(float(log["value/r3f"]) / size)
     assert values[0] > 0
     for small, large in itertools.pairwise(values):
-        assert large / small == pytest.approx(100, rel=0.02)
+        assert large / small == pytest.approx(100, rel=0.01)
 
 
 def batch_of_classes(ours: SimpleNamespace) -> Any:
