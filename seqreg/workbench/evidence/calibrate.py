@@ -116,7 +116,7 @@ def calibrate(
     words = ["seqreg", "calibrate", str(folder), *overrides, *(["--split", split] if split else [])]
     words += ["--bins", str(bins), "--limit", str(limit), *([] if sequences else ["--no-sequences"])]
     finding = Finding(
-        "calibrate", f"Calibration of {one.run.config.method if one.run.config.terms else folder.name}",
+        "calibrate", f"Calibration of {one.method} ({folder})",
         shlex.join(words), _summary(parts, fitted, names, coverage, texts), _tables(parts, coverage, texts), figures,
         _values(parts, fitted, names, coverage, texts),
     )  # fmt: skip

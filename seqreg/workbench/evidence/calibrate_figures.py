@@ -44,7 +44,7 @@ def _reliability(drawn: Any, part: Part, fitted: Temperature) -> None:
         upper.set_title(f"{title}: ECE {numbers['ece']:.3f}")
         upper.plot([0, 1], [0, 1], color=COLOURS[7], linestyle="--", label="calibrated")
         _bars(upper, bins, bins.accuracy, COLOURS[0], "accuracy")
-        upper.plot(bins.confidence, bins.accuracy, "o", color=COLOURS[1], label="mean of the bin")
+        upper.plot(bins.confidence, bins.accuracy, "o", color=COLOURS[1], clip_on=False, label="mean of the bin")
         _bars(lower, bins, bins.count, COLOURS[7], None)
         _counts(lower, bins)
         lower.set_xlabel("confidence")
@@ -53,7 +53,7 @@ def _reliability(drawn: Any, part: Part, fitted: Temperature) -> None:
     axes[0][0].set_ylabel("accuracy")
     axes[1][0].set_ylabel("count")
     axes[1][0].set_ylim(0, axes[1][0].get_ylim()[1] * 1.35)
-    axes[0][0].legend(loc="upper left")
+    axes[0][0].legend(loc="upper left", frameon=True, framealpha=0.9)
 
 
 def _bars(axis: Any, bins: Bins, heights: Any, colour: str, label: str | None) -> None:

@@ -110,6 +110,7 @@ def test_an_overconfident_model_is_found_and_cured(classifier: Path, tmp_path: P
     numbers = found.values["parts"]["classes"]
     assert any("overconfident by 0.1" in line or "overconfident by 0.2" in line for line in found.summary)
     assert found.values["temperature"] > 5
+    assert not found.values["temperature_at_end"]
     assert numbers["after"]["ece"] < numbers["before"]["ece"] / 2
     assert numbers["after"]["nll"] < numbers["before"]["nll"]
 
@@ -153,3 +154,8 @@ def test_a_regression_is_refused(classifier: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(subject, "load", lambda *_, **__: replace(one, run=replace(one.run, card=card)))
     with pytest.raises(BadInput, match="no probabilities to calibrate"):
         calibrate.calibrate(classifier)
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    app(["calibrate", "--help"], standalone_mode=False)
+    assert "seqreg calibrate runs/quickstart/r3f" in capsys.readouterr().out

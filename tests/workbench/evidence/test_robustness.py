@@ -185,3 +185,8 @@ def test_runs_on_other_examples_are_not_compared(classifier: Path, tmp_path: Pat
     (tmp_path / "deeper").mkdir()
     with pytest.raises(BadInput, match="say where to write with --output"):
         robustness.robustness([tmp_path / "one", Path(shutil.move(tmp_path / "two", tmp_path / "deeper"))])
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    app(["robustness", "--help"], standalone_mode=False)
+    assert "seqreg robustness runs/quickstart/baseline" in capsys.readouterr().out
