@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from seqreg.cli import app
 from seqreg.errors import BadInput
 from seqreg.noise import norm, rms
+from seqreg.workbench import config, train
 from seqreg.workbench.evidence import perturb, robustness, subject
 from seqreg.workbench.evidence.findings import FOLDER, Finding
 from seqreg.workbench.evidence.robustness import Condition
@@ -190,3 +191,27 @@ def test_runs_on_other_examples_are_not_compared(classifier: Path, tmp_path: Pat
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     app(["robustness", "--help"], standalone_mode=False)
     assert "seqreg robustness runs/quickstart/baseline" in capsys.readouterr().out
+
+
+def test_a_regression_and_pairs_of_texts(tmp_path: Path) -> None:
+    plain = config.resolve("glue", variants=["stsb"])
+    folder = samples.folder(tmp_path / "data", plain.card, train=16, held=6)
+    settings = [*samples.tiny("bert", folder), f"output={tmp_path / 'run'}", "logging.tensorboard=false"]
+    train.train(config.resolve("glue", variants=["stsb"], overrides=settings))
+    found = robustness.robustness([tmp_path / "run"], noises=["words", "adversary", "source"], seeds=1)
+    clean, *others = found.values["rows"]
+    assert clean["agreement"] == 100
+    assert others[2]["agreement"] < 100
+    attacked = [row["loss"] for row in others if row["noise"] == "adversary"]
+    assert clean["loss"] < attacked[0] < attacked[1] < attacked[2]
+    one = subject.load(tmp_path / "run")
+    slow = [
+        (float(_number(one, example)) - float(example.label or 0)) ** 2 for example in one.splits.sets["validation"]
+    ]
+    assert clean["loss"] == pytest.approx(np.mean(slow), rel=1e-5)
+
+
+def _number(one: subject.Subject, example: Any) -> torch.Tensor:
+    row = one.tokenizer(example.source, example.second, return_tensors="pt", truncation=True, max_length=24)
+    with torch.no_grad():
+        return one.model(**row).logits[0, 0]
