@@ -12,7 +12,7 @@ from seqreg.metrics.calibration import Coverage, Outcomes, Temperature, chance_e
 from seqreg.metrics.classification import spearman
 from seqreg.workbench.evidence.findings import Table
 
-COLUMNS = ["count", "accuracy", "confidence", "ece", "by chance", "adaptive_ece", "brier", "nll"]
+COLUMNS = ("count", "accuracy", "confidence", "ece", "by chance", "adaptive_ece", "brier", "nll")
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Study:
             for part in self.parts
             for when, found in part.numbers.items()
         ]
-        tables = [Table("Calibration before and after the temperature", ["of", "temperature", *COLUMNS], rows)]
+        tables = [Table("Calibration before and after the temperature", ["of", "when", *COLUMNS], rows)]
         if self.coverage is not None:
             title = "Generated texts: log-probability and ROUGE-L" if self.texts else "Risk and coverage"
             found = {"area": self.coverage.area, "best": self.coverage.best, "knowing nothing": self.coverage.random}
