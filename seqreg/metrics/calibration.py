@@ -19,7 +19,7 @@ Equal = Literal["width", "mass"]
 Chunks = Callable[[], Iterable[tuple[ArrayLike, ArrayLike]]]
 """Logits [n, V] and labels [n], some examples at a time; may be asked for again."""
 
-COLDEST, HOTTEST = 0.05, 20.0
+COLDEST, HOTTEST = 0.01, 100.0
 """Temperatures are looked for in between."""
 
 

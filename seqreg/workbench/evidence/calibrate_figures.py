@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from seqreg.metrics.calibration import Bins, Coverage, Temperature, binned
+from seqreg.workbench.evidence.calibrate_report import Part, Study, Texts
 from seqreg.workbench.evidence.figures import COLOURS, figure
-
-if TYPE_CHECKING:
-    from seqreg.workbench.evidence.calibrate import Part, Texts
 
 ENDINGS = (".png", ".svg")
 
 
-def draw(
-    folder: Path, parts: Sequence[Part], fitted: Temperature, coverage: Coverage | None, texts: Texts | None
-) -> list[str]:
+def draw(folder: Path, study: Study) -> list[str]:
     """All figures; returns their names."""
     found = []
-    for part in parts:
-        name = "calibrate" if part is parts[0] else f"calibrate_{part.name.replace(' ', '_')}"
+    for part in study.parts:
+        name = "calibrate" if part is study.parts[0] else f"calibrate_{part.name.replace(' ', '_')}"
         found += [f"{name}{ending}" for ending in ENDINGS]
         with figure(*(folder / f"{name}{ending}" for ending in ENDINGS), width=10, height=6.5) as drawn:
-            _reliability(drawn, part, fitted)
-    if coverage is not None:
+            _reliability(drawn, part, study.fitted)
+    if study.coverage is not None:
         found += [f"calibrate_coverage{ending}" for ending in ENDINGS]
         with figure(*(folder / f"calibrate_coverage{ending}" for ending in ENDINGS)) as drawn:
-            _coverage(drawn.subplots(), coverage, texts)
+            _coverage(drawn.subplots(), study.coverage, study.texts)
     return found
 
 
@@ -44,7 +39,7 @@ def _reliability(drawn: Any, part: Part, fitted: Temperature) -> None:
         upper.set_title(f"{title}: ECE {numbers['ece']:.3f}")
         upper.plot([0, 1], [0, 1], color=COLOURS[7], linestyle="--", label="calibrated")
         _bars(upper, bins, bins.accuracy, COLOURS[0], "accuracy")
-        upper.plot(bins.confidence, bins.accuracy, "o", color=COLOURS[1], label="mean of the bin")
+        upper.plot(bins.confidence, bins.accuracy, "o", color=COLOURS[1], clip_on=False, label="mean of the bin")
         _bars(lower, bins, bins.count, COLOURS[7], None)
         _counts(lower, bins)
         lower.set_xlabel("confidence")
@@ -53,7 +48,7 @@ def _reliability(drawn: Any, part: Part, fitted: Temperature) -> None:
     axes[0][0].set_ylabel("accuracy")
     axes[1][0].set_ylabel("count")
     axes[1][0].set_ylim(0, axes[1][0].get_ylim()[1] * 1.35)
-    axes[0][0].legend(loc="upper left")
+    axes[0][0].legend(loc="upper left", frameon=True, framealpha=0.9)
 
 
 def _bars(axis: Any, bins: Bins, heights: Any, colour: str, label: str | None) -> None:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 CLEAN, WHOLE = "none", ("order", "source")
 DEAF = 99.0
-"""Percent of answers that stay the same with another's source, above which a model is said not to read its own."""
+"""Percent of answers that stay the same with another's source, from which a model is said not to depend on its own."""
+HELP = 1.01
+"""The loss with another's source over that with its own, below which a source is said not to help."""
 
 AXES = {
     "embeddings": "noise / RMS of the embeddings", "adversary": "norm / norm of the embeddings",
@@ -97,8 +99,8 @@ def summary(rows: Sequence[Row], card: Card, about: str) -> list[str]:
 def _attacked(clean: Point, worst: Point, random: Point) -> str:
     return (
         f"{clean.run}, adversarial ascent of radius {worst.level:g}: {clean.score:.1f} to {worst.score:.1f}, loss "
-        f"{clean.loss:.3f} to {worst.loss:.3f}, {100 - worst.agreement:.1f}% of answers change; random noise of the "
-        f"same norm: {random.score:.1f}, {random.loss:.3f}, {100 - random.agreement:.1f}%."
+        f"{clean.loss:.3f} to {worst.loss:.3f}, agreement {worst.agreement:.1f}%; random noise of the same norm: "
+        f"{random.score:.1f}, loss {random.loss:.3f}, agreement {random.agreement:.1f}%."
     )
 
 
@@ -107,7 +109,10 @@ def _deaf(clean: Point, other: Point) -> str:
         f"{clean.run}, the source of another example: {clean.score:.1f} to {other.score:.1f}, loss {clean.loss:.3f} to "
         f"{other.loss:.3f}, agreement {other.agreement:.1f}%"
     )
-    return f"{text}: the model does not read its source." if other.agreement >= DEAF else f"{text}."
+    same, helps = other.agreement >= DEAF, other.loss > HELP * clean.loss
+    if same:
+        return f"{text}: {'its answers do' if helps else 'the model does'} not depend on its source."
+    return f"{text}." if helps else f"{text}: what it reads does not help it."
 
 
 def draw(folder: Path, rows: Sequence[Row], card: Card) -> list[str]:

@@ -35,10 +35,11 @@ def show(finding: Finding, where: Path, *, as_json: bool) -> None:
         print(json.dumps(asdict(finding), indent=1, allow_nan=False))
         return
     out = Console(highlight=False, markup=False)
+    out = out if out.is_terminal else Console(highlight=False, markup=False, width=120)
     for table in finding.tables:
         out.print(shown(table))
     for sentence in finding.summary:
-        out.print(plain(sentence))
+        out.print(plain(sentence), soft_wrap=not out.is_terminal)
 
 
 def shown(table: Table) -> Shown:
@@ -46,7 +47,7 @@ def shown(table: Table) -> Shown:
     found = Shown(title=plain(table.title))
     for place, name in enumerate(table.columns):
         words = any(isinstance(row[place], str) and not row[place][:1].isdigit() for row in table.rows)
-        found.add_column(plain(name), justify="left" if words else "right")
+        found.add_column(plain(name), justify="left" if words else "right", overflow="fold")
     for row in table.rows:
         found.add_row(*(plain(_digits(value)) for value in row))
     return found
@@ -55,7 +56,9 @@ def shown(table: Table) -> Shown:
 def _digits(value: Any) -> str:
     if value is None:
         return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}"
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from seqreg.integrations.tap import EmbeddingTap
 from seqreg.losses import IGNORE
 from seqreg.metrics.rouge import rouge
 from seqreg.views import Shift
-from seqreg.workbench import data, models
+from seqreg.workbench import config, data, models
 from seqreg.workbench.cards import Card
 from seqreg.workbench.config import Run
 from seqreg.workbench.data import Splits
@@ -53,9 +53,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Subject:
-    """A trained model, in evaluation mode, with the splits of its task."""
+    """A trained model, in evaluation mode, with the splits of its task; `method` is what it was trained with."""
 
     folder: Path
+    method: str
     run: Run
     splits: Splits
     tokenizer: Any
@@ -138,11 +139,12 @@ def load(folder: Path, overrides: Sequence[str] = (), *, trust: bool = False) ->
     run = trained(folder, tuple(overrides), trust=trust)
     if not (folder / "config.json").is_file():
         raise BadInput(f"{folder}: there is no trained model in it: has its training ended?")
+    method = config.load(folder, overrides).config.method  # of which `trained` leaves nothing
     splits = data.load(run.card, run.config.data, needs_train=False)
     tokenizer = models.load_tokenizer(run.config, (), trust=trust)
     model = models.load_model(run.config, run.card, tokenizer, trust=trust).eval()
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    return Subject(folder, run, splits, tokenizer, model)
+    return Subject(folder, method, run, splits, tokenizer, model)
 
 
 def sampled(examples: Sequence[Example], limit: int) -> list[Example]:

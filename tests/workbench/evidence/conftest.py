@@ -12,6 +12,7 @@ from seqreg.workbench import config, train
 from tests.workbench import samples
 
 GOOD, BAD = "good fine lovely bright warm".split(), "bad awful dull grim cold".split()
+SAYINGS = "this was a bad one", "this was a good one"
 OTHER = "the film story was is a very quite and plot actor scene in on with today".split()
 
 
@@ -43,14 +44,17 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BART that has begun to write headlines."""
+    """A BART that says in a sentence what a review says."""
     folder = tmp_path_factory.mktemp("writer")
-    size = samples.TINY_BART.replace("16", "32")
+    for name, count, seed in (("train", 300, 0), ("validation", 40, 1), ("test", 40, 2)):
+        rows = [{"source": row["sentence"], "target": SAYINGS[row["label"]]} for row in reviews(count, seed, wrong=0.1)]
+        samples.write(folder / "data" / f"{name}.jsonl", rows)
     settings = [
-        f"model.settings={size}", "model.vocabulary=500", f"output={folder / 'run'}", "optimisation.steps=80",
-        "optimisation.learning_rate=1e-2", "optimisation.warmup=5", "evaluation.every=0", "evaluation.before=false",
-        "evaluation.batch_size=20", "evaluation.resamples=10", "data.limit={train: 600, validation: 40, test: 40}",
-        "generation.num_beams=2", "generation.max_length=16", "logging.anatomy_steps=0", "logging.tensorboard=false",
+        "task=text_pairs", *samples.tiny("bart", folder / "data"), f"output={folder / 'run'}", "optimisation.steps=80",
+        "optimisation.batch_size=16", "optimisation.learning_rate=1e-2", "evaluation.batch_size=20",
+        "data.max_target=20", "generation.num_beams=2", "generation.max_length=20", "evaluation.before=false",
+        "logging.tensorboard=false", "logging.every=20", "loss.label_smoothing=0", "model.settings.init_std=0.15",
+        "model.settings.dropout=0", "model.vocabulary=400",
     ]  # fmt: skip
     train.train(config.resolve("quickstart", overrides=settings))
     return folder / "run"

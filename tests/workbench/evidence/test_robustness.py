@@ -12,8 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from seqreg.cli import app
 from seqreg.errors import BadInput
 from seqreg.noise import norm, rms
+from seqreg.workbench import config, train
 from seqreg.workbench.evidence import perturb, robustness, subject
 from seqreg.workbench.evidence.findings import FOLDER, Finding
 from seqreg.workbench.evidence.robustness import Condition
@@ -55,8 +57,6 @@ def test_two_classifiers_through_the_command(classifier: Path, tmp_path: Path) -
         if a["noise"] not in ("adversary", "random"):
             assert a["score"] == b["score"]
     assert one[0]["agreement"] == 100
-    again = seqreg("robustness", *words, "--json", "--output", "again", cwd=tmp_path)
-    assert json.loads(again.stdout)["values"] == found.values
 
 
 def test_the_clean_score_is_the_runs_own(classifier: Path, writer: Path, tmp_path: Path) -> None:
@@ -64,16 +64,17 @@ def test_the_clean_score_is_the_runs_own(classifier: Path, writer: Path, tmp_pat
         found = robustness.robustness([folder], noises=["source"], seeds=1, output=tmp_path / name)
         scores = json.loads((folder / "metrics.json").read_text())["scores"][name]
         assert found.values["rows"][0]["score"] == pytest.approx(scores["score"], abs=1e-4)
-        assert found.values["rows"][0]["loss"] == pytest.approx(scores["loss"], rel=0.2)  # label-smoothed there
+        if folder == classifier:  # the writer's is label-smoothed there
+            assert found.values["rows"][0]["loss"] == pytest.approx(scores["loss"], abs=1e-5)
         assert found.figures == []
 
 
-def test_a_writer_through_the_command(writer: Path, tmp_path: Path) -> None:
-    words = ["--limit", "12", "--seeds", "1", "--rates", "0.3", "--scales", "0.5,2", "--radii", "0.2"]
-    result = seqreg("robustness", writer, *words, "--noise", "word-drop", "--noise", "embeddings",
-                    "--noise", "adversary", "--noise", "order", cwd=tmp_path)  # fmt: skip
+def test_a_writer_through_the_command(writer: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--limit", "12", "--seeds", "1", "--rates", "0.3", "--scales", "0.5,2", "--radii", "0.2", "--json"]
+    noises = [f"--noise={noise}" for noise in ("word-drop", "embeddings", "adversary", "order")]
+    app(["robustness", str(writer), *words, *noises], standalone_mode=False)
     found = Finding.read(writer / FOLDER / "robustness.json")
-    assert "ROUGE-L" in result.stdout
+    assert json.loads(capsys.readouterr().out)["values"] == found.values
     assert [row["noise"] for row in found.values["rows"]] == [
         "none", "word-drop", "embeddings", "embeddings", "adversary", "random", "order",
     ]  # fmt: skip
@@ -133,12 +134,12 @@ def test_models_that_ignore_their_source_are_found(classifier: Path, writer: Pat
     for folder in (classifier, writer):
         options: dict[str, Any] = {"noises": ["order", "source"], "seeds": 2, "limit": 30, "output": tmp_path / "found"}
         found = robustness.robustness([changed(folder, tmp_path / folder.parent.name, deaf)], **options)
-        assert found.summary[-1].endswith("the model does not read its source.")
+        assert found.summary[-1].endswith("the model does not depend on its source.")
         assert means(found, "baseline", "source", "agreement") == [100]
         assert means(found, "baseline", "source", "loss") == pytest.approx([found.values["rows"][0]["loss"]])
         sound = robustness.robustness([folder], **options)
-        assert not any("does not read" in sentence for sentence in sound.summary)
-        assert means(sound, "baseline", "source", "agreement")[0] < 90
+        assert not any("not depend" in sentence for sentence in sound.summary)
+        assert means(sound, "baseline", "source", "agreement")[0] < 95
         assert means(sound, "baseline", "source", "loss")[0] > 1.05 * sound.values["rows"][0]["loss"]
 
 
@@ -152,8 +153,10 @@ def test_everyone_has_the_source_of_another(classifier: Path) -> None:
 
 
 def test_bad_input_is_one_line(classifier: Path, tmp_path: Path) -> None:
-    result = seqreg("robustness", classifier, "--rates", "0.1;0.2", cwd=tmp_path, code=2)
-    assert result.stderr.strip() == "seqreg: --rates 0.1;0.2: expected numbers with commas between, such as 0.1,0.2"
+    with pytest.raises(BadInput, match=r"--rates 0\.1;0\.2: expected numbers with commas"):
+        app(["robustness", str(classifier), "--rates", "0.1;0.2"], standalone_mode=False)
+    with pytest.raises(BadInput, match="no run: give the output folder"):
+        app(["robustness", "data.path=x"], standalone_mode=False)
     for options, message in (
         ({"rates": [1.5]}, "--rates: 1.5: expected numbers above 0 and up to 1"),
         ({"scales": [-1.0]}, "--scales: -1: expected numbers above 0"),
@@ -183,3 +186,32 @@ def test_runs_on_other_examples_are_not_compared(classifier: Path, tmp_path: Pat
     (tmp_path / "deeper").mkdir()
     with pytest.raises(BadInput, match="say where to write with --output"):
         robustness.robustness([tmp_path / "one", Path(shutil.move(tmp_path / "two", tmp_path / "deeper"))])
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    app(["robustness", "--help"], standalone_mode=False)
+    assert "seqreg robustness runs/quickstart/baseline" in capsys.readouterr().out
+
+
+def test_a_regression_and_pairs_of_texts(tmp_path: Path) -> None:
+    plain = config.resolve("glue", variants=["stsb"])
+    folder = samples.folder(tmp_path / "data", plain.card, train=16, held=6)
+    settings = [*samples.tiny("bert", folder), f"output={tmp_path / 'run'}", "logging.tensorboard=false"]
+    train.train(config.resolve("glue", variants=["stsb"], overrides=settings))
+    found = robustness.robustness([tmp_path / "run"], noises=["words", "adversary", "source"], seeds=1)
+    clean, *others = found.values["rows"]
+    assert clean["agreement"] == 100
+    assert others[2]["agreement"] < 100
+    attacked = [row["loss"] for row in others if row["noise"] == "adversary"]
+    assert clean["loss"] < attacked[0] < attacked[1] < attacked[2]
+    one = subject.load(tmp_path / "run")
+    slow = [
+        (float(_number(one, example)) - float(example.label or 0)) ** 2 for example in one.splits.sets["validation"]
+    ]
+    assert clean["loss"] == pytest.approx(np.mean(slow), rel=1e-5)
+
+
+def _number(one: subject.Subject, example: Any) -> torch.Tensor:
+    row = one.tokenizer(example.source, example.second, return_tensors="pt", truncation=True, max_length=24)
+    with torch.no_grad():
+        return one.model(**row).logits[0, 0]
