@@ -96,7 +96,10 @@ def test_other_settings_in_the_same_folder_are_refused_with_the_difference(
     with pytest.raises(BadInput) as error:
         compare("quickstart", ["r3f"], "2", tmp_path, settings=["optimisation.steps=9", "optimisation.warmup=1"])
     assert any("baseline: optimisation.steps: 240 there, 9 now" in line for line in error.value.lines)
-    with pytest.raises(BadInput, match=r"seeds: \[1, 2\] there, \[1, 2, 3\] now(.|\n)*--extend adds seeds"):
+    assert error.value.lines[-1] == "choose another output"
+    with pytest.raises(
+        BadInput, match=r"seeds: \[1, 2\] there, \[1, 2, 3\] now(.|\n)*add seeds and methods with --extend"
+    ):
         compare("quickstart", ["r3f"], "3", tmp_path)
     started.clear()
     compare("quickstart", ["r3f"], "3", tmp_path, extend=True)
