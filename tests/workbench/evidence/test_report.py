@@ -25,10 +25,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report") / "c"
     made.comparison(folder, {"r3f": 4.0, "smart": 0.0}, failed=(("smart", 2),), seeds="5")
     place = folder / FOLDER
-    with figure(place / "collapse.svg") as drawn:
+    with figure(place / "collapse.svg", place / "collapse.png") as drawn:
         drawn.add_subplot().plot([0, 1], [1, 0])
     table = Table("Probes <b>", ["task", "accuracy"], [["first", 0.5]])
-    Finding("probe", "Collapse", "seqreg probe x", ["Probes fall by 3 points."], [table], ["collapse.svg"]).write(place)
+    Finding(
+        "probe", "Collapse", "seqreg probe x", ["Probes fall by 3 points."], [table], ["collapse.svg", "collapse.png"]
+    ).write(place)
     of_run = folder / "r3f" / "seed-1" / FOLDER
     Finding("calibrate", "Calibration", "seqreg calibrate x", [f"ECE is 0.02. {made.NASTY}"]).write(of_run)
     assert report(folder, None) == folder / "report.html"
@@ -46,6 +48,8 @@ def test_the_page_is_whole_and_safe(folder: Path) -> None:
     for said in ("Probes fall by 3 points.", "Probes &lt;b&gt;", "ECE is 0.02.", "(r3f, seed 1)", "exit code 3"):
         assert said in page
     assert "seqreg train quickstart --terms smart seed=3" in page
+    assert page.count('alt="Collapse"') == 1
+    assert "data:image/png" not in page  # the same figure is there as SVG
     for name in ("scores", "differences", "cost", "validation", "parts", "anatomy"):
         assert f'id="figure-{name}"' in page
         assert (folder / FOLDER / f"{name}.png").stat().st_size > 5000
