@@ -40,6 +40,7 @@ def measure(found: Gathered) -> dict[str, Any]:
                 "difference": asdict(tested[name]), "holm": corrected[name], "pairs": pairs,
                 "reachable": statistics.reachable(pairs, len(tested)),
                 "missing": statistics.missing(pairs, found.plan.alpha, len(tested)),
+                "waiting": len(found.plan.seeds) - pairs - len(_failed(found, name)),
             }  # fmt: skip
     return {
         "metric": found.metric, "split": found.split, "alpha": found.plan.alpha, "tests": len(tested),
@@ -49,6 +50,11 @@ def measure(found: Gathered) -> dict[str, Any]:
         ),
         "others": {key: _other(found, key) for key in found.others},
     }  # fmt: skip
+
+
+def _failed(found: Gathered, name: str) -> set[int]:
+    """Seeds that failed with a method or with the baseline."""
+    return {job.seed for one in (name, found.plan.baseline) for job, _ in found.methods[one].failed}
 
 
 def difference(found: Gathered, name: str, metric: str | None = None) -> Difference:

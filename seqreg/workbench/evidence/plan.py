@@ -151,9 +151,10 @@ def settle(folder: Path, plan: Plan, extend: bool) -> Plan:
     old = read(folder)
     grown = set(old.seeds) <= set(plan.seeds) and set(old.methods) <= set(plan.methods)
     larger = grown and plan.baseline == old.baseline
-    lines = differences(old, plan, skip=("seeds", "methods") if extend and larger else ())
+    others = differences(old, plan, skip=("seeds", "methods"))
+    lines = others if extend and larger else differences(old, plan)
     if lines:
-        hint = "; --extend adds seeds and methods" if larger and not extend else ""
+        hint = "" if others or not larger else ", or add seeds and methods with --extend"
         raise BadInput(
             f"--output {folder}: its comparison was begun with other settings:", *lines, f"choose another output{hint}"
         )

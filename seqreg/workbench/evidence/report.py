@@ -34,7 +34,10 @@ class Study:
 
     @property
     def figures(self) -> list[str]:
-        return [picture(inside(self.folder, name)) for name in self.finding.figures]
+        """Each figure once, though it may be there in two forms."""
+        chosen = {Path(name).stem: name for name in sorted(self.finding.figures, key=lambda one: one.endswith(".svg"))}
+        stems = dict.fromkeys(Path(name).stem for name in self.finding.figures)
+        return [picture(inside(self.folder, chosen[stem])) for stem in stems]
 
 
 def report(folder: Path, output: Path | None, *, markdown: bool = False, latex: bool = False) -> Path:

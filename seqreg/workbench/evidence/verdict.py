@@ -73,12 +73,12 @@ def _about(name: str, one: dict[str, Any], values: dict[str, Any]) -> str:
     """What can be said of a method; see docs/evaluation.md for the rule."""
     base, plus = values["baseline"], one["difference"]
     if plus["p"] is None or one["missing"]:
-        more = seeds_of(one["missing"])
+        more, beyond = seeds_of(one["missing"]), one["missing"] - one["waiting"]
+        hint = f"--extend --seeds {values['planned'] + beyond}" if beyond > 0 else "the same command goes on with them"
         return (
             f"{name} against {base}: not enough seeds for a verdict. With {seeds_of(one['pairs'])} and "
             f"{values['tests']} tests the smallest p is {one['reachable']:.2g}, above {values['alpha']:g}: {more} more "
-            f"needed (--extend --seeds {values['planned'] + one['missing']}). The difference so far is "
-            f"{plus['difference']:+.2f}."
+            f"needed ({hint}). The difference so far is {plus['difference']:+.2f}."
         )
     low, high = plus["interval"]
     numbers = (
