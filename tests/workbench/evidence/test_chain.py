@@ -16,9 +16,9 @@ from seqreg.workbench import config, data, models, train
 from seqreg.workbench.evidence import plans
 from seqreg.workbench.evidence.chain import lay
 from seqreg.workbench.evidence.findings import Finding
-from tests.test_cli import seqreg
 from tests.workbench import samples
 from tests.workbench.evidence import toys
+from tests.workbench.evidence.toys import seqreg
 
 
 def laid(path: Path, output: Path, *methods: str, cycles: int = 1, **further: Any) -> Any:
