@@ -84,7 +84,7 @@ def chain(laid: Any, found: Any, *files: Path) -> None:
         for one in axes[len(panels) :]:
             one.set_visible(False)
         drawn.legend(loc="outside lower center", ncols=len(laid.methods) + 1)
-        drawn.suptitle("after training on; grey: the panel's own task", fontsize=12)
+        drawn.suptitle("after each training; grey: on the task of the panel", fontsize=12)
 
 
 def _track(panel: str, row: Sequence[Any]) -> list[float]:
