@@ -52,7 +52,6 @@ Rows = Annotated[int, typer.Option(min=5, help="At most so many rows of a split,
 StudyOutput = Annotated[
     Optional[Path], typer.Option(help="Write here instead of into RUN/evidence, or evidence beside several runs.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Trained = Annotated[Path, typer.Argument(help="The output folder of a training.")]
 Evidence = Annotated[
     Optional[Path], typer.Option(help="A folder for numbers and figures; by default `evidence` in the run's.")
@@ -413,7 +412,7 @@ def probe(
     pooling: Annotated[Literal["mean", "first"], typer.Option(help="Of a text's tokens into one vector.")] = "mean",
     rows: Rows = 5000,
     output: StudyOutput = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
     trust: Trust = False,
 ) -> None:
     """Look for representational collapse: what a linear classifier can still read from a frozen encoder.
@@ -449,7 +448,7 @@ def chain(
     pooling: Annotated[Literal["mean", "first"], typer.Option(help="Of a text's tokens into one vector.")] = "mean",
     rows: Rows = 5000,
     output: Annotated[Optional[Path], typer.Option(help="The folder of all runs; by default the plan's.")] = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
     trust: Trust = False,
 ) -> None:
     """Train tasks one after the other, each from the encoder of the one before, and see what is left of them.
@@ -484,7 +483,7 @@ def shift(
         ),
     ] = None,
     output: StudyOutput = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
     trust: Trust = False,
 ) -> None:
     """Score models on a domain that they were not trained on, as they are and after a little training there.

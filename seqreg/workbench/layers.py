@@ -28,13 +28,13 @@ class Layers:
         self.origins: dict[str, str] = {}
 
     def add(self, values: Mapping[str, Any], origin: str) -> None:
-        """Put `values` on top. Mappings are merged, but a schedule is replaced as a whole."""
+        """Put `values` on top. Mappings are merged, but the schedule of a weight is replaced as a whole."""
         self._merge(self.values, values, origin, "")
 
     def _merge(self, into: dict[str, Any], values: Mapping[str, Any], origin: str, prefix: str) -> None:
         for key, value in values.items():
             path = f"{prefix}{key}"
-            if isinstance(value, Mapping) and "schedule" not in value:
+            if isinstance(value, Mapping) and ("schedule" not in value or path == "optimisation"):
                 if not isinstance(into.get(key), dict):
                     into[key], self.origins[path] = {}, origin
                 self._merge(into[key], value, origin, f"{path}.")

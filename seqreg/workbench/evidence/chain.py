@@ -76,6 +76,7 @@ def lay(
     trust: bool = False,
 ) -> Chain:  # fmt: skip
     """Resolve every training, and load the rows of every task: all that can be wrong is found here."""
+    one_process()
     links: dict[tuple[str, int], list[Link]] = {}
     for method in dict.fromkeys([BASELINE, *methods]):
         for seed in dict.fromkeys(plan.seeds):
@@ -113,7 +114,6 @@ def study(
     chain: Chain, output: Path, *, command: str, cycles: int, pooling: Pooling = "mean", trust: bool = False
 ) -> Finding:
     """Train what is not trained yet, probe all tasks after every step, and write down what was found."""
-    one_process()
     lens = Lens(chain.tasks, pooling, trust=trust)
     found: Found = {}
     with Signals():

@@ -26,14 +26,14 @@ def probe(
         plans.read(plans.ProbeFile, file)
     from seqreg.workbench.console import quiet
     from seqreg.workbench.evidence import probe as work
-    from seqreg.workbench.evidence import scoring
+    from seqreg.workbench.evidence import scoring, showing
 
     quiet()
     where = scoring.place(folders, output)
     words = ["probe", *folders, *(["--tasks", file] if file else []), "--rows", rows, "--pooling", settings["pooling"]]
     words += ["--pretrained", settings["pretrained"]] if settings["pretrained"] else []
     finding = work.study(folders, file, where, command=_command(*words), rows=rows, **settings)
-    scoring.show(finding, where, as_json=as_json)
+    showing.show(finding, where, as_json=as_json)
 
 
 def chain(
@@ -52,7 +52,7 @@ def chain(
             raise BadInput(f"{word}: not here: --output and --seed say so")
     from seqreg.workbench.console import quiet
     from seqreg.workbench.evidence import chain as work
-    from seqreg.workbench.evidence import scoring
+    from seqreg.workbench.evidence import scoring, showing
 
     quiet()
     where = output or Path(plan.output or f"runs/chain-{file.stem}")
@@ -62,7 +62,7 @@ def chain(
     words += [word for seed in plan.seeds for word in ("--seed", seed)]
     words += ["--rows", rows, "--pooling", pooling, "--output", where]
     finding = work.study(laid, into, command=_command(*words), cycles=cycles, pooling=pooling, trust=trust)
-    scoring.show(finding, into, as_json=as_json)
+    showing.show(finding, into, as_json=as_json)
 
 
 def shift(
@@ -74,7 +74,7 @@ def shift(
     if not folders:
         raise BadInput("give the output folder of a training, such as runs/glue-rte/baseline")
     from seqreg.workbench.console import quiet
-    from seqreg.workbench.evidence import scoring
+    from seqreg.workbench.evidence import scoring, showing
     from seqreg.workbench.evidence import shift as work
 
     quiet()
@@ -82,4 +82,4 @@ def shift(
     laid = work.lay(folders, to, shares, settings, trust)
     asked = [word for share in shares for word in ("--share", f"{share:g}")]
     finding = work.study(laid, where, command=_command("shift", *words, "--to", to, *asked), trust=trust)
-    scoring.show(finding, where, as_json=as_json)
+    showing.show(finding, where, as_json=as_json)

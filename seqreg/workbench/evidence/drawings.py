@@ -32,7 +32,7 @@ def probes(found: Mapping[str, Any], tasks: Sequence[Any], *files: Path) -> None
                 label=name,
                 **style,
             )
-            layers = range(1, len(one.layers) + 1)
+            layers = [layer + 0.4 * move for layer in range(1, len(one.layers) + 1)]
             middle.plot(layers, [layer.rank for layer in one.layers], **style)
             if all(layer.cka is not None for layer in one.layers):
                 right.plot(layers, [layer.cka for layer in one.layers], **style)
@@ -45,7 +45,7 @@ def probes(found: Mapping[str, Any], tasks: Sequence[Any], *files: Path) -> None
         for axes, title in ((middle, "effective rank"), (right, "CKA to the pretrained")):
             axes.set(title=title, xlabel="layer")
             axes.locator_params(axis="x", integer=True, nbins=8)
-        middle.set_ylim(bottom=0)
+        _from_zero(middle)
         right.set_ylim(min(0.0, right.get_ylim()[0]), 1.05)
         drawn.legend(loc="outside lower center", ncols=min(4, len(found) + 1))
 
@@ -63,14 +63,15 @@ def chain(laid: Any, found: Any, *files: Path) -> None:
             for index, method in enumerate(laid.methods):
                 lines = [_track(panel, row) for key, row in found.items() if key[0] == method]
                 means = [sum(values) / len(lines) for values in zip(*lines, strict=True)]
+                places = [step + 0.08 * (index - (len(laid.methods) - 1) / 2) for step in steps]  # equal lines are seen
                 for line in lines if len(lines) > 1 else ():
-                    one.plot(steps, line, color=COLOURS[index % 8], alpha=0.3, linewidth=1)
-                one.plot(steps, means, color=COLOURS[index % 8], marker=MARKERS[index % 8],
+                    one.plot(places, line, color=COLOURS[index % 8], alpha=0.3, linewidth=1)
+                one.plot(places, means, color=COLOURS[index % 8], marker=MARKERS[index % 8],
                          label=method if not place else None)  # fmt: skip
             task = next((task for task in laid.tasks if task.name == panel), None)
             if task is None:
                 one.set_title(panel)
-                one.set_ylim(bottom=0)
+                _from_zero(one)
             else:
                 rate = next(iter(found.values()))[0].probes[panel].majority
                 if rate is not None:
@@ -84,7 +85,13 @@ def chain(laid: Any, found: Any, *files: Path) -> None:
         for one in axes[len(panels) :]:
             one.set_visible(False)
         drawn.legend(loc="outside lower center", ncols=len(laid.methods) + 1)
-        drawn.suptitle("after training on; grey: the panel's own task", fontsize=12)
+        drawn.suptitle("after each training; grey: on the task of the panel", fontsize=12)
+
+
+def _from_zero(axes: Any) -> None:
+    """Room below down to 0, and a little above what is drawn."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(0.0, low), 1.05 * high)
 
 
 def _track(panel: str, row: Sequence[Any]) -> list[float]:

@@ -23,6 +23,7 @@ from seqreg.workbench.settings import Data
 
 Pooling = Literal["mean", "first"]
 
+BATCH = 32
 MOST_TOKENS = 2000
 """That two layers are compared on: the kernels are square."""
 
@@ -79,7 +80,7 @@ def pooled(states: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
 
 
 def features(
-    encoder: Encoder, examples: Sequence[Example], data: Data, pooling: Pooling = "mean", batch_size: int = 32,
+    encoder: Encoder, examples: Sequence[Example], data: Data, pooling: Pooling = "mean", batch_size: int = BATCH,
     title: str = "encoding",
 ) -> NDArray[np.float64]:  # fmt: skip
     """Pooled last hidden states [rows, D], dropout off; texts of like length share a batch."""
@@ -106,8 +107,8 @@ class Layer:
 def token_states(encoder: Encoder, examples: Sequence[Example], data: Data, most: int) -> list[Tensor]:
     """The states of the real tokens of some texts in every layer, [tokens, D]; a fixed sample of at most `most`."""
     layers: list[list[Tensor]] = []
-    for one in examples:
-        states, batch = _states(encoder, [one], data, True)
+    for start in range(0, len(examples), BATCH):
+        states, batch = _states(encoder, examples[start : start + BATCH], data, True)
         layers = layers or [[] for _ in states]
         for kept, values in zip(layers, states, strict=True):
             kept.append(tokens(values.float(), batch["attention_mask"].bool()).cpu())

@@ -62,7 +62,6 @@ class Lens:
 
     tasks: Sequence[Task]
     pooling: Pooling = "mean"
-    batch_size: int = 32
     trust: bool = False
     references: dict[str, list[torch.Tensor]] = field(default_factory=dict)
 
@@ -85,7 +84,7 @@ class Lens:
 
         def of(part: Any) -> Any:
             title = f"{label}, {task.name}"
-            return encoders.features(encoder, part, task.data, self.pooling, self.batch_size, title)
+            return encoders.features(encoder, part, task.data, self.pooling, title=title)
 
         classes = len(task.card.labels or ())
         known, truth = (np.array([int(one.label or 0) for one in part]) for part in (task.train, task.test))

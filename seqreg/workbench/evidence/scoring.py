@@ -1,4 +1,4 @@
-"""Score a model on a task that it was not trained on, and print what a study found."""
+"""Score a model on a task that it was not trained on, and where studies of runs are written."""
 
 from __future__ import annotations
 
@@ -8,25 +8,17 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table as Shown
 
 from seqreg.errors import BadInput
 from seqreg.workbench import models
 from seqreg.workbench.config import Run
-from seqreg.workbench.console import say
 from seqreg.workbench.data import Splits
 from seqreg.workbench.evaluate import Scored, evaluate
-from seqreg.workbench.evidence.findings import FOLDER, Finding
+from seqreg.workbench.evidence.findings import FOLDER
 from seqreg.workbench.examples import Example
 from seqreg.workbench.runs import Record
 from seqreg.workbench.settings import Checkpoints, Model
 from seqreg.workbench.train import Workshop, make_trainer
-from seqreg.workbench.untrusted import plain
-
-out = Console(highlight=False, markup=False)
 
 
 def score(name: str, run: Run, examples: Sequence[Example], split: str, *, trust: bool = False) -> Scored:
@@ -62,24 +54,3 @@ def place(folders: Sequence[Path], output: Path | None) -> Path:
         if path.exists() and not path.is_dir():
             raise BadInput(f"--output {chosen}: {path} is a file and in the way: choose another")
     return chosen
-
-
-def show(finding: Finding, folder: Path, *, as_json: bool = False) -> None:
-    """Print a finding: its tables and sentences, or all of it as JSON."""
-    if as_json:
-        out.print_json(json.dumps(dataclasses.asdict(finding), ensure_ascii=False))
-        return
-    for table in finding.tables:
-        drawn = Shown(title=plain(table.title))
-        for index, column in enumerate(table.columns):
-            drawn.add_column(plain(column), justify="left" if index == 0 else "right", overflow="fold")
-        for row in table.rows:
-            drawn.add_row(*(plain(_cell(value)) for value in row))
-        out.print(drawn)
-    for line in finding.summary:
-        out.print(plain(line), soft_wrap=True)
-    say(f"Tables, figures and all numbers are in {plain(folder)}")
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else str(value)

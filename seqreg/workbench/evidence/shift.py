@@ -84,6 +84,7 @@ def _same(folder: Path, source: Card, target: Card) -> None:
 
 def lay(folders: Sequence[Path], task: str, shares: Sequence[float], settings: Sequence[str], trust: bool) -> Shift:
     """Resolve all trainings, and compare what the runs were trained for with the target."""
+    one_process()
     for share in shares:
         if not 0 <= share <= 1:
             raise BadInput(f"--share {share:g}: expected a share of the target's training rows, from 0 to 1")
@@ -129,7 +130,6 @@ def _moved(run: Run, share: float, folder: Path, metric: str, trust: bool) -> Sc
 
 def study(shift: Shift, output: Path, *, command: str, trust: bool = False) -> Finding:
     """Score every run on the target, train what is not trained yet, and write down what was found."""
-    one_process()
     found: dict[str, dict[float, Score]] = {}
     own: dict[str, Score | None] = {}
     with Signals():

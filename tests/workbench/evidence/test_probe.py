@@ -18,8 +18,8 @@ from seqreg.workbench.evidence.findings import Finding
 from seqreg.workbench.evidence.plans import Task
 from seqreg.workbench.evidence.probe import Lens
 from seqreg.workbench.settings import Data
-from tests.test_cli import seqreg
 from tests.workbench.evidence import toys
+from tests.workbench.evidence.toys import seqreg
 
 
 @pytest.fixture(scope="module")

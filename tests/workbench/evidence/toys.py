@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
 import random
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 
+from seqreg import cli
+from seqreg.errors import BadInput
 from seqreg.workbench.models import train_tokenizer
 
 WORDS = "the a of and to in that is was he for it with as his on be at by had not are but from".split()
@@ -21,6 +29,37 @@ SHORT = [
     "optimisation.clip=1.0", "optimisation.learning_rate=1e-3", "evaluation.batch_size=32", "evaluation.resamples=50",
     "logging.tensorboard=false", "logging.anatomy_steps=0",
 ]  # fmt: skip
+
+
+@dataclass
+class Said:
+    """What a command printed; of one that was refused, the line in place of what it says on the way."""
+
+    stdout: str
+    stderr: str
+
+
+def seqreg(*words: str | Path, cwd: Path, code: int = 0) -> Said:
+    """Run the command in this process, which saves the seconds of a new one."""
+    results, notes = io.StringIO(), io.StringIO()
+    with _inside(cwd), contextlib.redirect_stdout(results), contextlib.redirect_stderr(notes):
+        if code == 2:
+            with pytest.raises(BadInput) as caught:
+                cli.app([str(word) for word in words], standalone_mode=False)
+            assert len(caught.value.lines) == 1
+            return Said(results.getvalue(), str(caught.value))
+        cli.app([str(word) for word in words], standalone_mode=False)
+    return Said(results.getvalue(), notes.getvalue())
+
+
+@contextlib.contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    kept = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(kept)
 
 
 def texts(count: int, seed: int) -> list[dict[str, Any]]:
