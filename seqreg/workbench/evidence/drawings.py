@@ -60,15 +60,19 @@ def chain(laid: Any, found: Any, *files: Path) -> None:
         axes = drawn.subplots(rows, columns, squeeze=False).ravel()
         for place, panel in enumerate(panels):
             one = axes[place]
+            task = next((task for task in laid.tasks if task.name == panel), None)
             for index, method in enumerate(laid.methods):
                 lines = [_track(panel, row) for key, row in found.items() if key[0] == method]
                 means = [sum(values) / len(lines) for values in zip(*lines, strict=True)]
                 places = [step + 0.08 * (index - (len(laid.methods) - 1) / 2) for step in steps]  # equal lines are seen
+                if task is not None and len(lines) == 1:  # of one seed: intervals over examples
+                    row = next(row for key, row in found.items() if key[0] == method)
+                    ends = [(model.probes[panel].low, model.probes[panel].high) for model in row]
+                    one.vlines(places, *zip(*ends, strict=True), color=COLOURS[index % 8], alpha=0.5, linewidth=1.5)
                 for line in lines if len(lines) > 1 else ():
                     one.plot(places, line, color=COLOURS[index % 8], alpha=0.3, linewidth=1)
                 one.plot(places, means, color=COLOURS[index % 8], marker=MARKERS[index % 8],
                          label=method if not place else None)  # fmt: skip
-            task = next((task for task in laid.tasks if task.name == panel), None)
             if task is None:
                 one.set_title(panel)
                 _from_zero(one)
