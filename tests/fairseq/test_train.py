@@ -39,8 +39,8 @@ def run(command: str, *arguments: str, cwd: Path | None = None, code: int = 0) -
 
 
 def logged(output: str, name: str) -> list[dict[str, Any]]:
-    """What was logged at the end of every epoch, or at every update."""
-    return [json.loads(line) for line in re.findall(rf"\| INFO \| {name} \| (\{{.*\}})", output)]
+    """What was logged at the end of every epoch, by fairseq or by hydra."""
+    return [json.loads(line) for line in re.findall(rf"(?:INFO \| {name} \||\[{name}\]\[INFO\] -) (\{{.*\}})", output)]
 
 
 def train(data: Path, folder: Path, *flags: str, updates: int = 40) -> str:
@@ -145,7 +145,18 @@ def test_r4f_can_be_resumed_validated_and_folded(classes: Path, tmp_path: Path) 
     assert re.search(r"Loaded checkpoint .*@ 12 updates", output)
     last = tmp_path / "out" / "checkpoint_last.pt"
     assert sum(name.endswith("weight.original") for name in weights(last)) == 2
-    valid = ["--task", "sentence_prediction", "--num-classes", "2", "--init-token", "0", *LOGGED, "--cpu"]
+    valid = [
+        "--task",
+        "sentence_prediction",
+        "--num-classes",
+        "2",
+        "--init-token",
+        "0",
+        *LOGGED,
+        "--cpu",
+        "--batch-size",
+        "8",
+    ]
     valid += ["--required-batch-size-multiple", "1", "--num-workers", "0", "--valid-subset", "valid"]
     ours = run("fairseq-validate", str(classes), "--path", str(last), *valid, *criterion)
     fold_checkpoint(last, tmp_path / "plain.pt")

@@ -102,9 +102,14 @@ def fold_checkpoint(source: Path | str, target: Path | str) -> None:
         u, v = (model.pop(key.replace("original", f"0.{part}")) for part in "uv")
         weight = model.pop(key)
         model[key.replace(RAW, "weight")] = weight / torch.dot(u, weight @ v)
-    for owner, name in ((kind, "arch"), (kind, "_name")):
-        _rename(owner, name)
-    torch.save({**state, "last_optimizer_state": None}, target)
+    _rename(kind, "arch")
+    _rename(kind, "_name")
+    criterion = state["cfg"]["criterion"]
+    if criterion["_name"] == "seqreg_sentence_prediction":  # without terms it is fairseq's, which has fewer settings
+        own = ("seqreg_terms", "distributed_world_size")
+        kept = {key: value for key, value in criterion.items() if key not in own}
+        state["cfg"]["criterion"] = {**kept, "_name": "sentence_prediction"}
+    torch.save({**state, "criterion": None, "last_optimizer_state": None}, target)
 
 
 def _rename(settings: Any, key: str) -> None:
