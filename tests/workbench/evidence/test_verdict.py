@@ -13,7 +13,7 @@ from seqreg.errors import BadInput
 from seqreg.metrics import statistics
 from seqreg.workbench.evidence import verdict
 from seqreg.workbench.evidence.findings import FOLDER, Finding
-from seqreg.workbench.evidence.gather import gather
+from seqreg.workbench.evidence.gather import _split, gather
 from tests.workbench.evidence import made
 
 
@@ -117,3 +117,9 @@ def test_folders_that_are_no_comparison_are_refused(tmp_path: Path) -> None:
     (tmp_path / "comparison.json").write_text('{"recipe": 1}')
     with pytest.raises(BadInput, match="cannot be read"):
         gather(tmp_path)
+
+
+def test_the_split_that_is_compared() -> None:
+    assert _split({"before": {}, "validation": {}, "test": {}}, texts=True) == "test"
+    assert _split({"validation": {}, "mismatched": {}, "average": {}}, texts=False) == "average"
+    assert _split({"before": {}, "validation": {}}, texts=False) == "validation"
