@@ -80,8 +80,7 @@ def compare(recipe: str, methods: Sequence[str], seeds: str, folder: Path, **way
     from seqreg.workbench.evidence import verdict
 
     finding = verdict.judge(folder)
-    for table in finding.tables[:2]:  # the page has them all
-        out.print(verdict.shown(table))
+    out.print(verdict.shown(finding.values))
     for sentence in finding.summary:
         out.print(plain(sentence), soft_wrap=True)
     console.print(f"A page about it: seqreg report {plain(folder)}")

@@ -22,6 +22,8 @@ from seqreg.workbench.runs import LOCK, Record
 FINISHED, FAILED, OPEN = "finished", "failed", "open"
 _AGAIN = {2, 4, 130, 143}
 """Exit codes that are not the method's fault: refused input, a full disk, a signal. The same command tries again."""
+_EXPLAINED = {2, 3, 4}
+"""Exit codes that come with a line of seqreg's; details may be below it."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,16 @@ def state(job: Job) -> State:
         return State(OPEN)
     text = job.code.read_text(encoding="utf-8").strip()
     code = int(text) if text.removeprefix("-").isdecimal() else 1
-    lines = job.log.read_text(encoding="utf-8", errors="replace").split("\n") if job.log.is_file() else []
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return State(OPEN if code < 0 or code > 128 or code in _AGAIN or code == 0 else FAILED, code, last)
+    return State(OPEN if code < 0 or code > 128 or code in _AGAIN or code == 0 else FAILED, code, _said(job, code))
+
+
+def _said(job: Job, code: int) -> str:
+    """The line that tells why a training ended: its own where it has one to say, else the last."""
+    if not job.log.is_file():
+        return ""
+    lines = [one.strip() for one in job.log.read_text(encoding="utf-8", errors="replace").split("\n") if one.strip()]
+    own = [one for one in lines if one.startswith("seqreg: ") and not one.startswith("seqreg: warning")]
+    return next(reversed(own if own and code in _EXPLAINED else lines), "")
 
 
 def held(folder: Path) -> str:

@@ -156,9 +156,15 @@ def cell(value: Any) -> str:
     return str(value)
 
 
-def shown(table: Table) -> rich.table.Table:
-    """A table for the terminal."""
-    made = rich.table.Table(*map(plain, table.columns), title=plain(table.title))
-    for row in table.rows:
-        made.add_row(*(plain(cell(value)) for value in row))
+def shown(values: dict[str, Any]) -> rich.table.Table:
+    """The verdict as a table that fits a terminal; the page has everything."""
+    heads = ["method", "seeds", "mean", "sd", "median", "max", "minus first", "p (Holm)", "time"]
+    made = rich.table.Table(title=plain(f"{values['metric']} on {values['split']}, in percent"))
+    for place, head in enumerate(heads):
+        made.add_column(plain(head), justify="right" if place else "left", no_wrap=place == 0)
+    for name, one in values["methods"].items():
+        plus, _, _, corrected, _ = _difference_cells(one, values)
+        time = "" if one["time"] is None else f"{one['time']:.2f}x"
+        numbers = [cell(one[key]) for key in ("n", "mean", "sd", "median", "max")]
+        made.add_row(plain(name), *numbers, plus, corrected, time)
     return made

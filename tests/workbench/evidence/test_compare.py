@@ -148,8 +148,15 @@ def test_what_was_stopped_from_outside_is_tried_again(
     assert started == [("baseline", 1), ("r3f", 1)] * 2
 
 
+def test_a_crash_is_known_by_its_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, "echo 'seqreg: stopped'; echo Traceback; echo 'RuntimeError: out of memory'; exit 1")
+    chosen = compare("quickstart", ["r3f"], "1", tmp_path)
+    assert chosen is not None
+    assert jobs.state(chosen.jobs(tmp_path)[0]) == jobs.State(jobs.FAILED, 1, "RuntimeError: out of memory")
+
+
 def test_input_that_a_training_refuses_stops_the_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started = pretend(monkeypatch, "echo 'seqreg: no such model'; exit 2")
+    started = pretend(monkeypatch, "echo 'seqreg: no such model'; echo '  detail'; exit 2")
     with pytest.raises(BadInput, match="baseline, seed 1: no such model"):
         compare("quickstart", ["r3f"], "2", tmp_path)
     assert started == [("baseline", 1)]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from seqreg.errors import BadInput
 from seqreg.metrics import statistics
 from seqreg.workbench.evidence import verdict
 from seqreg.workbench.evidence.findings import FOLDER, Finding
-from seqreg.workbench.evidence.gather import gather
+from seqreg.workbench.evidence.gather import _split, gather
 from tests.workbench.evidence import made
 
 
@@ -117,3 +119,18 @@ def test_folders_that_are_no_comparison_are_refused(tmp_path: Path) -> None:
     (tmp_path / "comparison.json").write_text('{"recipe": 1}')
     with pytest.raises(BadInput, match="cannot be read"):
         gather(tmp_path)
+
+
+def test_the_table_fits_a_terminal(tmp_path: Path) -> None:
+    made.comparison(tmp_path, {"r3f": 4.0, "smart": -4.0}, curves=False)
+    console = Console(width=80, file=io.StringIO())
+    console.print(verdict.shown(verdict.judge(tmp_path).values))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert not any("…" in line for line in lines)
+    assert sum(line.startswith("│") for line in lines) == 3  # one line a method
+
+
+def test_the_split_that_is_compared() -> None:
+    assert _split({"before": {}, "validation": {}, "test": {}}, texts=True) == "test"
+    assert _split({"validation": {}, "mismatched": {}, "average": {}}, texts=False) == "average"
+    assert _split({"before": {}, "validation": {}}, texts=False) == "validation"
