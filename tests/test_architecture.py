@@ -23,7 +23,9 @@ def room(parts: tuple[str, ...]) -> str:
         return "package"
     if parts[0] in ("terms", "integrations", "metrics", "workbench"):
         return parts[0]
-    return parts[0] if parts[0] in ("build", "cli") else "core"
+    if parts[0].startswith("cli"):
+        return "cli"
+    return parts[0] if parts[0] == "build" else "core"
 
 
 def imported(path: Path) -> set[str]:

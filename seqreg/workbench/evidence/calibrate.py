@@ -11,21 +11,21 @@ import numpy as np
 
 from seqreg.errors import BadInput
 from seqreg.metrics.calibration import Chunks, Outcomes, fit_temperature, risk_coverage
+from seqreg.workbench import data
 from seqreg.workbench.console import quiet
 from seqreg.workbench.evidence import calibrate_figures, subject
 from seqreg.workbench.evidence.calibrate_report import Part, Study, Texts
-from seqreg.workbench.evidence.findings import FOLDER, Finding
-from seqreg.workbench.evidence.showing import Tell, check_output, progress, show
+from seqreg.workbench.evidence.findings import Finding
+from seqreg.workbench.evidence.showing import Tell, place, progress, show
 from seqreg.workbench.evidence.subject import Piece, Subject
 from seqreg.workbench.examples import Example
 
 
 def command(folder: Path, overrides: Sequence[str], *, as_json: bool, **options: Any) -> None:
     """What `seqreg calibrate` does: measure, and print."""
-    check_output(options["output"])
     quiet()
     found = calibrate(folder, overrides=overrides, **options)
-    show(found, options["output"] or folder / FOLDER, as_json=as_json)
+    show(found, place([folder], options["output"]), as_json=as_json)
 
 
 def calibrate(
@@ -42,6 +42,7 @@ def calibrate(
     """Measure, draw, and write down what was found."""
     if bins < 1 or limit < 2:
         raise BadInput(f"--bins {bins}, --limit {limit}: expected at least 1 bin and 2 examples")
+    where = place([folder], output)
     one = subject.load(folder, overrides, trust=trust)
     if one.card.kind == "regression":
         raise BadInput(f"{folder}: {one.card.title} is a regression: there are no probabilities to calibrate")
@@ -56,7 +57,6 @@ def calibrate(
     if not one.generates:
         coverage = risk_coverage(parts[0].before.confidence, ~parts[0].before.correct)
     study = Study(parts, fitted, names, (len(dev), len(test)), coverage, texts)
-    where = output or folder / FOLDER
     words = ["seqreg", "calibrate", str(folder), *overrides, *(["--split", split] if split else [])]
     words += ["--bins", str(bins), "--limit", str(limit), *([] if sequences else ["--no-sequences"])]
     title, figures = f"Calibration of {one.method} ({folder})", calibrate_figures.draw(where, study)
@@ -69,9 +69,9 @@ def _halves(one: Subject, split: str | None, limit: int) -> tuple[list[Example],
     """The validation set and the split that is asked for; two halves where there is only one of them."""
     name = one.split(split)
     if name != "validation" and "validation" in one.splits.sets:
-        dev, test = (subject.sampled(one.splits.sets[key], limit) for key in ("validation", name))
+        dev, test = (data.sample(one.splits.sets[key], limit) for key in ("validation", name))
         return dev, test, ("validation", name)
-    both = subject.sampled(one.splits.sets[name], 2 * limit)
+    both = data.sample(one.splits.sets[name], 2 * limit)
     if len(both) < 2:
         raise BadInput(f"{one.folder}: {name} has one example: a temperature is fitted on others than are reported")
     return both[::2], both[1::2], (f"one half of {name}", f"the other half of {name}")

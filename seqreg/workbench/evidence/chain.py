@@ -13,12 +13,12 @@ from seqreg.errors import BadInput
 from seqreg.workbench import config
 from seqreg.workbench.config import Run
 from seqreg.workbench.console import say
-from seqreg.workbench.evidence import drawings
+from seqreg.workbench.evidence import collapse_figures
 from seqreg.workbench.evidence.encoders import Pooling
 from seqreg.workbench.evidence.findings import Finding, Table
-from seqreg.workbench.evidence.plans import Plan, Step, Task
 from seqreg.workbench.evidence.probe import PRETRAINED, Lens, Probed, shown
 from seqreg.workbench.evidence.scoring import assigned
+from seqreg.workbench.evidence.study_files import Plan, Step, Task
 from seqreg.workbench.guard import Signals
 from seqreg.workbench.train import train
 
@@ -128,7 +128,7 @@ def study(
             for link in links:
                 say(f"probing {len(chain.tasks)} tasks in {link.folder}")
                 found[key].append(lens.look(str(link.folder), chain.pretrained, link.title))
-    drawings.chain(chain, found, output / "chain.svg", output / "chain.png")
+    collapse_figures.chain(chain, found, output / "chain.svg", output / "chain.png")
     finding = Finding(
         "chain", "What is left of a task when others follow", command, sentences(chain, found, cycles),
         tables(chain, found), ["chain.svg"], values(chain, found),

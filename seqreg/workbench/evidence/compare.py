@@ -9,15 +9,15 @@ from pathlib import Path
 from seqreg.errors import BadInput, Interrupted
 from seqreg.workbench import data, guard
 from seqreg.workbench.console import say
+from seqreg.workbench.evidence import comparison
 from seqreg.workbench.evidence import jobs as trainings
-from seqreg.workbench.evidence import plan as plans
-from seqreg.workbench.evidence.plan import Job, Plan
+from seqreg.workbench.evidence.comparison import Job, Plan
 from seqreg.workbench.runs import locked
 
 
 def compare(
     recipe: str, methods: Sequence[str], seeds: str, folder: Path, *, variants: Sequence[str] = (),
-    settings: Sequence[str] = (), alpha: float = 0.05, baseline: str = plans.BASELINE, jobs: int = 1,
+    settings: Sequence[str] = (), alpha: float = 0.05, baseline: str = comparison.BASELINE, jobs: int = 1,
     launcher: str | None = None, collect: bool = False, extend: bool = False, retry: bool = False,
 ) -> Plan | None:  # fmt: skip
     """Train what is missing; the plan if there is something to judge, None if others were asked to train.
@@ -31,11 +31,11 @@ def compare(
     """
     if jobs < 1:
         raise BadInput(f"--jobs {jobs}: expected a whole number from 1")
-    wanted, run = plans.make(
+    wanted, run = comparison.make(
         recipe, methods, seeds, variants=variants, settings=settings, alpha=alpha, baseline=baseline
     )
-    plan = plans.settle(folder, wanted, extend)
-    if collect and not (folder / plans.PLAN).exists():
+    plan = comparison.settle(folder, wanted, extend)
+    if collect and not (folder / comparison.PLAN).exists():
         raise BadInput(f"--collect: {folder} has no comparison yet")
     data.load(run.card, run.config.data)  # what is wrong with the data is said once, not by every training
     with guard.writing(folder):

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from seqreg.errors import BadInput
 from seqreg.metrics.rouge import rouge
 from seqreg.workbench import rows as tables
-from seqreg.workbench.evidence import jobs, plan
+from seqreg.workbench.evidence import comparison, jobs
+from seqreg.workbench.evidence.comparison import Job, Plan
 from seqreg.workbench.evidence.jobs import State
-from seqreg.workbench.evidence.plan import Job, Plan
 from seqreg.workbench.tables import scores_of
 
 PREDICTIONS = "predictions.jsonl"
@@ -73,7 +73,7 @@ class Gathered:
 
 def gather(folder: Path) -> Gathered:
     """Read everything that is finished; at least one training of the baseline must be."""
-    chosen = plan.read(folder)
+    chosen = comparison.read(folder)
     methods = {name: Method(name) for name in chosen.methods}
     for job in chosen.jobs(folder):
         found, method = jobs.state(job), methods[job.method]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from seqreg.errors import BadInput, Interrupted
 from seqreg.workbench.console import say, warn
-from seqreg.workbench.evidence.plan import Job, Plan
+from seqreg.workbench.evidence.comparison import Job, Plan
 from seqreg.workbench.files import write_text
 from seqreg.workbench.runs import LOCK, Record
 

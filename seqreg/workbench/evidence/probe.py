@@ -16,11 +16,11 @@ from seqreg.metrics.logistic import read
 from seqreg.workbench import config
 from seqreg.workbench.config import Run
 from seqreg.workbench.console import say
-from seqreg.workbench.evidence import drawings, encoders, plans
+from seqreg.workbench.evidence import collapse_figures, encoders, study_files
 from seqreg.workbench.evidence.encoders import Encoder, Layer, Pooling
 from seqreg.workbench.evidence.findings import Finding, Table
-from seqreg.workbench.evidence.plans import Task
 from seqreg.workbench.evidence.scoring import ended, score
+from seqreg.workbench.evidence.study_files import Task
 
 TEXTS = 128
 """That layers are compared on, the same number of every task."""
@@ -138,8 +138,8 @@ def study(
     first = next(iter(runs.values()))
     if file is None and first.card.kind != "classification":
         raise BadInput(f"{folders[0]}: its task is not a classification, which is what is probed: give --tasks FILE")
-    tasks = plans.tasks(file, rows) if file else [Task.of(Path(first.config.task).stem, first.card, first.config.data,
-                                                          rows)]  # fmt: skip
+    own = Path(first.config.task).stem
+    tasks = study_files.tasks(file, rows) if file else [Task.of(own, first.card, first.config.data, rows)]
     lens = Lens(tasks, pooling, trust=trust)
     began = {folder: pretrained or encoders.origin(folder) for folder in runs}
     found: dict[str, Probed] = {}
@@ -150,7 +150,7 @@ def study(
     for folder in runs:
         say(f"probing {folder}")
         found[names[folder]] = lens.look(str(folder), began[folder], names[folder])
-    drawings.probes(found, tasks, output / "probe.svg", output / "probe.png")
+    collapse_figures.probes(found, tasks, output / "probe.svg", output / "probe.png")
     finding = Finding(
         "probe", "What a linear classifier reads from frozen encoders", command, sentences(found, tasks),
         [accuracy_table(found, tasks), layer_table(found)], ["probe.svg"],

@@ -13,7 +13,7 @@ from seqreg.errors import BadInput
 from seqreg.version import __version__
 from seqreg.workbench import guard
 from seqreg.workbench.catalogue import inside
-from seqreg.workbench.evidence import findings, plots, texts, verdict
+from seqreg.workbench.evidence import findings, report_figures, texts, verdict
 from seqreg.workbench.evidence.curves import curves
 from seqreg.workbench.evidence.findings import Finding
 from seqreg.workbench.evidence.gather import Gathered, gather
@@ -90,12 +90,12 @@ def html(found: Gathered, finding: Finding, studied: list[Study]) -> str:
         for name, method in found.methods.items()
     }
     drawn = {
-        "scores": plots.scores(values, place),
-        "differences": plots.differences(values, place),
-        "cost": plots.cost(values, place),
-        "validation": plots.validation(traced, found.metric, place),
-        "parts": plots.loss_parts(traced, place),
-        "anatomy": plots.anatomy(traced, place),
+        "scores": report_figures.scores(values, place),
+        "differences": report_figures.differences(values, place),
+        "cost": report_figures.cost(values, place),
+        "validation": report_figures.validation(traced, found.metric, place),
+        "parts": report_figures.loss_parts(traced, place),
+        "anatomy": report_figures.anatomy(traced, place),
     }
     pictures = {name: picture(place / f"{name}.svg") for name, file in drawn.items() if file}
     first = found.folder / found.plan.baseline / f"seed-{next(iter(found.methods[found.plan.baseline].metrics))}"

@@ -14,13 +14,13 @@ from seqreg.errors import BadInput, nearest
 from seqreg.metrics import corruption
 from seqreg.metrics.calibration import Outcomes
 from seqreg.metrics.classification import pearson
-from seqreg.workbench import config
+from seqreg.workbench import config, data
 from seqreg.workbench.cards import Card
 from seqreg.workbench.console import quiet
 from seqreg.workbench.evaluate import score_classes
 from seqreg.workbench.evidence import perturb, robustness_report, subject
-from seqreg.workbench.evidence.findings import FOLDER, Finding
-from seqreg.workbench.evidence.showing import Tell, check_output, progress, show
+from seqreg.workbench.evidence.findings import Finding
+from seqreg.workbench.evidence.showing import Tell, place, progress, show
 from seqreg.workbench.evidence.subject import Subject
 from seqreg.workbench.examples import Example
 
@@ -79,7 +79,6 @@ def command(
     words: Sequence[str], noises: Sequence[str], levels: Mapping[str, str], *, as_json: bool, **options: Any
 ) -> None:
     """What `seqreg robustness` does: measure, and print."""
-    check_output(options["output"])
     folders = [Path(word) for word in words if "=" not in word or Path(word).is_dir()]
     if not folders:
         raise BadInput("no run: give the output folder of at least one training")
@@ -87,7 +86,7 @@ def command(
     chosen: dict[str, Any] = {key: _numbers(key, text) for key, text in levels.items()}
     quiet()
     found = robustness(folders, noises=noises or DEFAULT, overrides=overrides, **chosen, **options)
-    show(found, options["output"] or _folder(folders), as_json=as_json)
+    show(found, place(folders, options["output"]), as_json=as_json)
 
 
 def _numbers(key: str, text: str) -> list[float]:
@@ -113,14 +112,14 @@ def robustness(
 ) -> Finding:
     """Ask every run under every condition, draw, and write down what was found."""
     _check(noises, rates, scales, radii, seeds, limit)
-    names, where = _names(folders, overrides), output or _folder(folders)
+    names, where = _names(folders, overrides), place(folders, output)
     asked = conditions(noises, rates, scales, radii, seeds)
     rows: list[Row] = []
     shared: list[Example] = []
     for name, folder in zip(names, folders, strict=True):
         one = subject.load(folder, overrides, trust=trust)
         chosen = one.split(split)
-        examples = subject.sampled(one.splits.sets[chosen], limit)
+        examples = data.sample(one.splits.sets[chosen], limit)
         if (shared and examples != shared) or len(examples) < 2:
             what = f"other examples than {folders[0]}" if shared else "fewer than two examples"
             raise BadInput(f"{folder}: {chosen} has {what}: compare runs on the same, at least two")
@@ -174,16 +173,6 @@ def _names(folders: Sequence[Path], overrides: Sequence[str]) -> list[str]:
         if len(set(names)) == len(folders):
             return names
     raise BadInput(f"{', '.join(map(str, folders))}: the same run twice")
-
-
-def _folder(folders: Sequence[Path]) -> Path:
-    """In the folder of a run; of several, in the folder that they are all in."""
-    if len(folders) == 1:
-        return folders[0] / FOLDER
-    parents = {folder.resolve().parent for folder in folders}
-    if len(parents) > 1:
-        raise BadInput("the runs are in different folders: say where to write with --output FOLDER")
-    return folders[0].parent / FOLDER
 
 
 def conditions(

@@ -1,10 +1,9 @@
-"""Score a model on a task that it was not trained on, and where studies of runs are written."""
+"""Score a model on a task that it was not trained on."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ from seqreg.workbench import models
 from seqreg.workbench.config import Run
 from seqreg.workbench.data import Splits
 from seqreg.workbench.evaluate import Scored, evaluate
-from seqreg.workbench.evidence.findings import FOLDER
 from seqreg.workbench.examples import Example
 from seqreg.workbench.runs import Record
 from seqreg.workbench.settings import Checkpoints, Model
@@ -43,14 +41,3 @@ def ended(folder: Path) -> None:
     record = Record.read(folder)
     if record is None or not record.finished:
         raise BadInput(f"{folder}: its training has not ended: run the same seqreg train again")
-
-
-def place(folders: Sequence[Path], output: Path | None) -> Path:
-    """Where a study of runs is written: in its run, or beside all of them; refuses a file in the way."""
-    shared = Path(os.path.commonpath([folder.absolute() for folder in folders]))
-    inside = folders[0] if len(set(folders)) == 1 else Path(os.path.relpath(shared))
-    chosen = output or inside / FOLDER
-    for path in (chosen, *chosen.parents):
-        if path.exists() and not path.is_dir():
-            raise BadInput(f"--output {chosen}: {path} is a file and in the way: choose another")
-    return chosen

@@ -12,7 +12,7 @@ from seqreg.workbench import cards, config, data
 from seqreg.workbench.cards import Card
 from seqreg.workbench.config import Run
 from seqreg.workbench.console import say
-from seqreg.workbench.evidence import drawings
+from seqreg.workbench.evidence import collapse_figures
 from seqreg.workbench.evidence.chain import one_process
 from seqreg.workbench.evidence.findings import Finding, Table
 from seqreg.workbench.evidence.probe import labels, trained
@@ -138,7 +138,7 @@ def study(shift: Shift, output: Path, *, command: str, trust: bool = False) -> F
             for share, run in move.further.items():
                 say(f"{name}: {share:.0%} of the training rows of {shift.target}")
                 found[name][share] = _moved(run, share, move.folder, shift.metric, trust)
-    drawings.shift(found, shift.target, shift.metric, output / "shift.svg", output / "shift.png")
+    collapse_figures.shift(found, shift.target, shift.metric, output / "shift.svg", output / "shift.png")
     finding = Finding(
         "shift", f"From another domain to {shift.card.title}", command, sentences(shift, found),
         [table(shift, found, own)], ["shift.svg"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,23 @@ from rich.table import Table as Shown
 
 from seqreg.errors import BadInput
 from seqreg.workbench.console import console
-from seqreg.workbench.evidence.findings import Finding, Table
+from seqreg.workbench.evidence.findings import FOLDER, Finding, Table
 from seqreg.workbench.untrusted import plain
 
 Tell = Callable[[str], None]
 """Called after every batch, with what it was for."""
 
 
-def check_output(output: Path | None) -> None:
-    """Refuse an output that cannot be a folder, before anything slow."""
-    if output is not None and output.exists() and not output.is_dir():
-        raise BadInput(f"--output {output}: a file is in the way")
+def place(folders: Sequence[Path], output: Path | None) -> Path:
+    """Where a study of runs is written: in its run, or beside several of them; refuses a file in the way."""
+    beside = {folder.resolve().parent for folder in folders}
+    if output is None and len(folders) > 1 and len(beside) > 1:
+        raise BadInput("the runs are in different folders: say where to write with --output FOLDER")
+    chosen = output or (folders[0] if len(folders) == 1 else folders[0].parent) / FOLDER
+    for path in (chosen, *chosen.parents):
+        if path.exists() and not path.is_dir():
+            raise BadInput(f"--output {chosen}: {path} is a file and in the way: choose another")
+    return chosen
 
 
 def show(finding: Finding, where: Path, *, as_json: bool) -> None:

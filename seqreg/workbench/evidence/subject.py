@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -145,13 +144,6 @@ def load(folder: Path, overrides: Sequence[str] = (), *, trust: bool = False) ->
     model = models.load_model(run.config, run.card, tokenizer, trust=trust).eval()
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     return Subject(folder, method, run, splits, tokenizer, model)
-
-
-def sampled(examples: Sequence[Example], limit: int) -> list[Example]:
-    """At most so many examples, by a fixed draw and in their order."""
-    count = len(examples)
-    chosen = range(count) if count <= limit else sorted(random.Random(0).sample(range(count), limit))
-    return [examples[index] for index in chosen]
 
 
 def rouge_l(texts: Sequence[str], references: Sequence[str], card: Card) -> NDArray[Any]:

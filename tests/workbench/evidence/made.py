@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
-from seqreg.workbench.evidence import plan as plans
-from seqreg.workbench.evidence.plan import Job, Plan
+from seqreg.workbench.evidence import comparison as comparisons
+from seqreg.workbench.evidence.comparison import Job, Plan
 
 NASTY = "<script>document.title='owned'</script> & \"quoted\" </textarea>"
 
@@ -19,7 +19,7 @@ def comparison(
     failed: tuple[tuple[str, int], ...] = (), curves: bool = True,
 ) -> Plan:  # fmt: skip
     """A finished comparison; `shifts` are how much better each method is, in points."""
-    plan, _ = plans.make("quickstart", list(shifts), seeds)
+    plan, _ = comparisons.make("quickstart", list(shifts), seeds)
     plan.write(folder)
     dice = np.random.default_rng(0)
     hard = dice.normal(50, 10, examples)

@@ -17,6 +17,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoModelForSequenceClassificati
 from seqreg.cli import app
 from seqreg.errors import BadInput
 from seqreg.metrics.calibration import Outcomes
+from seqreg.workbench import data
 from seqreg.workbench.evidence import calibrate, subject
 from seqreg.workbench.evidence.findings import FOLDER, Finding
 from tests.test_cli import seqreg
@@ -73,7 +74,7 @@ def test_a_writer_through_the_command(writer: Path, capsys: pytest.CaptureFixtur
 
 def test_tokens_and_texts_are_those_of_the_model(writer: Path) -> None:
     one = subject.load(writer)
-    examples = subject.sampled(one.splits.sets["test"], 5)
+    examples = data.sample(one.splits.sets["test"], 5)
     pieces = [piece for _, batch in one.batches(examples) for piece in one.pieces(batch)]
     nll = np.concatenate([Outcomes.of(piece.logits(), piece.labels).nll for piece in pieces])
     model = AutoModelForSeq2SeqLM.from_pretrained(writer).eval()
@@ -118,7 +119,7 @@ def test_an_overconfident_model_is_found_and_cured(classifier: Path, tmp_path: P
 def test_logits_of_a_data_set_are_never_held(writer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "ROWS", 7)
     one = subject.load(writer)
-    examples = subject.sampled(one.splits.sets["test"], 8)
+    examples = data.sample(one.splits.sets["test"], 8)
     for _, batch in one.batches(examples):
         found = one.pieces(batch)
         assert len(found) > 1
@@ -144,7 +145,7 @@ def test_bad_input_is_one_line(classifier: Path, writer: Path, tmp_path: Path) -
     with pytest.raises(BadInput, match="validation has one example"):
         calibrate.calibrate(classifier, overrides=[f"data.path={tmp_path / 'data'}"])
     (tmp_path / "file").touch()
-    with pytest.raises(BadInput, match="a file is in the way"):
+    with pytest.raises(BadInput, match="is a file and in the way"):
         app(["calibrate", str(classifier), "--output", str(tmp_path / "file")], standalone_mode=False)
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from seqreg.errors import BadInput
 from seqreg.workbench import config, data, models, train
-from seqreg.workbench.evidence import plans
+from seqreg.workbench.evidence import study_files
 from seqreg.workbench.evidence.chain import lay
 from seqreg.workbench.evidence.findings import Finding
 from tests.workbench import samples
@@ -22,7 +22,9 @@ from tests.workbench.evidence.toys import seqreg
 
 
 def laid(path: Path, output: Path, *methods: str, cycles: int = 1, **further: Any) -> Any:
-    return lay(plans.read(plans.Plan, path), str(path), output, methods, cycles, further.get("settings", []), 100)
+    return lay(
+        study_files.read(study_files.Plan, path), str(path), output, methods, cycles, further.get("settings", []), 100
+    )
 
 
 def test_degradation_is_found_where_it_was_planted(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from seqreg.errors import BadInput, Interrupted
 from seqreg.workbench.evidence import compare as compares
-from seqreg.workbench.evidence import jobs, plan
+from seqreg.workbench.evidence import comparison, jobs
 from seqreg.workbench.evidence.compare import compare
 from tests.forked import TINY
 from tests.workbench.evidence import made
@@ -29,7 +29,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, script: str = "exit 0") -> list[tup
     started: list[tuple[str, int]] = []
     finished = json.dumps({"run": "x", "settings": {}, "versions": {}, "finished": True})
 
-    def start(_: plan.Plan, job: plan.Job) -> subprocess.Popen[bytes]:
+    def start(_: comparison.Plan, job: comparison.Job) -> subprocess.Popen[bytes]:
         started.append((job.method, job.seed))
         job.folder.mkdir(parents=True, exist_ok=True)
         done = f"echo {shlex.quote(finished)} > {shlex.quote(str(job.folder / 'run.json'))}"
@@ -104,7 +104,7 @@ def test_other_settings_in_the_same_folder_are_refused_with_the_difference(
     started.clear()
     compare("quickstart", ["r3f"], "3", tmp_path, extend=True)
     assert started == [("baseline", 3), ("r3f", 3)]
-    assert plan.read(tmp_path).extended == [{"seeds": [1, 2], "methods": ["baseline", "r3f"]}]
+    assert comparison.read(tmp_path).extended == [{"seeds": [1, 2], "methods": ["baseline", "r3f"]}]
     with pytest.raises(BadInput, match="other settings"):
         compare("quickstart", ["smart"], "3", tmp_path, extend=True)
     (tmp_path / "else").mkdir()
@@ -189,7 +189,7 @@ def test_sigterm_ends_the_trainings_too(tmp_path: Path, monkeypatch: pytest.Monk
     running = jobs.start
     pids = []
 
-    def start(chosen: plan.Plan, job: plan.Job) -> subprocess.Popen[bytes]:
+    def start(chosen: comparison.Plan, job: comparison.Job) -> subprocess.Popen[bytes]:
         process = running(chosen, job)
         pids.append(process)
         signal.setitimer(signal.ITIMER_REAL, 0.3)

@@ -13,10 +13,10 @@ import transformers
 
 from seqreg.errors import BadInput
 from seqreg.workbench import cards, config, train
-from seqreg.workbench.evidence import encoders, plans
+from seqreg.workbench.evidence import encoders, study_files
 from seqreg.workbench.evidence.findings import Finding
-from seqreg.workbench.evidence.plans import Task
 from seqreg.workbench.evidence.probe import Lens
+from seqreg.workbench.evidence.study_files import Task
 from seqreg.workbench.settings import Data
 from tests.workbench.evidence import toys
 from tests.workbench.evidence.toys import seqreg
@@ -145,7 +145,7 @@ def test_faults_are_one_line(place: Path, tmp_path: Path) -> None:
     assert "not a run of seqreg" in none
     (tmp_path / "number.yaml").write_text(f"tasks: [{{task: glue/stsb, data: {{path: '{tmp_path}'}}}}]")
     with pytest.raises(BadInput, match="a linear probe is a classifier"):
-        plans.tasks(tmp_path / "number.yaml", 100)
+        study_files.tasks(tmp_path / "number.yaml", 100)
     (tmp_path / "gone.yaml").write_text("tasks: [{task: glue/rte, data: {path: gone}}]")
     with pytest.raises(BadInput, match="gone: no such file or folder"):
-        plans.tasks(tmp_path / "gone.yaml", 100)
+        study_files.tasks(tmp_path / "gone.yaml", 100)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from seqreg.cli import app
 from seqreg.errors import BadInput
 from seqreg.noise import norm, rms
-from seqreg.workbench import config, train
+from seqreg.workbench import config, data, train
 from seqreg.workbench.evidence import perturb, robustness, subject
 from seqreg.workbench.evidence.findings import FOLDER, Finding
 from seqreg.workbench.evidence.robustness import Condition
@@ -95,7 +95,7 @@ def test_an_ascent_hurts_more_than_random_noise_of_its_norm(classifier: Path, wr
 
 def test_both_have_the_norm_that_they_say(classifier: Path) -> None:
     one = subject.load(classifier)
-    examples = subject.sampled(one.splits.sets["validation"], 8)
+    examples = data.sample(one.splits.sets["validation"], 8)
     (rows, batch), *_ = one.batches(examples)
     chosen = [examples[row] for row in rows]
     embeds = one.model.get_input_embeddings()(batch["input_ids"])
@@ -110,7 +110,7 @@ def test_both_have_the_norm_that_they_say(classifier: Path) -> None:
 
 def test_noise_on_embeddings_has_its_scale_and_is_the_same_in_every_batch(classifier: Path) -> None:
     one = subject.load(classifier)
-    examples = subject.sampled(one.splits.sets["validation"], 8)
+    examples = data.sample(one.splits.sets["validation"], 8)
     (rows, batch), *_ = one.batches(examples)
     chosen, embeds = [examples[row] for row in rows], torch.randn(*batch["input_ids"].shape, 4000) * 3
     delta = perturb.embedding_noise(0.5, 1)(one, chosen, batch)(embeds)  # type: ignore[operator]
@@ -144,7 +144,7 @@ def test_models_that_ignore_their_source_are_found(classifier: Path, writer: Pat
 
 
 def test_everyone_has_the_source_of_another(classifier: Path) -> None:
-    examples = subject.sampled(subject.load(classifier).splits.sets["validation"], 7)
+    examples = data.sample(subject.load(classifier).splits.sets["validation"], 7)
     for seed in range(9):
         found = Condition("source", 1.0, seed).texts(examples)
         assert sorted(one.source for one in found) == sorted(one.source for one in examples)

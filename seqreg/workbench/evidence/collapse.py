@@ -10,7 +10,7 @@ from typing import Any
 
 from seqreg.errors import BadInput, nearest
 from seqreg.workbench import catalogue
-from seqreg.workbench.evidence import plans
+from seqreg.workbench.evidence import study_files
 from seqreg.workbench.evidence.findings import FOLDER
 
 
@@ -23,13 +23,13 @@ def probe(
 ) -> None:
     """Probe runs, and print what was found."""
     if file is not None:
-        plans.read(plans.ProbeFile, file)
+        study_files.read(study_files.ProbeFile, file)
     from seqreg.workbench.console import quiet
     from seqreg.workbench.evidence import probe as work
-    from seqreg.workbench.evidence import scoring, showing
+    from seqreg.workbench.evidence import showing
 
     quiet()
-    where = scoring.place(folders, output)
+    where = showing.place(folders, output)
     words = ["probe", *folders, *(["--tasks", file] if file else []), "--rows", rows, "--pooling", settings["pooling"]]
     words += ["--pretrained", settings["pretrained"]] if settings["pretrained"] else []
     finding = work.study(folders, file, where, command=_command(*words), rows=rows, **settings)
@@ -41,7 +41,7 @@ def chain(
     seeds: Sequence[int], rows: int, pooling: Any, trust: bool,
 ) -> None:  # fmt: skip
     """Train and probe a chain, and print what was found."""
-    plan = plans.read(plans.Plan, file)
+    plan = study_files.read(study_files.Plan, file)
     plan = plan.model_copy(update={"seeds": list(seeds)}) if seeds else plan
     for name in (part for method in methods for part in method.split("+")):
         known = catalogue.names("recipes/terms")
@@ -52,11 +52,11 @@ def chain(
             raise BadInput(f"{word}: not here: --output and --seed say so")
     from seqreg.workbench.console import quiet
     from seqreg.workbench.evidence import chain as work
-    from seqreg.workbench.evidence import scoring, showing
+    from seqreg.workbench.evidence import showing
 
     quiet()
     where = output or Path(plan.output or f"runs/chain-{file.stem}")
-    into = scoring.place([where], where / FOLDER)
+    into = showing.place([where], where / FOLDER)
     laid = work.lay(plan, str(file), where, methods, cycles, settings, rows, trust)
     words = ["chain", file, *(word for name in methods for word in ("--terms", name)), "--cycles", cycles, *settings]
     words += [word for seed in plan.seeds for word in ("--seed", seed)]
@@ -74,11 +74,11 @@ def shift(
     if not folders:
         raise BadInput("give the output folder of a training, such as runs/glue-rte/baseline")
     from seqreg.workbench.console import quiet
-    from seqreg.workbench.evidence import scoring, showing
     from seqreg.workbench.evidence import shift as work
+    from seqreg.workbench.evidence import showing
 
     quiet()
-    where = scoring.place(folders, output)
+    where = showing.place(folders, output)
     laid = work.lay(folders, to, shares, settings, trust)
     asked = [word for share in shares for word in ("--share", f"{share:g}")]
     finding = work.study(laid, where, command=_command("shift", *words, "--to", to, *asked), trust=trust)

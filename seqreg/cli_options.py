@@ -1,0 +1,32 @@
+"""Arguments that several commands have, with what `--help` says about them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+Recipe = Annotated[str, typer.Argument(help="A recipe by name (`seqreg list recipes`), or the path of a YAML file.")]
+Settings = Annotated[
+    Optional[list[str]], typer.Argument(help="Changes of the recipe: `key=value`, such as `optimisation.steps=100`.")
+]
+Terms = Annotated[
+    Optional[list[str]],
+    typer.Option("--terms", "-t", help="A recipe of terms, such as `r3f`; may be repeated. None is the baseline."),
+]
+Variants = Annotated[
+    Optional[list[str]],
+    typer.Option("--variant", "-v", help="A variant of the recipe, such as `tiny` or `pegasus`; may be repeated."),
+]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust-remote-code", help="Run Python code that comes with a model. Read it first: it can do all."),
+]
+Rows = Annotated[int, typer.Option(min=5, help="At most so many rows of a split, the same for every model.")]
+Trained = Annotated[Path, typer.Argument(help="The output folder of a training.")]
+Output = Annotated[
+    Optional[Path],
+    typer.Option(help="A folder for numbers and figures; by default `evidence` in the run's, or beside several runs."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
