@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import math
+import sys
 import types
 import typing
 import warnings
@@ -159,7 +159,7 @@ def _fits(value: object, hint: Any) -> bool:
     if get_origin(hint) in (typing.Union, types.UnionType):
         return any(_fits(value, option) for option in get_args(hint))
     if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, hint) if isinstance(hint, type) and hint is not Any else True

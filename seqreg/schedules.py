@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ def weight_at(weight: Weight, step: int | None) -> float:
         weight, at = weight(step), f" at step {step}"
     if isinstance(weight, str):
         raise BadInput(f"weight={weight!r} is text, not a number{yaml_hint(weight)}")
-    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight) or weight < 0:
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight <= sys.float_info.max:
         raise BadInput(f"weight={weight!r}{at}: expected a finite number >= 0")
     return float(weight)
 

@@ -20,7 +20,7 @@ def test_warmup_starts_late_when_told() -> None:
     assert [weight(step) for step in (0, 100, 105, 110, 500)] == [0, 0, 0.5, 1, 1]
 
 
-@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), 10**400])
 def test_bad_weights(value: float) -> None:
     with pytest.raises(BadInput, match="finite number >= 0"):
         weight_at(value, 3)

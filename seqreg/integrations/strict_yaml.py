@@ -45,6 +45,12 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, "a text has a NUL or half a character", node.start_mark)
         return text
 
+    def construct_yaml_int(self, node: Any) -> Any:
+        value = super().construct_yaml_int(node)  # type: ignore[no-untyped-call]
+        if abs(value) >= 1 << 63:
+            raise yaml.constructor.ConstructorError(None, None, "a whole number of more than 63 bits", node.start_mark)
+        return value
+
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen: set[Any] = set()
         for key_node, _ in node.value:
@@ -64,6 +70,9 @@ for _tag, _pattern, _first in (
     ("float", r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan", list("-+0123456789.")),
 ):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 @functools.lru_cache(maxsize=128)

@@ -37,6 +37,7 @@ def test_plain_values(text: str, value: Any) -> None:
         ("a: 1\x07", "here: unacceptable character"),
         ('a: "\\0"', "here:1: a text has a NUL"),
         ("a: " + "9" * 5000, "here: Exceeds the limit"),
+        ("a: 1\nb: " + "9" * 400, "here:2: a whole number of more than 63 bits"),
         ("a: [1", r"here:1"),
     ],
 )

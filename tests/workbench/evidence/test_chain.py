@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from seqreg.errors import BadInput
 from seqreg.workbench import config, data, models, train
-from seqreg.workbench.evidence import study_files
+from seqreg.workbench.evidence import scoring, study_files
 from seqreg.workbench.evidence.chain import lay
 from seqreg.workbench.evidence.findings import Finding
 from tests.workbench import samples
@@ -107,6 +107,14 @@ def test_a_chain_that_generates_is_scored_by_rouge(tmp_path: Path) -> None:
     (found,) = Finding.read(tmp_path / "runs" / "chain-plan" / "evidence" / "chain.json").values["models"]
     own = json.loads((tmp_path / found["folders"][0] / "metrics.json").read_text())["scores"]["test"]["rougeL"]
     assert found["after"][1]["probes"]["one"]["score"] == pytest.approx(own, abs=1e-4)
+
+
+def test_generated_texts_are_scored_as_their_own_run_scored_them(writer: Path) -> None:
+    run = config.load(writer)
+    found = scoring.score(str(writer), run, data.load(run.card, run.config.data).sets["test"], "test")
+    own = json.loads((writer / "metrics.json").read_text())["scores"]["test"]["rougeL"]
+    assert own > 30
+    assert found.metrics["rougeL"] == pytest.approx(own, abs=1e-4)
 
 
 FAULTS = {
