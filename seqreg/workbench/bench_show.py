@@ -31,7 +31,7 @@ def steps(
             raise BadInput(f"--plot {plot}: expected a file that ends in .png, .svg or .pdf")
         if not plot.absolute().parent.is_dir():
             raise BadInput(f"--plot {plot}: the folder does not exist")
-    rounds = rounds or (3 if size == "bart-base" else 5)
+    rounds = rounds or (9 if size == "bart-base" else 5)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
         task = progress.add_task("preparing")
