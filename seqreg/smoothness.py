@@ -26,6 +26,9 @@ States = dict[str, tuple[Tensor, Tensor | None]]
 Norms = dict[str, tuple[Tensor, Tensor | None]]
 """Squared norms of the Jacobian and, where asked for, the Hessian of every layer: means over rows."""
 
+POINT = 1e-12
+"""Variance over mean square below which representations in float32 are one point and rounding."""
+
 
 def states(ctx: Context, view: View, layers: Layers = "all", *, before_head: bool = False) -> States:
     """The outputs of the chosen layers.
@@ -150,7 +153,7 @@ def linear_cka(first: Tensor, second: Tensor) -> float:
         raise BadInput(f"{len(first)} tokens are too few to compare representations: at least 4")
     sizes = [x.double().square().mean() for x in (first, second)]
     centred = [x.double() - x.double().mean(0) for x in (first, second)]
-    if any(x.square().mean() <= 1e-12 * size for x, size in zip(centred, sizes, strict=True)):
+    if any(x.square().mean() <= POINT * size for x, size in zip(centred, sizes, strict=True)):
         return 0.0
     a, b = (_without_diagonal(x) for x in centred)
     return float(_hsic(a, b) / (_hsic(a, a) * _hsic(b, b)).clamp_min(1e-300).sqrt())
@@ -168,8 +171,13 @@ def _hsic(a: Tensor, b: Tensor) -> Tensor:
 
 
 def effective_rank(values: Tensor) -> float:
-    """exp of the entropy of the normalised singular values of centred representations [N, D]: 1 to min(N, D)."""
-    values = values.double() - values.double().mean(0)
+    """exp of the entropy of the normalised singular values of centred representations [N, D]: 1 to min(N, D).
+
+    1 for representations that have collapsed to a point: what rounding leaves of their differences has any rank.
+    """
+    size, values = values.double().square().mean(), values.double() - values.double().mean(0)
+    if values.square().mean() <= POINT * size:
+        return 1.0
     singular = torch.linalg.svdvals(values)
     share = singular / singular.sum().clamp_min(1e-300)
     return float(torch.exp(-(share * share.clamp_min(1e-300).log()).sum()))

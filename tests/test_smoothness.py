@@ -143,3 +143,12 @@ def test_a_dropout_rate_reaches_every_dropout(model: str, monkeypatch: pytest.Mo
     rates.clear()
     ctx.forward(dropout="independent")
     assert 0.37 not in rates
+
+
+def test_rounding_around_a_point_has_no_rank() -> None:
+    """A collapsed model whose tokens differ in the last bit is not the richest of all."""
+    torch.manual_seed(0)
+    point = torch.randn(1, 32).repeat(200, 1)
+    assert effective_rank(point * (1 + 6e-8 * torch.randn(200, 32).sign())) == 1.0
+    assert effective_rank(torch.zeros(20, 4)) == 1.0
+    assert effective_rank(point + 1e-3 * torch.randn(200, 32)) > 20

@@ -87,7 +87,10 @@ def _checked(logits: ArrayLike, labels: ArrayLike) -> tuple[Array, Array]:
         raise BadInput(f"logits {scores.shape}, labels {truth.shape}: expected [n, classes] and [n]")
     if not np.isfinite(scores.max(-1, initial=0.0)).all() or np.isnan(scores).any():
         raise BadInput("some logits are not finite numbers: has training diverged?")
-    return scores, truth.astype(np.int64)
+    truth = truth.astype(np.int64)
+    if not np.isfinite(scores[np.arange(len(truth)), truth]).all():
+        raise BadInput("the logit of a label is minus infinity: the model calls it impossible, and its NLL is infinite")
+    return scores, truth
 
 
 @dataclass(frozen=True)
@@ -196,11 +199,12 @@ def _slopes(chunks: Chunks, inverse: float) -> tuple[float, float, float]:
     for logits, labels in chunks():
         scores, truth = _checked(logits, labels)
         scores = scores - scores.max(-1, keepdims=True)
+        own = scores[np.arange(len(truth)), truth]
         powers = np.exp(inverse * scores)
+        scores = np.where(powers > 0, scores, 0.0)  # a class that is impossible weighs nothing: not 0 times infinity
         sums = powers.sum(-1)
         mean = (powers * scores).sum(-1) / sums
         spread = (powers * np.square(scores)).sum(-1) / sums - np.square(mean)
-        own = scores[np.arange(len(truth)), truth]
         total += [(np.log(sums) - inverse * own).sum(), (mean - own).sum(), spread.sum()]
         count += len(truth)
     if not count:

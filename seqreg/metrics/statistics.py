@@ -10,6 +10,7 @@ Everything draws from a generator of its own, and gives the same numbers for the
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +32,13 @@ _EXACT = 20_000
 
 @dataclass(frozen=True)
 class Summary:
-    """Scores over seeds. `sd` has n - 1 below; it and the interval of the mean need at least two seeds."""
+    """Scores over seeds. `sd` has n - 1 below; it and the intervals need at least two seeds.
+
+    Args:
+        interval: of the mean, by the BCa bootstrap: too short for a handful of seeds
+        student: of the mean, by Student's distribution
+        sd_interval: of the sd, by the chi-square distribution
+    """
 
     n: int
     mean: float
@@ -39,6 +46,7 @@ class Summary:
     median: float
     max: float
     interval: Interval | None
+    student: Interval | None
     sd_interval: Interval | None
 
 
@@ -53,21 +61,36 @@ class Difference:
 
 
 def summary(values: Sequence[float], confidence: float = 0.95, seed: int = 0) -> Summary:
-    """n, mean, sd, median, max, the BCa interval of the mean, and the chi-square interval of the sd.
+    """n, mean, sd, median, max, the BCa and Student's interval of the mean, and the chi-square interval of the sd.
 
     >>> summary([1.0, 2.0, 3.0]).sd
     1.0
     """
     x = _finite(values)
     n, several = len(x), len(x) > 1
-    sd = float(x.std(ddof=1)) if several else None
+    mean, sd = float(x.mean()), float(x.std(ddof=1)) if several else None
     spread = None
     if sd is not None:
         tail = (1 - confidence) / 2
         low, high = (sd * math.sqrt((n - 1) / float(stats.chi2.ppf(end, n - 1))) for end in (1 - tail, tail))
         spread = (low, high)
     middle = bca(x, confidence=confidence, seed=seed) if several else None
-    return Summary(n, float(x.mean()), sd, float(np.median(x)), float(x.max()), middle, spread)
+    reach = student(x, confidence) if several else None
+    return Summary(n, mean, sd, float(np.median(x)), float(x.max()), middle, reach, spread)
+
+
+def student(values: Sequence[float] | Array, confidence: float = 0.95) -> Interval:
+    """Student's interval of the mean: exact for normal values, however few.
+
+    >>> low, high = student([1.0, 2.0, 3.0])
+    >>> round(low, 2), round(high, 2)
+    (-0.48, 4.48)
+    """
+    x = _finite(values)
+    if len(x) < 2:
+        raise BadInput(f"{len(x)} values: an interval needs at least two")
+    reach = float(stats.t.ppf((1 + confidence) / 2, len(x) - 1)) * float(x.std(ddof=1)) / math.sqrt(len(x))
+    return float(x.mean()) - reach, float(x.mean()) + reach
 
 
 def bca(
@@ -162,7 +185,9 @@ def welch(first: Sequence[float], second: Sequence[float], *, confidence: float 
         return Difference(mean, None, None, "Welch")
     if np.ptp(x) == 0 and np.ptp(y) == 0:
         return Difference(mean, (mean, mean), permutation(x, y).p, "permutation")
-    found = stats.ttest_ind(y, x, equal_var=False)
+    with warnings.catch_warnings():  # where one side has no spread: its variance is 0, and exactly known
+        warnings.filterwarnings("ignore", "Precision loss occurred", RuntimeWarning)
+        found = stats.ttest_ind(y, x, equal_var=False)
     ends = found.confidence_interval(confidence)
     return Difference(mean, (float(ends.low), float(ends.high)), float(found.pvalue), "Welch")
 

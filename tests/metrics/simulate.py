@@ -85,11 +85,32 @@ def rates(world: World, comparisons: int = 500, resamples: int = 1999, slow: boo
     return {name: float(np.mean(np.asarray(ps) <= 0.05)) for name, ps in found.items()}
 
 
+def coverage(seeds: int, draws: int = 1000, resamples: int = 1999) -> dict[str, float]:
+    """Shares of 95% intervals that hold the true mean of normal scores of so many seeds."""
+    dice, hits = np.random.default_rng(seeds), {"Student": 0, "BCa": 0}
+    for place in range(draws):
+        scores = dice.standard_normal(seeds)
+        ends = {
+            "Student": statistics.student(scores),
+            "BCa": statistics.bca(scores, resamples=resamples, seed=place),
+        }
+        for name, (low, high) in ends.items():
+            hits[name] += low <= 0 <= high
+    return {name: count / draws for name, count in hits.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--comparisons", type=int, default=500)
     parser.add_argument("--resamples", type=int, default=1999)
+    parser.add_argument("--intervals", action="store_true", help="how often intervals of a mean hold it, instead")
     asked = parser.parse_args()
+    if asked.intervals:
+        print("| seeds | Student | BCa |\n|--:|--:|--:|")
+        for seeds in (2, 3, 5, 10, 20):
+            found = coverage(seeds)
+            print(f"| {seeds} | " + " | ".join(f"{100 * value:.0f}%" for value in found.values()) + " |", flush=True)
+        return
     print(f"Rejections at 5% in {asked.comparisons} comparisons of two equally good methods\n")
     print("| world | two-level | one seed, paired | Welch over seeds | two-level, uncorrected |\n|---|---|---|---|---|")
     for world in WORLDS:

@@ -202,3 +202,13 @@ def test_bad_input_is_refused() -> None:
         fit_temperature(list)
     with pytest.raises(BadInput, match="expected as many"):
         risk_coverage([], [])
+
+
+def test_classes_that_are_impossible_weigh_nothing() -> None:
+    dice = np.random.default_rng(0)
+    logits, labels = 3 * dice.normal(size=(50, 4)), dice.integers(4, size=50)
+    wider = np.concatenate([logits, np.full((50, 1), -np.inf)], axis=1)
+    assert fit_temperature(lambda: [(wider, labels)]) == fit_temperature(lambda: [(logits, labels)])
+    assert Outcomes.of(wider, labels).nll.tolist() == Outcomes.of(logits, labels).nll.tolist()
+    with pytest.raises(BadInput, match="the logit of a label is minus infinity"):
+        Outcomes.of(wider, np.full(50, 4))

@@ -26,8 +26,10 @@ def test_a_summary_by_hand() -> None:
     assert found.sd == pytest.approx(sd)
     assert found.median == pytest.approx((41.2 + 41.7) / 2)
     assert found.sd_interval == pytest.approx((sd * math.sqrt(5 / 12.832502), sd * math.sqrt(5 / 0.83121161)))
+    assert found.student == pytest.approx(stats.t.interval(0.95, 5, mean, sd / math.sqrt(6)))
+    assert found.interval == statistics.bca(SCORES)
     alone = statistics.summary([4.0])
-    assert (alone.sd, alone.interval, alone.sd_interval) == (None, None, None)
+    assert (alone.sd, alone.interval, alone.student, alone.sd_interval) == (None, None, None, None)
 
 
 def test_bca_by_efrons_formula() -> None:
@@ -63,6 +65,8 @@ def test_welch_without_spread_or_seeds() -> None:
     assert flat.p == pytest.approx(2 / 252)
     assert statistics.welch([1.0] * 5, [1.0] * 5).p == 1.0
     assert statistics.welch([1.0], [2.0, 3.0]).p is None
+    half = statistics.welch([0.5] * 4, [0.6, 0.7, 0.8])  # a one-sample test, and no warning
+    assert half.p == pytest.approx(stats.ttest_1samp([0.6, 0.7, 0.8], 0.5).pvalue)
 
 
 def test_permutation_looks_at_every_way_to_deal() -> None:
@@ -151,3 +155,9 @@ def test_two_level_finds_what_is_there() -> None:
     draws = [world.draw(dice) for _ in range(60)]
     found = [statistics.two_level(first, second + 2.0, resamples=999).p for first, second in draws]
     assert np.mean([p is not None and p <= 0.05 for p in found]) > 0.9
+
+
+def test_students_interval_holds_the_mean_and_bca_misses_it_with_few_seeds() -> None:
+    found = simulate.coverage(5, draws=300, resamples=499)
+    assert 0.92 <= found["Student"] <= 0.98
+    assert found["BCa"] < 0.88
