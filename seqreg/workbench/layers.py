@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from seqreg.errors import BadInput
 from seqreg.integrations.strict_yaml import dump, parse, read
 
-__all__ = ["Layers", "dump", "parse", "read", "remove"]
+__all__ = ["Layers", "assigned", "dump", "parse", "read", "remove"]
+
+
+def assigned(key: str, value: object) -> str:
+    """`key=value` for a path or a name, whatever is in it: in quotes where YAML would read something else.
+
+    >>> assigned("output", "runs/a"), assigned("output", "runs/a #2")
+    ('output=runs/a', 'output="runs/a #2"')
+    """
+    text = str(value)
+    try:
+        same = parse(text, key) == text
+    except BadInput:
+        same = False
+    return f"{key}={text if same else json.dumps(text, ensure_ascii=False)}"
 
 
 def remove(values: dict[str, Any], key: str) -> None:

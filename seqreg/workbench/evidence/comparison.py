@@ -13,6 +13,7 @@ from seqreg.errors import BadInput
 from seqreg.workbench import config
 from seqreg.workbench.config import Run
 from seqreg.workbench.files import write_text
+from seqreg.workbench.layers import assigned
 
 PLAN = "comparison.json"
 BASELINE = "baseline"
@@ -69,16 +70,16 @@ class Plan:
         """The arguments of `seqreg` for one training."""
         terms = [word for term in parts(job.method) for word in ("--terms", term)]
         variants = [word for name in self.variants for word in ("--variant", name)]
-        return ["train", self.recipe, *terms, *variants, *self.settings, f"seed={job.seed}", f"output={job.folder}"]
+        own = [f"seed={job.seed}", assigned("output", job.folder)]
+        return ["train", self.recipe, *terms, *variants, *self.settings, *own]
 
     def command(self, folder: Path) -> str:
         """What makes the whole comparison, for people."""
-        terms = [word for method in self.methods if method != BASELINE for word in ("-t", method)]
+        terms = [word for method in self.methods[1:] for word in ("-t", method)]
         first = ["--baseline", self.baseline] if self.baseline != BASELINE else []
         variants = [word for name in self.variants for word in ("-v", name)]
-        counted = self.seeds == list(range(1, len(self.seeds) + 1))
-        seeds = str(len(self.seeds)) if counted else ",".join(map(str, self.seeds))
-        words = ["seqreg", "compare", self.recipe, *terms, *first, *variants, *self.settings, "--seeds", seeds]
+        words = ["seqreg", "compare", self.recipe, *terms, *first, *variants, *self.settings]
+        words += ["--seeds", write_seeds(self.seeds)]
         level = [] if self.alpha == 0.05 else ["--alpha", f"{self.alpha:g}"]
         return shlex.join([*words, *level, "--output", str(folder)])
 
@@ -129,6 +130,17 @@ def read_seeds(text: str) -> list[int]:
     if not found or min(found) < 0 or len(set(found)) < len(found):
         raise BadInput(f"--seeds {text}: expected how many, such as 5, or different ones with commas, such as 3,7,11")
     return found
+
+
+def write_seeds(seeds: Sequence[int]) -> str:
+    """What `read_seeds` reads as these.
+
+    >>> write_seeds([1, 2, 3]), write_seeds([3, 7]), write_seeds([5])
+    ('3', '3,7', '5,')
+    """
+    if list(seeds) == list(range(1, len(seeds) + 1)):
+        return str(len(seeds))
+    return ",".join(map(str, seeds)) + ("," if len(seeds) == 1 else "")
 
 
 def read(folder: Path) -> Plan:

@@ -18,6 +18,7 @@ from seqreg.workbench.console import say, warn
 from seqreg.workbench.evidence.comparison import Job, Plan
 from seqreg.workbench.files import write_text
 from seqreg.workbench.runs import LOCK, Record
+from seqreg.workbench.untrusted import plain
 
 FINISHED, FAILED, OPEN = "finished", "failed", "open"
 _AGAIN = {2, 4, 130, 143}
@@ -48,8 +49,10 @@ def state(job: Job) -> State:
         return State(FINISHED, 0)
     if not job.code.is_file():
         return State(OPEN)
-    text = job.code.read_text(encoding="utf-8").strip()
-    code = int(text) if text.removeprefix("-").isdecimal() else 1
+    text = job.code.read_text(encoding="utf-8", errors="replace").strip()
+    if not text.removeprefix("-").isdecimal():  # a shell that could not write it: nothing is known of the training
+        return State(OPEN)
+    code = int(text)
     return State(OPEN if code < 0 or code > 128 or code in _AGAIN or code == 0 else FAILED, code, _said(job, code))
 
 
@@ -59,7 +62,7 @@ def _said(job: Job, code: int) -> str:
         return ""
     lines = [one.strip() for one in job.log.read_text(encoding="utf-8", errors="replace").split("\n") if one.strip()]
     own = [one for one in lines if one.startswith("seqreg: ") and not one.startswith("seqreg: warning")]
-    return next(reversed(own if own and code in _EXPLAINED else lines), "")
+    return plain(next(reversed(own if own and code in _EXPLAINED else lines), ""))
 
 
 def held(folder: Path) -> str:
@@ -140,25 +143,29 @@ def lines(plan: Plan, jobs: Sequence[Job]) -> list[str]:
     found = []
     for job in jobs:
         log, code = shlex.quote(str(job.log)), shlex.quote(str(job.code))
-        made = f"mkdir -p {shlex.quote(str(job.folder.parent))}"
+        made = f"mkdir -p {shlex.quote(str(job.folder.parent))}; rm -f {code}"
         found.append(f"{made}; {shlex.join(['seqreg', *plan.words(job)])} >> {log} 2>&1; echo $? > {code}")
     return found
 
 
 def submit(template: str, commands: Sequence[str]) -> None:
     """Give every line of shell to a launcher, in place of its {}."""
-    words = shlex.split(template)
+    try:
+        words = shlex.split(template)
+    except ValueError:  # an open quotation mark
+        words = []
     if not any("{}" in word for word in words):
         raise BadInput(
             f"--launcher {template!r}: expected 'print', or a command with {{}}, such as 'sbatch --wrap={{}}'"
         )
-    for command in commands:
+    for place, command in enumerate(commands):
         try:
             result = subprocess.run([word.replace("{}", command) for word in words], check=False)
         except OSError as error:
             raise BadInput(f"--launcher: {words[0]}: {error.strerror}") from None
         if result.returncode:
-            raise BadInput(f"--launcher: {words[0]} ended with exit code {result.returncode}")
+            so_far = f"{place} of {len(commands)} trainings are submitted"
+            raise BadInput(f"--launcher: {words[0]} ended with exit code {result.returncode}: {so_far}")
 
 
 def stop(number: int, _: object) -> None:

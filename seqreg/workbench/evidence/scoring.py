@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,11 +28,6 @@ def score(name: str, run: Run, examples: Sequence[Example], split: str, *, trust
     shop = Workshop(other, Splits({split: examples}), tokenizer, model)
     with tempfile.TemporaryDirectory() as scratch:
         return evaluate(make_trainer(shop, Path(scratch)), other, tokenizer, examples, split)
-
-
-def assigned(key: str, value: object) -> str:
-    """`key=value` for a path or a name, whatever is in it: quoted as YAML reads it."""
-    return f"{key}={json.dumps(str(value))}"
 
 
 def ended(folder: Path) -> None:

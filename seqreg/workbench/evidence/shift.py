@@ -16,8 +16,9 @@ from seqreg.workbench.evidence import collapse_figures
 from seqreg.workbench.evidence.chain import one_process
 from seqreg.workbench.evidence.findings import Finding, Table
 from seqreg.workbench.evidence.probe import labels, trained
-from seqreg.workbench.evidence.scoring import assigned, score
+from seqreg.workbench.evidence.scoring import score
 from seqreg.workbench.guard import Signals
+from seqreg.workbench.layers import assigned
 from seqreg.workbench.tables import scores_of
 from seqreg.workbench.train import train
 
@@ -101,6 +102,8 @@ def lay(folders: Sequence[Path], task: str, shares: Sequence[float], settings: S
         names[folder]: Move(folder, run, {share: onto(folder, task, share, settings, trust) for share in wanted})
         for folder, run in runs.items()
     }
+    if any(run.config.evaluation.resamples == 0 for move in moves.values() for run in move.further.values()):
+        raise BadInput("evaluation.resamples=0: a shift is shown with intervals: add evaluation.resamples=1000")
     metric = "rougeL" if card.kind == "generation" else card.metric[0]
     some = next(iter(moves.values())).further[wanted[0]]
     data.load(card, some.config.data, needs_train=any(wanted))

@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from seqreg import cli
 from seqreg.errors import BadInput, Interrupted
+from seqreg.workbench import commands, config
 from seqreg.workbench.evidence import compare as compares
 from seqreg.workbench.evidence import comparison, jobs
 from seqreg.workbench.evidence.compare import compare
@@ -59,7 +61,9 @@ def pretend(monkeypatch: pytest.MonkeyPatch, script: str = "exit 0") -> list[tup
         ({"jobs": 0}, "--jobs 0"),
         ({"collect": True}, "has no comparison yet"),
         ({"launcher": "sbatch"}, "expected 'print', or a command with {}"),
+        ({"launcher": "sbatch --wrap='{}"}, "expected 'print', or a command with {}"),
         ({"launcher": "no-such-program {}"}, "no-such-program: No such file"),
+        ({"launcher": "false {}"}, "false ended with exit code 1: 0 of 4 trainings are submitted"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )  # fmt: skip
@@ -259,3 +263,51 @@ def test_made_comparisons_are_what_the_command_would_find(tmp_path: Path) -> Non
     chosen = made.comparison(tmp_path, {"r3f": 1.0}, seeds="2", curves=False)
     assert all(jobs.state(job).kind == jobs.FINISHED for job in chosen.jobs(tmp_path))
     assert compares.compare("quickstart", ["r3f"], "2", tmp_path) == chosen
+
+
+@pytest.mark.parametrize("name", ["a #1", "a: b", "[x]", "'quoted'", "null", "日本 😀", "-", 'a $HOME `ls` "q"'])
+def test_folders_may_have_any_name(name: str, tmp_path: Path) -> None:
+    """What a training reads is what was meant: an output is YAML on its way there, and a word of shell."""
+    plan, _ = comparison.make("quickstart", ["r3f"], "1")
+    folder = Path(name) if name == "null" else tmp_path / name
+    for job in plan.jobs(folder):
+        words = shlex.split(jobs.lines(plan, [job])[0].partition("; seqreg ")[2].partition(" >> ")[0])
+        assert words == plan.words(job)
+        run = config.resolve("quickstart", overrides=[word for word in words if "=" in word])
+        assert (run.config.output, run.config.seed) == (str(job.folder), 1)
+
+
+@pytest.mark.parametrize(
+    ("methods", "baseline", "seeds"),
+    [(["r3f"], "baseline", "3"), (["baseline", "smart"], "r3f", "3,7"), (["baseline"], "r3f", "5,")],
+)
+def test_the_command_of_a_plan_makes_the_same_plan(
+    methods: list[str], baseline: str, seeds: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, _ = comparison.make("quickstart", methods, seeds, baseline=baseline, alpha=0.01)
+    asked: list[Any] = []
+    monkeypatch.setattr(commands, "compare", lambda *words, **ways: asked.append((words, ways)))
+    cli.app(shlex.split(plan.command(tmp_path))[1:], standalone_mode=False)
+    (recipe, again, count, folder), ways = asked[0]
+    made_again, _ = comparison.make(recipe, again, count, baseline=ways["baseline"], alpha=ways["alpha"])
+    assert (made_again, folder) == (plan, tmp_path)
+
+
+def test_a_launched_training_leaves_no_old_exit_code_while_it_runs(tmp_path: Path) -> None:
+    plan, _ = comparison.make("quickstart", ["r3f"], "1")
+    job = plan.jobs(tmp_path)[0]
+    job.folder.mkdir(parents=True)
+    job.code.write_text("3\n")
+    assert jobs.state(job).kind == jobs.FAILED
+    begun = jobs.lines(plan, [job])[0].partition("; seqreg ")[0]
+    subprocess.run(["sh", "-c", begun], check=True)
+    assert jobs.state(job).kind == jobs.OPEN
+    job.code.write_text("")  # the disk was full
+    assert jobs.state(job).kind == jobs.OPEN
+
+
+def test_what_a_log_says_cannot_steer_a_terminal(tmp_path: Path) -> None:
+    job = comparison.Job("r3f", 1, tmp_path / "seed-1")
+    job.log.write_text("\x1b]0;owned\x07 out of memory\n")
+    job.code.write_text("1\n")
+    assert jobs.state(job).line == "\\x1b]0;owned\\x07 out of memory"

@@ -106,3 +106,8 @@ def test_faults_are_one_line_before_anything_is_trained(place: Path) -> None:
     none = seqreg("shift", "bert", "--to", colour, cwd=place, code=2).stderr
     assert "bert: not a run of seqreg" in none
     assert "give the output folder" in seqreg("shift", "seed=1", "--to", colour, cwd=place, code=2).stderr
+
+
+def test_a_shift_needs_intervals(place: Path) -> None:
+    with pytest.raises(BadInput, match=r"evaluation\.resamples=0: a shift is shown with intervals"):
+        lay([place / "runs" / "baseline"], str(place / "colour.yaml"), [0.0], ["evaluation.resamples=0"], False)
