@@ -266,14 +266,20 @@ def _check_fit(model: Any, tokenizer: Any, config: Config, seq2seq: bool) -> Non
             "the tokenizer has no padding token, so batches cannot be made: set pad_token in its "
             "tokenizer_config.json, or choose another with model.tokenizer=NAME"
         )
-    offset = model.config.pad_token_id + 1 if model.config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
-    room = getattr(model.config, "max_position_embeddings", None)
+    room = positions(model)
     lengths = {"data.max_source": config.data.max_source}
     if seq2seq:
         lengths |= {"data.max_target": config.data.max_target, "generation.max_length": config.generation.max_length}
     for key, length in lengths.items():
-        if room is not None and length > room - offset:
-            raise BadInput(f"{key}={length}: the model has only {room - offset} positions")
+        if room is not None and length > room:
+            raise BadInput(f"{key}={length}: the model has only {room} positions")
+
+
+def positions(model: Any) -> int | None:
+    """The longest text that a model has places for; None where there is no bound."""
+    offset = model.config.pad_token_id + 1 if model.config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
+    room = getattr(model.config, "max_position_embeddings", None)
+    return None if room is None else int(room) - offset
 
 
 def fetched(auto: Any, name: str, what: str, trust: bool, **settings: Any) -> Any:

@@ -62,6 +62,13 @@ def load(name: str, *, tokenizer: str | None = None, trust: bool = False) -> Enc
     return Encoder(name, module, words)
 
 
+def check_room(encoder: Encoder, task: str, data: Data) -> None:
+    """Refuse texts that are longer than a model has places for, before they become an index error."""
+    room = models.positions(encoder.module)
+    if room is not None and data.max_source > room:
+        raise BadInput(f"{task}: data.max_source={data.max_source}: {encoder.name} has only {room} positions")
+
+
 @torch.no_grad()
 def _states(encoder: Encoder, examples: Sequence[Example], data: Data, every: bool) -> tuple[tuple[Tensor, ...], Any]:
     """Outputs of every layer, or of the last, for one batch: [B, S, D] each, and the batch."""

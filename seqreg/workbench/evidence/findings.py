@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from seqreg.errors import BadInput
-from seqreg.workbench.files import write_text
+from seqreg.workbench.files import ASIDE, write_text
 
 FOLDER = "evidence"
 """In a run's folder, or a comparison's: what was found out about it later."""
@@ -63,4 +63,5 @@ class Finding:
 
 def findings(folder: Path) -> list[Finding]:
     """All that was found out about a run or a comparison, by name."""
-    return [Finding.read(path) for path in sorted((folder / FOLDER).glob("*.json"))]
+    whole = [path for path in (folder / FOLDER).glob("*.json") if not path.name.startswith(ASIDE)]
+    return [Finding.read(path) for path in sorted(whole)]

@@ -72,7 +72,7 @@ def attack(radius: float, seed: int, *, ascent: bool) -> Change:
     """The end of an ascent on the loss of the reference; or only the direction of its random start, of the same norm.
 
     Args:
-        radius: of the sphere, as a share of the l2 norm of all embeddings of an example
+        radius: of the sphere, as a share of the l2 norm that all embeddings of an example have at the RMS of its batch
     """
     sizes: dict[str, Any] = {
         "radius": radius,

@@ -68,6 +68,8 @@ class Lens:
     def look(self, name: str, pretrained: str | None, label: str, tokenizer: str | None = None) -> Probed:
         """Probe one model; `pretrained` is the one that its layers are compared with."""
         encoder = encoders.load(name, tokenizer=tokenizer, trust=self.trust)
+        for task in self.tasks:
+            encoders.check_room(encoder, task.name, task.data)
         probes = {task.name: self.probe(encoder, task, label) for task in self.tasks}
         own = self._token_states(encoder)
         if name == pretrained:

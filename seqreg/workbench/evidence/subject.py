@@ -27,6 +27,7 @@ from seqreg.workbench.config import Run
 from seqreg.workbench.data import Splits
 from seqreg.workbench.evaluate import decode
 from seqreg.workbench.examples import Example
+from seqreg.workbench.runs import Record
 from seqreg.workbench.train import trained
 
 Batch = dict[str, Any]
@@ -136,7 +137,8 @@ class Subject:
 def load(folder: Path, overrides: Sequence[str] = (), *, trust: bool = False) -> Subject:
     """The trained model of a folder and the splits of its task."""
     run = trained(folder, tuple(overrides), trust=trust)
-    if not (folder / "config.json").is_file():
+    record = Record.read(folder)
+    if not (folder / "config.json").is_file() or (record is not None and not record.finished):
         raise BadInput(f"{folder}: there is no trained model in it: has its training ended?")
     method = config.load(folder, overrides).config.method  # of which `trained` leaves nothing
     splits = data.load(run.card, run.config.data, needs_train=False)

@@ -141,6 +141,11 @@ def test_bad_input_is_one_line(classifier: Path, writer: Path, tmp_path: Path) -
     shutil.copy(classifier / "task.yaml", tmp_path / "empty")
     with pytest.raises(BadInput, match="no trained model in it"):
         calibrate.calibrate(tmp_path / "empty")
+    halfway = Path(shutil.copytree(classifier, tmp_path / "halfway"))  # a model of before, a training that goes on
+    record = json.loads((halfway / "run.json").read_text())
+    (halfway / "run.json").write_text(json.dumps({**record, "finished": False}))
+    with pytest.raises(BadInput, match="no trained model in it"):
+        calibrate.calibrate(halfway)
     samples.write(tmp_path / "data" / "validation.jsonl", reviews(1, 0))
     with pytest.raises(BadInput, match="validation has one example"):
         calibrate.calibrate(classifier, overrides=[f"data.path={tmp_path / 'data'}"])

@@ -24,3 +24,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / FOLDER / "x.json").write_text('{"kind": "x"}')
     with pytest.raises(BadInput, match=r"x\.json: is not a finding"):
         findings(tmp_path)
+
+
+def test_what_was_not_written_to_its_end_is_left_out(tmp_path: Path) -> None:
+    FOUND.write(tmp_path / FOLDER)
+    (tmp_path / FOLDER / ".tmp-probe.json").write_text('{"kind": "pro')
+    assert findings(tmp_path) == [FOUND]

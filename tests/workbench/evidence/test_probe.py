@@ -149,3 +149,10 @@ def test_faults_are_one_line(place: Path, tmp_path: Path) -> None:
     (tmp_path / "gone.yaml").write_text("tasks: [{task: glue/rte, data: {path: gone}}]")
     with pytest.raises(BadInput, match="gone: no such file or folder"):
         study_files.tasks(tmp_path / "gone.yaml", 100)
+
+
+def test_texts_longer_than_the_model_are_refused(place: Path) -> None:
+    card, _ = cards.load(str(place / "colour.yaml"))
+    task = Task.of("colour", card, Data(path=str(place / "colour"), max_source=41), 50)
+    with pytest.raises(BadInput, match=r"colour: data\.max_source=41: .*bert has only 40 positions"):
+        Lens([task]).look(str(place / "bert"), None, "x")
