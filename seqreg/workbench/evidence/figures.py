@@ -17,8 +17,9 @@ STYLE: dict[Any, Any] = {
     "font.size": 13, "axes.titlesize": 14, "axes.labelsize": 13, "legend.fontsize": 12, "legend.frameon": False,
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25, "lines.linewidth": 2,
     "figure.constrained_layout.use": True, "svg.fonttype": "path", "svg.hashsalt": "seqreg", "figure.dpi": 100,
+    "text.parse_math": False,
 }  # fmt: skip
-"""Large enough to be read at half size; SVG that is the same on every run."""
+"""Large enough to be read at half size; SVG that is the same on every run; a $ in a name is no formula."""
 
 
 @contextmanager

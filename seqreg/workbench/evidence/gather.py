@@ -19,6 +19,10 @@ from seqreg.workbench.evidence.jobs import State
 from seqreg.workbench.tables import scores_of
 
 PREDICTIONS = "predictions.jsonl"
+_BESIDE = ("score", "loss", "rows", "seconds")
+"""Numbers of a split that are not scores of their own."""
+_ROUNDING = 1e-3
+"""Percent by which a mean may differ because scores of examples are written with six digits."""
 _PAIRS = 10
 """Pairs of seeds that agreement is measured on at most."""
 
@@ -31,7 +35,7 @@ class Method:
     metrics: dict[int, dict[str, Any]] = field(default_factory=dict)
     rows: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     failed: list[tuple[Job, State]] = field(default_factory=list)
-    open: list[Job] = field(default_factory=list)
+    open: list[tuple[Job, State]] = field(default_factory=list)
 
 
 @dataclass
@@ -83,18 +87,28 @@ def gather(folder: Path) -> Gathered:
         elif found.kind == jobs.FAILED:
             method.failed.append((job, found))
         else:
-            method.open.append(job)
+            method.open.append((job, found))
     base = methods[chosen.baseline]
     if not base.metrics:
-        raise BadInput(f"{folder}: no training of {base.name} is finished yet: run the comparison first")
+        raise BadInput(f"{folder}: {_why_none(base)}")
     _same_examples(folder, methods)
     seed = next(iter(base.metrics))
     scores, texts = base.metrics[seed]["scores"], "rougeL" in base.rows[seed][0]
     split = _split(scores, texts)
     names = [key for key in scores[split].get("intervals", {}) if key != "score"]
-    names = names or [key for key, value in scores[split].items() if key != "score" and isinstance(value, float)]
+    names = names or [key for key, value in scores[split].items() if key not in _BESIDE and isinstance(value, float)]
     metric = "rougeL" if texts else (names[0] if len(names) == 1 else "score")
-    return Gathered(folder, chosen, methods, split, metric, [key for key in names if key != metric], texts)
+    whole = Gathered(folder, chosen, methods, split, metric, [key for key in names if key != metric], texts)
+    _same_scores(whole)
+    return whole
+
+
+def _why_none(base: Method) -> str:
+    """Why there is nothing to compare with."""
+    if not base.failed or base.open:
+        return f"no training of {base.name} is finished yet: run the comparison first"
+    _, state = base.failed[0]
+    return f"all trainings of {base.name} failed, so nothing can be compared; the first: {state.line} (--retry)"
 
 
 def _split(scores: dict[str, Any], texts: bool) -> str:
@@ -122,8 +136,27 @@ def _same_examples(folder: Path, methods: dict[str, Method]) -> None:
                 raise BadInput(f"{folder}: {method.name}, seed {seed} was scored on other examples than the first run")
 
 
+def _same_scores(found: Gathered) -> None:
+    """Means come from one file and differences from another: both must be about the same predictions."""
+    for name, method in found.methods.items() if found.texts else ():
+        for seed, rows in method.rows.items():
+            if any(found.metric not in row for row in rows):
+                raise BadInput(f"{found.folder}: {name}, seed {seed}: {PREDICTIONS} has no {found.metric}")
+            mean, said = float(found.by_example(name, [seed]).mean()), found.scores(name)[seed]
+            if abs(mean - said) > _ROUNDING:
+                raise BadInput(
+                    f"{found.folder}: {name}, seed {seed}: {PREDICTIONS} has {found.metric} {mean:.2f}, metrics.json "
+                    f"{said:.2f} on {found.split}: was it evaluated on another file? seqreg evaluate brings both back"
+                )
+
+
 def agreement(method: Method, texts: bool) -> dict[str, float] | None:
-    """How alike two seeds of a method predict, mean over pairs: share of equal predictions; of texts ROUGE-L too."""
+    """How alike two seeds of a method predict, mean over pairs: share of equal predictions; of texts ROUGE-L too.
+
+    None for a single seed, and for numbers, which are never quite equal.
+    """
+    if any(isinstance(row["prediction"], float) for rows in method.rows.values() for row in rows[:1]):
+        return None
     said = [[str(row["prediction"]) for row in rows] for rows in method.rows.values()]
     pairs = list(combinations(said, 2))[:_PAIRS]
     if not pairs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from seqreg.metrics.statistics import Difference, Summary
 from seqreg.workbench.evidence.gather import Gathered, agreement
 from seqreg.workbench.files import write_text
 
+BOTH, TWO_LEVEL = "seeds and examples", "two-level bootstrap"
+
 
 def measure(found: Gathered) -> dict[str, Any]:
-    """All numbers of a comparison."""
-    others = [name for name in found.plan.methods[1:] if found.methods[name].metrics]
-    tested = {name: difference(found, name) for name in others}
-    corrected = dict(zip(tested, statistics.holm([one.p for one in tested.values()]), strict=True))
+    """All numbers of a comparison; `without` are methods that have no score, `chance` what intervals count."""
+    planned = found.plan.methods[1:]
+    tested = {name: difference(found, name) for name in planned if found.methods[name].metrics}
+    corrected = _corrected(tested, planned)
     methods = {}
     for name, method in found.methods.items():
         if not method.metrics:
@@ -38,18 +41,30 @@ def measure(found: Gathered) -> dict[str, Any]:
         if name in tested:
             methods[name] |= {
                 "difference": asdict(tested[name]), "holm": corrected[name], "pairs": pairs,
-                "reachable": statistics.reachable(pairs, len(tested)),
-                "missing": statistics.missing(pairs, found.plan.alpha, len(tested)),
+                "reachable": statistics.reachable(pairs, len(planned)),
+                "missing": statistics.missing(pairs, found.plan.alpha, len(planned)),
                 "waiting": len(found.plan.seeds) - pairs - len(_failed(found, name)),
             }  # fmt: skip
     return {
-        "metric": found.metric, "split": found.split, "alpha": found.plan.alpha, "tests": len(tested),
+        "metric": found.metric, "split": found.split, "alpha": found.plan.alpha, "tests": len(planned),
         "baseline": found.plan.baseline, "planned": len(found.plan.seeds), "methods": methods,
+        "without": {
+            name: {"failed": len(method.failed), "open": len(method.open)}
+            for name, method in found.methods.items() if not method.metrics
+        },
+        "chance": BOTH if all(one.test == TWO_LEVEL for one in tested.values()) else "seeds alone",
         "signature": next(iter(found.methods[found.plan.baseline].metrics.values()))["scores"][found.split].get(
             "signature", ""
         ),
         "others": {key: _other(found, key) for key in found.others},
     }  # fmt: skip
+
+
+def _corrected(tested: Mapping[str, Difference], planned: Sequence[str]) -> dict[str, float | None]:
+    """Holm's correction for all tests that were planned: one that cannot be made yet, or never, counts as p = 1."""
+    known = {name: one.p for name, one in tested.items() if one.p is not None}
+    found = dict(zip(planned, statistics.holm([known.get(name, 1.0) for name in planned]), strict=True))
+    return {name: found[name] if name in known else None for name in tested}
 
 
 def _failed(found: Gathered, name: str) -> set[int]:
@@ -90,12 +105,12 @@ def _ratio(found: Gathered, name: str) -> float | None:
 
 
 def write_examples(found: Gathered, path: Path) -> None:
-    """Scores of every example, so that anybody can test again."""
-    key = found.metric if found.texts else "correct"
+    """Scores of every example, so that anybody can test again; of a regression the predictions."""
     methods = [method for method in found.methods.values() if method.rows]
-    count = len(next(iter(methods[0].rows.values())))
+    first = next(iter(methods[0].rows.values()))
+    key = found.metric if found.texts else "correct" if "correct" in first[0] else "prediction"
     lines = []
-    for place in range(count):
-        scores = {m.name: {str(seed): rows[place].get(key) for seed, rows in m.rows.items()} for m in methods}
+    for place in range(len(first)):
+        scores = {m.name: {str(seed): rows[place][key] for seed, rows in m.rows.items()} for m in methods}
         lines.append(json.dumps({"index": place, "score": key, "methods": scores}) + "\n")
     write_text(path, "".join(lines))

@@ -14,6 +14,7 @@ Named = Sequence[tuple[str, Finding]]
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "[": "{[}", "*": "{*}",  # after the \\ of the row above they would be read as its options
 }  # fmt: skip
 
 
@@ -70,7 +71,7 @@ def latex(text: str) -> str:
     >>> print(latex("50% of a_b"))
     50\% of a\_b
     """
-    return re.sub(r"[\\&%$#_{}~^<>]", lambda found: _LATEX[found.group()], plain(text))
+    return re.sub(r"[\\&%$#_{}~^<>\[*]", lambda found: _LATEX[found.group()], plain(text))
 
 
 def _numeric(table: Table) -> list[bool]:

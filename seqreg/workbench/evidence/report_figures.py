@@ -34,14 +34,14 @@ def scores(values: Mapping[str, Any], folder: Path) -> str:
                     body.set(facecolor=colour, alpha=0.25)
             shift = np.linspace(-0.13, 0.13, len(dots)) if len(dots) > 1 else np.zeros(1)
             axes.plot(place + shift, dots, "o", color=colour, markersize=7, markeredgecolor="white")
-            if one["interval"] is not None:
-                axes.plot([place + 0.28] * 2, one["interval"], color="black", linewidth=2)
+            if one["student"] is not None:
+                axes.plot([place + 0.28] * 2, one["student"], color="black", linewidth=2)
             axes.plot([place + 0.28], [one["mean"]], "D", color="black", markersize=6)
         base = methods[values["baseline"]]["mean"]
         axes.axhline(base, color="black", linewidth=1, linestyle=":")
         axes.set_xticks(range(len(methods)), [f"{name}\nn = {one['n']}" for name, one in methods.items()])
         axes.set_ylabel(f"{values['metric']} on {values['split']} (%)")
-        axes.set_title("Dots: seeds. Diamond and bar: mean, 95% BCa interval")
+        axes.set_title("Dots: seeds. Diamond and bar: mean, 95% interval")
     return "scores"
 
 
@@ -52,7 +52,7 @@ def cost(values: Mapping[str, Any], folder: Path) -> str:
         axes = drawn.add_subplot()
         looks = zip(methods.items(), _round(COLOURS, len(methods)), _round(MARKERS, len(methods)), strict=True)
         for (name, one), colour, marker in looks:
-            low, high = one["interval"] or (one["mean"], one["mean"])
+            low, high = one["student"] or (one["mean"], one["mean"])
             error = [[max(0.0, one["mean"] - low)], [max(0.0, high - one["mean"])]]
             axes.errorbar(one["time"], one["mean"], error, fmt=marker, color=colour, markersize=10, label=name)
         axes.set_xlabel(f"training time / {values['baseline']}'s (median over seeds)")
@@ -62,9 +62,11 @@ def cost(values: Mapping[str, Any], folder: Path) -> str:
     return "cost"
 
 
-def differences(values: Mapping[str, Any], folder: Path) -> str:
-    """Differences to the baseline with their intervals."""
+def differences(values: Mapping[str, Any], folder: Path) -> str | None:
+    """Differences to the baseline with their intervals; None if there is nothing to compare with it yet."""
     methods = {name: one for name, one in values["methods"].items() if "difference" in one}
+    if not methods:
+        return None
     with figure(*files(folder, "differences"), width=7, height=0.7 * len(methods) + 1.8) as drawn:
         axes = drawn.add_subplot()
         for place, (one, colour) in enumerate(zip(methods.values(), _round(COLOURS[1:], len(methods)), strict=True)):
@@ -75,7 +77,7 @@ def differences(values: Mapping[str, Any], folder: Path) -> str:
         axes.axvline(0, color="black", linewidth=1)
         axes.set_yticks(range(len(methods)), list(methods))
         axes.set_ylim(len(methods) - 0.5, -0.5)
-        axes.set_xlabel(f"{values['metric']} minus {values['baseline']}'s, 95% interval (seeds and examples)")
+        axes.set_xlabel(f"{values['metric']} minus {values['baseline']}'s, 95% interval ({values['chance']})")
     return "differences"
 
 

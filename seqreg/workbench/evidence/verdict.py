@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import rich.table
 
 from seqreg.workbench.evidence import findings
+from seqreg.workbench.evidence.comparison import Job, write_seeds
 from seqreg.workbench.evidence.findings import Finding, Table
-from seqreg.workbench.evidence.gather import Gathered, gather
-from seqreg.workbench.evidence.measure import measure, write_examples
+from seqreg.workbench.evidence.gather import Gathered, Method, gather
+from seqreg.workbench.evidence.jobs import State
+from seqreg.workbench.evidence.measure import TWO_LEVEL, measure, write_examples
 from seqreg.workbench.untrusted import plain
 
 KIND = "compare"
@@ -33,20 +36,13 @@ def sentences(found: Gathered, values: dict[str, Any]) -> list[str]:
     """The verdict in plain words."""
     metric, base, methods = values["metric"], values["baseline"], values["methods"]
     said = []
-    unfinished = sum(len(method.open) for method in found.methods.values())
+    unfinished = [one for method in found.methods.values() for one in method.open]
     if unfinished:
         total = len(found.plan.seeds) * len(found.plan.methods)
-        said.append(f"Preliminary: {unfinished} of {total} trainings are not finished.")
+        said.append(f"Preliminary: {len(unfinished)} of {total} trainings are not finished{_stopped(unfinished)}.")
     said.append(f"{base} has {metric} {describe(methods[base])} on {values['split']}.")
-    said += [_about(name, one, values) for name, one in methods.items() if name != base]
-    for method in found.methods.values():
-        if method.failed:
-            job, state = method.failed[0]
-            said.append(
-                f"{len(method.failed)} of {len(found.plan.seeds)} trainings of {method.name} failed, the first with "
-                f"seed {job.seed} and exit code {state.code}: {state.line}. Its scores are those of the others, and "
-                "flatter it."
-            )
+    said += [_about(name, one, values, found.plan.seeds) for name, one in methods.items() if name != base]
+    said += [_failures(method, values["planned"]) for method in found.methods.values() if method.failed]
     best, most = (max(methods, key=lambda name: methods[name][key]) for key in ("mean", "max"))
     if best != most:
         said.append(
@@ -59,32 +55,54 @@ def sentences(found: Gathered, values: dict[str, Any]) -> list[str]:
     return said
 
 
+def _stopped(unfinished: Sequence[tuple[Job, State]]) -> str:
+    """What the first that was stopped or refused has said; nothing if none was."""
+    for job, state in unfinished:
+        if state.code is not None:
+            line = state.line.rstrip(".")
+            return f"; {job.method}, seed {job.seed} was stopped with exit code {state.code}: {line}"
+    return ""
+
+
+def _failures(method: Method, planned: int) -> str:
+    """How many trainings of a method failed, and what that means for its scores."""
+    job, state = method.failed[0]
+    said = (
+        f"{len(method.failed)} of {planned} trainings of {method.name} failed, the first with seed {job.seed} and exit "
+        f"code {state.code}: {state.line.rstrip('.')}. "
+    )
+    return said + ("Its scores are those of the others, and flatter it." if method.metrics else "It has no scores.")
+
+
 def describe(one: dict[str, Any]) -> str:
     """Mean, sd and interval in words."""
     if one["sd"] is None:
         return f"{one['mean']:.2f} with one seed"
-    low, high = one["interval"]
-    return (
-        f"{one['mean']:.2f} on average over {one['n']} seeds (sd {one['sd']:.2f}, 95% interval {low:.2f} to {high:.2f})"
-    )
+    low, high = one["student"]
+    spread = f"sd {one['sd']:.2f}, 95% interval {low:.2f} to {high:.2f}"
+    return f"{one['mean']:.2f} on average over {one['n']} seeds ({spread})"
 
 
-def _about(name: str, one: dict[str, Any], values: dict[str, Any]) -> str:
+def _about(name: str, one: dict[str, Any], values: dict[str, Any], seeds: Sequence[int]) -> str:
     """What can be said of a method; see docs/evaluation.md for the rule."""
     base, plus = values["baseline"], one["difference"]
     if plus["p"] is None or one["missing"]:
         more, beyond = seeds_of(one["missing"]), one["missing"] - one["waiting"]
-        hint = f"--extend --seeds {values['planned'] + beyond}" if beyond > 0 else "the same command goes on with them"
+        further = [*seeds, *range(max(seeds) + 1, max(seeds) + 1 + beyond)]
+        hint = f"--extend --seeds {write_seeds(further)}" if beyond > 0 else "the same command goes on with them"
         return (
             f"{name} against {base}: not enough seeds for a verdict. With {seeds_of(one['pairs'])} and "
-            f"{values['tests']} tests the smallest p is {one['reachable']:.2g}, above {values['alpha']:g}: {more} more "
-            f"needed ({hint}). The difference so far is {plus['difference']:+.2f}."
+            f"{tests_of(values['tests'])} the smallest p that does not lean on normality is {one['reachable']:.2g}, "
+            f"above {values['alpha']:g}: {more} more needed ({hint}). The difference so far is "
+            f"{plus['difference']:+.2f}."
         )
     low, high = plus["interval"]
     numbers = (
         f"{plus['difference']:+.2f} {values['metric']} (95% interval {low:+.2f} to {high:+.2f}, corrected "
         f"p = {one['holm']:.2g}), at {one['time']:.2f} times the training time"
     )
+    if plus["test"] == TWO_LEVEL and one["pairs"] < max(one["n"], values["methods"][base]["n"]):
+        numbers += f", over the {seeds_of(one['pairs'])} that both have"
     if one["holm"] <= values["alpha"]:
         way = "better" if plus["difference"] > 0 else "worse"
         return f"{name} is significantly {way} than {base}: {numbers}."
@@ -95,14 +113,22 @@ def seeds_of(count: int) -> str:
     return f"{count} seed{'s' if count != 1 else ''}"
 
 
+def tests_of(count: int) -> str:
+    return f"{count} test{'s' if count != 1 else ''}"
+
+
 def tables_of(found: Gathered, values: dict[str, Any]) -> list[Table]:
     """Quality, then stability and cost, then the other scores."""
     methods, base = values["methods"], values["baseline"]
     quality = [
-        [name, one["n"], one["failed"], one["mean"], one["sd"], one["median"], one["max"], pair(one["interval"]),
+        [name, one["n"], one["failed"], one["mean"], one["sd"], one["median"], one["max"], pair(one["student"]),
+         pair(one["interval"]),
          *_difference_cells(one, values)]
         for name, one in methods.items()
     ]  # fmt: skip
+    quality += [
+        [name, 0, one["failed"], *[None] * 6, *[""] * 4, _without(one)] for name, one in values["without"].items()
+    ]
     alike = ["equal predictions (%)", "ROUGE-L between seeds"] if found.texts else ["equal predictions (%)"]
     stability = [
         [name, one["sd"], pair(one["sd_interval"]), f"{one['failed']} of {values['planned']}",
@@ -110,6 +136,10 @@ def tables_of(found: Gathered, values: dict[str, Any]) -> list[Table]:
          one["seconds"], None if one["time"] is None else f"{one['time']:.2f}x"]
         for name, one in methods.items()
     ]  # fmt: skip
+    stability += [
+        [name, None, "", f"{one['failed']} of {values['planned']}", *[None] * (len(alike) + 1), None]
+        for name, one in values["without"].items()
+    ]
     spread = ["method", "sd", "95% interval of the sd", "failed", *alike, "seconds (median)", f"time / {base}"]
     others = [
         [key, name, row["mean"], row["sd"], row["median"], row["max"]]
@@ -117,7 +147,7 @@ def tables_of(found: Gathered, values: dict[str, Any]) -> list[Table]:
         for key, rows in values["others"].items()
         for name, row in rows.items()
     ]
-    head = ["method", "seeds", "failed", "mean", "sd", "median", "max", "95% interval"]
+    head = ["method", "seeds", "failed", "mean", "sd", "median", "max", "95% interval", "BCa interval"]
     plus = [f"minus {base}", "95% interval of it", "p", "p (Holm)", "verdict"]
     found_tables = [
         Table(f"{values['metric']} on {values['split']}, in percent", [*head, *plus], quality),
@@ -143,6 +173,11 @@ def _difference_cells(one: dict[str, Any], values: dict[str, Any]) -> list[Any]:
     return [f"{plus['difference']:+.2f}", pair(plus["interval"]), p, corrected, word]
 
 
+def _without(one: dict[str, Any]) -> str:
+    """The verdict on a method without any score."""
+    return "not finished" if one["open"] else "all failed"
+
+
 def pair(ends: Any) -> str:
     return "" if ends is None else f"{ends[0]:.2f} to {ends[1]:.2f}"
 
@@ -164,7 +199,10 @@ def shown(values: dict[str, Any]) -> rich.table.Table:
         made.add_column(plain(head), justify="right" if place else "left", no_wrap=place == 0)
     for name, one in values["methods"].items():
         plus, _, _, corrected, _ = _difference_cells(one, values)
+        corrected = "too few" if one.get("missing") else corrected
         time = "" if one["time"] is None else f"{one['time']:.2f}x"
         numbers = [cell(one[key]) for key in ("n", "mean", "sd", "median", "max")]
         made.add_row(plain(name), *numbers, plus, corrected, time)
+    for name, one in values["without"].items():
+        made.add_row(plain(name), "0", *[""] * 4, "open" if one["open"] else "failed", "", "")
     return made

@@ -144,3 +144,27 @@ def test_words_that_differ_are_marked() -> None:
     assert marked("the big cat sat", "the cat sat down") == [("the ", False), ("big ", True), ("cat sat", False)]
     assert marked("", "the cat") == []
     assert "".join(text for text, _ in marked("A  cat\nsat.", "a cat")) == "A  cat\nsat."
+
+
+def test_what_intervals_count_is_said(folder: Path, tmp_path: Path) -> None:
+    assert "both kinds of chance" in (folder / "report.html").read_text()
+    made.comparison(tmp_path, {"r3f": 5.0}, kind="classes", seeds="5")
+    page = report(tmp_path, None).read_text()
+    assert "both kinds of chance" not in page
+    assert "the test set is taken for fixed" in page
+
+
+def test_a_comparison_of_which_only_the_baseline_is_there_has_a_page(tmp_path: Path) -> None:
+    made.comparison(tmp_path, {"r3f": 5.0}, seeds="2", failed=(("r3f", 1), ("r3f", 2)), curves=False)
+    page = report(tmp_path, None).read_text()
+    assert "2 of 2 trainings of r3f failed" in page
+    assert "all failed" in page
+    assert 'id="figure-differences"' not in page
+    assert r"all failed \\" in report(tmp_path, None, latex=True).read_text()
+
+
+def test_names_are_no_formulas_and_no_options(tmp_path: Path) -> None:
+    with figure(tmp_path / "x.svg") as drawn:
+        drawn.add_subplot().set_title(r"runs/$a_{$ and $\no$")  # which is no formula that could be drawn
+    assert (tmp_path / "x.svg").stat().st_size > 1000
+    assert latex("[1] * 2") == "{[}1] {*} 2"

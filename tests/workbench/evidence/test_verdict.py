@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from rich.console import Console
 
 from seqreg.errors import BadInput
 from seqreg.metrics import statistics
-from seqreg.workbench.evidence import verdict
+from seqreg.workbench.evidence import comparison, verdict
+from seqreg.workbench.evidence.comparison import Plan
 from seqreg.workbench.evidence.findings import FOLDER, Finding
 from seqreg.workbench.evidence.gather import _split, gather
 from tests.workbench.evidence import made
@@ -23,9 +25,10 @@ def about(finding: Finding, name: str) -> str:
     return next(one for one in finding.summary if one.startswith(f"{name} "))
 
 
-def by_example(folder: Path) -> np.ndarray:
+def by_example(folder: Path, seeds: int = 5, without: int = 0) -> np.ndarray:
     """ROUGE-L in percent, [seeds, examples], straight from the files."""
-    files = [(folder / f"seed-{seed}" / "predictions.jsonl").read_text().splitlines() for seed in range(1, 6)]
+    chosen = [seed for seed in range(1, seeds + 1) if seed != without]
+    files = [(folder / f"seed-{seed}" / "predictions.jsonl").read_text().splitlines() for seed in chosen]
     return 100 * np.array([[json.loads(line)["rougeL"] for line in lines] for lines in files])
 
 
@@ -134,3 +137,107 @@ def test_the_split_that_is_compared() -> None:
     assert _split({"before": {}, "validation": {}, "test": {}}, texts=True) == "test"
     assert _split({"validation": {}, "mismatched": {}, "average": {}}, texts=False) == "average"
     assert _split({"before": {}, "validation": {}}, texts=False) == "validation"
+
+
+def without_scores(plan: Plan, folder: Path, name: str) -> None:
+    """As if no training of a method had begun."""
+    for job in plan.jobs(folder):
+        if job.method == name:
+            shutil.rmtree(job.folder)
+
+
+def test_a_method_that_failed_altogether_is_in_the_tables(tmp_path: Path) -> None:
+    failed = tuple(("smart", seed) for seed in range(1, 6))
+    made.comparison(tmp_path, {"r3f": 4.0, "smart": 0.0}, failed=failed, curves=False)
+    finding = verdict.judge(tmp_path)
+    said = next(one for one in finding.summary if one.startswith("5 of 5 trainings of smart failed"))
+    assert said.endswith("It has no scores.")
+    quality, stability = ({row[0]: row for row in table.rows} for table in finding.tables[:2])
+    assert quality["smart"][1:3] + quality["smart"][-1:] == [0, 5, "all failed"]
+    assert stability["smart"][3] == "5 of 5"
+    assert {len(row) for row in finding.tables[0].rows} == {len(finding.tables[0].columns)}
+    assert {len(row) for row in finding.tables[1].rows} == {len(finding.tables[1].columns)}
+    console = Console(width=80, file=io.StringIO())
+    console.print(verdict.shown(finding.values))
+    assert "failed" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_baseline_that_failed_altogether_is_said(tmp_path: Path) -> None:
+    made.comparison(tmp_path, {"r3f": 4.0}, seeds="2", failed=(("baseline", 1), ("baseline", 2)), curves=False)
+    with pytest.raises(BadInput, match=r"all trainings of baseline failed, so nothing can be compared; .*not finite"):
+        verdict.judge(tmp_path)
+
+
+@pytest.mark.parametrize("gone", [(), ("smart",), ("smart", "rdrop")])
+def test_tests_that_are_still_to_come_are_corrected_for(gone: tuple[str, ...], tmp_path: Path) -> None:
+    """Whoever looks before all methods are through gets no smaller p than in the end."""
+    plan = made.comparison(tmp_path, {"r3f": 4.0, "smart": 0.0, "rdrop": 0.0}, curves=False)
+    for name in gone:
+        without_scores(plan, tmp_path, name)
+    values = verdict.judge(tmp_path).values
+    found = values["methods"]["r3f"]
+    assert values["tests"] == 3
+    assert found["holm"] == pytest.approx(3 * found["difference"]["p"])
+    assert found["reachable"] == statistics.reachable(5, 3)
+
+
+def test_more_seeds_are_asked_for_in_words_that_are_accepted(tmp_path: Path) -> None:
+    plan = made.comparison(tmp_path, {"r3f": 4.0}, seeds="3,7", curves=False)
+    hint = "--extend --seeds 3,7,8,9"
+    assert f"({hint})" in about(verdict.judge(tmp_path), "r3f")
+    wider, _ = comparison.make("quickstart", ["r3f"], hint.split()[-1])
+    assert comparison.settle(tmp_path, wider, extend=True).seeds == [3, 7, 8, 9]
+    assert plan.seeds == [3, 7]
+
+
+def test_a_difference_over_fewer_seeds_than_the_means_says_so(tmp_path: Path) -> None:
+    made.comparison(tmp_path, {"r3f": 4.0}, seeds="6", failed=(("r3f", 2),), curves=False)
+    finding = verdict.judge(tmp_path)
+    assert "over the 5 seeds that both have" in about(finding, "r3f")
+    base = np.delete(by_example(tmp_path / "baseline", 6), 1, axis=0)
+    mine = by_example(tmp_path / "r3f", 6, without=2)
+    assert finding.values["methods"]["r3f"]["difference"]["difference"] == pytest.approx((mine - base).mean())
+
+
+def test_predictions_of_another_file_are_not_taken_for_those_of_the_scores(tmp_path: Path) -> None:
+    """Every run evaluated on another file afterwards: means would be of one test set, differences of another."""
+    plan = made.comparison(tmp_path, {"r3f": 4.0}, seeds="2", curves=False)
+    for job in plan.jobs(tmp_path):
+        path = job.folder / "predictions.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps({**row, "rougeL": row["rougeL"] / 2}) + "\n" for row in rows))
+    with pytest.raises(BadInput, match=r"baseline, seed 1: predictions\.jsonl has rougeL .* evaluated on another file"):
+        verdict.judge(tmp_path)
+
+
+def test_scores_without_intervals_and_numbers_are_judged(tmp_path: Path) -> None:
+    """`evaluation.resamples=0`, a regression: loss and seconds are no scores, and numbers are never equal."""
+    plan = made.comparison(tmp_path, {"r3f": 4.0}, kind="classes", seeds="2")
+    for job in plan.jobs(tmp_path):
+        metrics = json.loads((job.folder / "metrics.json").read_text())
+        score = {"score": 50.0 + job.seed, "pearson": 50.0 + job.seed, "loss": 0.1, "rows": 2, "seconds": 9.5}
+        metrics["scores"] = {"validation": {**score, "intervals": {}, "signature": ""}}
+        (job.folder / "metrics.json").write_text(json.dumps(metrics))
+        rows = [{"index": place, "prediction": 0.5 * job.seed, "reference": 1.0} for place in range(2)]
+        (job.folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    values = verdict.judge(tmp_path).values
+    assert (values["metric"], values["others"]) == ("pearson", {})
+    assert values["methods"]["r3f"]["agreement"] is None
+    row = json.loads((tmp_path / FOLDER / verdict.EXAMPLES).read_text().splitlines()[1])
+    assert row == {
+        "index": 1,
+        "score": "prediction",
+        "methods": {name: {"1": 0.5, "2": 1.0} for name in ("baseline", "r3f")},
+    }
+
+
+def test_what_a_launched_training_was_refused_for_is_said(tmp_path: Path) -> None:
+    plan = made.comparison(tmp_path, {"r3f": 4.0}, seeds="2", curves=False)
+    job = plan.jobs(tmp_path)[-1]
+    shutil.rmtree(job.folder)
+    job.log.write_text("seqreg: data.path=x: no such file or folder\n")
+    job.code.write_text("2\n")
+    said = (
+        "1 of 4 trainings are not finished; r3f, seed 2 was stopped with exit code 2: seqreg: data.path=x: no such file"
+    )
+    assert said in verdict.judge(tmp_path).summary[0]
