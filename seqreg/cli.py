@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
@@ -11,7 +12,7 @@ import typer
 
 from seqreg import cli_evidence
 from seqreg.cli_options import Recipe, Settings, Terms, Trained, Trust, Variants
-from seqreg.errors import BadInput, Stopped
+from seqreg.errors import DISK, BadInput, NoRoom, Stopped
 from seqreg.workbench.untrusted import plain
 
 USAGE: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -252,6 +253,14 @@ def main() -> None:
     except (BadInput, Stopped) as error:
         print("seqreg: " + "\n".join(plain(line) for line in error.lines), file=sys.stderr)
         sys.exit(error.code)
+    except (typer.Abort, KeyboardInterrupt):  # Ctrl-C, where nothing has to be saved first
+        print("seqreg: stopped", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        print(f"seqreg: {plain(error.filename or 'output')}: {error.strerror}", file=sys.stderr)
+        sys.exit(NoRoom.code)
     except USAGE as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()

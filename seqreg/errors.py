@@ -7,7 +7,13 @@ full or cannot be written (`NoRoom`). 130, 143: stopped by SIGINT, SIGTERM (`Int
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
+
+DISK = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR)
+)
+"""What the system says of a disk that is full or cannot be written."""
 
 
 class BadInput(ValueError):  # noqa: N818 - reads as what it is

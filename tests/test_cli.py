@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import errno
 import json
 import os
 import random
@@ -13,9 +14,10 @@ from pathlib import Path
 
 import pytest
 import transformers
+import typer
 from rouge_score.rouge_scorer import RougeScorer
 
-from seqreg import __version__
+from seqreg import __version__, cli
 from seqreg.metrics import rouge
 from seqreg.workbench import cards, catalogue
 from tests.workbench import samples
@@ -137,3 +139,24 @@ def test_the_wheel_has_every_package_and_file() -> None:
         assert set((ROOT / name).rglob("*.yaml")) <= shipped
     assert catalogue.shelf("recipes") == ROOT / "recipes"
     assert __version__
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (KeyboardInterrupt(), 130, "seqreg: stopped"),
+        (typer.Abort(), 130, "seqreg: stopped"),
+        (OSError(errno.ENOSPC, "No space left on device", "out.txt"), 4, "seqreg: out.txt: No space left on device"),
+    ],
+)
+def test_what_stops_any_command_is_one_line(
+    error: BaseException, code: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def struck(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", struck)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == code
+    assert capsys.readouterr().err == f"{line}\n"

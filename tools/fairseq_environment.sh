@@ -29,11 +29,14 @@ if [ ! -e "$_home/.seqreg-$_sum" ]; then
     _pip() { "$_home/bin/python" -m pip "$@" --quiet --disable-pip-version-check -c "$_root/constraints.txt"; }
     _pip install torch -r "$_root/tools/fairseq_requirements.txt" || _cannot "what it needs could not be installed"
     _torch="$("$_home/bin/python" -c 'import torch; print(torch.__version__)')"
-    _wheels="${XDG_CACHE_HOME:-$HOME/.cache}/seqreg/cp311-torch-$_torch"
+    _wheels="${XDG_CACHE_HOME:-${HOME:-$_home}/.cache}/seqreg/cp311-torch-$_torch"
+    if ! mkdir -p "$_wheels" 2> /dev/null || [ ! -w "$_wheels" ]; then
+        _wheels="$_home/wheels"
+        mkdir -p "$_wheels"
+    fi
     if ! compgen -G "$_wheels/fairseq_fixed-*.whl" > /dev/null; then
         echo "Building $_fairseq (once; four minutes of CPU)" >&2
-        mkdir -p "$_wheels"
-        _built="$(mktemp -d)"
+        _built="$(mktemp -d "$_wheels/.build-XXXXXX")" # beside it, so that a wheel is there as a whole or not at all
         timeout "${SEQREG_FAIRSEQ_MINUTES:-40}m" "$_home/bin/python" -m pip wheel --quiet --disable-pip-version-check \
             --no-deps --no-build-isolation -w "$_built" "$_fairseq" || _cannot "building it failed or took too long"
         mv "$_built"/fairseq_fixed-*.whl "$_wheels/"

@@ -46,7 +46,7 @@ class _Loader(yaml.SafeLoader):
         return text
 
     def construct_yaml_int(self, node: Any) -> Any:
-        value = super().construct_yaml_int(node)  # type: ignore[no-untyped-call]
+        value = super().construct_yaml_int(node)
         if abs(value) >= 1 << 63:
             raise yaml.constructor.ConstructorError(None, None, "a whole number of more than 63 bits", node.start_mark)
         return value

@@ -50,6 +50,8 @@ def fault(folder: Path, needed: Sequence[str] = NEEDED) -> str | None:
         if name not in files and not (name == NEEDED[0] and f"{name}.index.json" in files):
             return f"{name} is not in its manifest"
     for name, expected in files.items():
+        if not isinstance(expected, dict) or not {"size", "sha256"} <= expected.keys():
+            return f"what its manifest says of {name} cannot be read"
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
@@ -138,7 +140,7 @@ def publish(aside: Path, folder: Path) -> None:
 def rotate(folder: Path, run: str, keep: int, best: str | None) -> None:
     """Delete all but the newest `keep` sealed checkpoints and the best one."""
     found = sealed(folder, run)
-    for path in found[: len(found) - keep]:
+    for path in found[: max(len(found) - keep, 0)]:
         if best is None or path.name != Path(best).name:
             path.rename(path.with_name(f"{OLD}{path.name}"))  # so that a half-deleted one is not taken for a torn one
     for path in folder.glob(f"{OLD}*"):

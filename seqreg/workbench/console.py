@@ -19,7 +19,7 @@ console = Console(stderr=True, highlight=False, markup=False)
 
 def say(text: str, style: str = "") -> None:
     """One line that stays one line, whatever is in it."""
-    console.print(text, style=style, markup=False, soft_wrap=True)
+    console.print(plain(text), style=style, markup=False, soft_wrap=True)
 
 
 def warn(text: str) -> None:
@@ -56,7 +56,7 @@ class Bars(TrainerCallback):
             return
         self.said = True
         parts = " + ".join(f"{key[5:]} {value:.4f}" for key, value in logs.items() if key.startswith("part/"))
-        line = f"loss {logs['loss']:.4f} = {parts}"
+        line = plain(f"loss {logs['loss']:.4f} = {parts}")
         self.progress.update(self.training, note=line)
         if not console.is_terminal:
             console.print(f"  step {state.global_step:5d}  {line}")

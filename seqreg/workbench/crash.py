@@ -26,8 +26,10 @@ def write(run: Path, trainer: Any, attempt: Any, skip: bool) -> Path | None:
     """Write RUN/crash/step-N: the batches, the generators, what was wrong, and the weights of a small model."""
     rank = trainer.args.process_index
     folder = run / "crash" / f"step-{trainer.state.global_step + 1}{f'-process-{rank}' if rank else ''}"
-    if folder.exists() or len(list((run / "crash").glob("step-*"))) >= MOST:
-        return folder if folder.exists() else None
+    if folder.exists():  # of the same step before the run was resumed: torn, or with other settings, for all we know
+        shutil.rmtree(folder)
+    if len(list((run / "crash").glob("step-*"))) >= MOST:
+        return None
     story = {
         **trainer.facts, "step": trainer.state.global_step, "rows": attempt.rows, "made": not skip,
         "not_finite": sorted(attempt.faults | attempt.dropped), "batches": len(attempt.batches),

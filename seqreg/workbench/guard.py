@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import random
 import re
@@ -17,9 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from seqreg.errors import BadInput, Interrupted, NoRoom, Stopped
+from seqreg.errors import DISK, BadInput, Interrupted, NoRoom, Stopped
 
-_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR}
 _SAID = re.compile(
     r"(No space left on device|File too large|Disk quota exceeded|Read-only file system|Permission denied|"
     r"Input/output error|PytorchStreamWriter failed|file write failed|inline_container)"
@@ -97,7 +95,7 @@ def writing(path: Path, needed: int = 0, hint: str = "") -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str | None:
-    if isinstance(error, OSError) and error.errno in _DISK:
+    if isinstance(error, OSError) and error.errno in DISK:
         return os.strerror(error.errno)
     found = None if isinstance(error, OSError) else _SAID.search(str(error))
     return None if found is None else f"writing failed ({found[0]})"

@@ -16,7 +16,7 @@ from seqreg.workbench import layers
 from seqreg.workbench.config import Run
 from seqreg.workbench.evaluate import Scored
 from seqreg.workbench.files import write_text
-from seqreg.workbench.tables import METRICS
+from seqreg.workbench.tables import METRICS, scores_of
 from seqreg.workbench.untrusted import code, one_line, prose
 
 
@@ -44,9 +44,7 @@ def write_scores(folder: Path, run: Run, found: Mapping[str, Scored], **further:
 
 def read_metrics(folder: Path) -> dict[str, Any]:
     """What is in metrics.json; nothing if there is none."""
-    path = folder / METRICS
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found
+    return scores_of(folder) if (folder / METRICS).exists() else {}
 
 
 def scores(scored: Scored) -> dict[str, Any]:

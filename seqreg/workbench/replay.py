@@ -16,6 +16,7 @@ from seqreg.errors import BadInput
 from seqreg.integrations.hf.context import count
 from seqreg.integrations.hf.trainer import TERM_STATE, RegularizedTrainer
 from seqreg.workbench import checkpoints, config, crash, guard, train
+from seqreg.workbench.runs import Record
 
 
 def replay(folder: Path) -> Group:
@@ -30,6 +31,9 @@ def replay(folder: Path) -> Group:
             trainer._load_terms(str(weights))
         table = Table("micro-batch", "part", "weighted value", "finite", title=f"step {story['step'] + 1}")
         notes = [f"weights of {weights}", f"training rows {', '.join(map(str, story['rows']))}"]
+        record = Record.read(home)
+        if record is None or record.facts["configuration"] != story["configuration"]:
+            notes.append("the settings of the run have changed since this step: it is computed with those of now")
         notes += _compute(trainer, story, batches, table)
     return Group(table, *notes)
 

@@ -22,7 +22,7 @@ from accelerate.utils import broadcast_object_list
 
 from seqreg.errors import BadInput, nearest
 from seqreg.version import __version__
-from seqreg.workbench import checkpoints, guard
+from seqreg.workbench import checkpoints, guard, layers
 from seqreg.workbench.config import Run
 from seqreg.workbench.console import say, warn
 from seqreg.workbench.data import Splits
@@ -124,13 +124,15 @@ def check_folder(folder: Path, overwrite: bool, resume: bool) -> Record | None:
     for path in (folder, *folder.parents):
         if path.exists() and not path.is_dir():
             raise BadInput(f"output={folder}: {path} is a file and in the way: choose another")
-    record = None if overwrite and not resume else Record.read(folder)
+    if overwrite and resume:
+        raise BadInput("--overwrite begins again, and --resume never does: choose one")
+    record = None if overwrite else Record.read(folder)
     held = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if record is None and resume:
         raise BadInput(f"output={folder}: there is nothing to resume")
-    if record is not None or not held - _BEGINNING or (overwrite and RECORD in held):
+    if record is not None or not held - _BEGINNING:
         return record
-    if "config.yaml" not in held:
+    if not _is_run(folder):
         raise BadInput(f"output={folder}: the folder is not empty, and not a run of seqreg: choose another")
     if not overwrite:
         raise BadInput(
@@ -138,6 +140,19 @@ def check_folder(folder: Path, overwrite: bool, resume: bool) -> Record | None:
             "--overwrite it, or choose another output"
         )
     return None
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether a training wrote what is in a folder: other programs have a config.yaml too, and it may be replaced."""
+    try:
+        if Record.read(folder) is not None:
+            return True
+    except BadInput:  # a spoilt one
+        pass
+    try:
+        return (folder / "task.yaml").is_file() and layers.read(folder / "config.yaml").get("task") == "task.yaml"
+    except BadInput:
+        return False
 
 
 def check_same(folder: Path, old: Record, new: Record, allowed: Sequence[str]) -> list[str]:
@@ -198,6 +213,7 @@ class Place:
         self.record, self.held = Record.of(run), False
         self.found: Record | None = None
         self.changed: list[str] = []
+        self.settled = True
 
     def look(self, overwrite: bool, allowed: Sequence[str]) -> None:
         """Look at the folder before anything slow; nothing is written to it but the name of who holds it."""
@@ -236,7 +252,7 @@ class Place:
                 else:
                     checkpoint = self._go_on(self.found)
         self.record, checkpoint = broadcast_object_list([self.record, checkpoint])
-        trainer.facts, trainer.changed = self.record.facts, tuple(self.changed)
+        trainer.facts, trainer.changed, trainer.loaded = self.record.facts, tuple(self.changed), self.settle
         return None if checkpoint is None else Path(checkpoint)
 
     def _go_on(self, found: Record) -> Path | None:
@@ -244,21 +260,31 @@ class Place:
         checkpoint = checkpoints.newest(self.folder, found.run)
         if checkpoint is None and self.resume:
             raise BadInput(f"output={self.folder}: there is no checkpoint to resume from")
-        (self.folder / METRICS).unlink(missing_ok=True)  # of a run that was to be replaced, or is gone on with
-        if self.changed or not (self.folder / "config.yaml").exists() or not (self.folder / "task.yaml").exists():
+        if not found.finished:
+            (self.folder / METRICS).unlink(missing_ok=True)  # of a run that was to be replaced
+        if not (self.folder / "config.yaml").exists() or not (self.folder / "task.yaml").exists():
             self.run.save(self.folder)
         if self.changed:
             say(f"changed since the run was begun: {', '.join(self.changed)}")
-            self.record.write(self.folder)
+            self.settled = False
         if found.versions != versions():
             warn(f"begun with {found.versions}, gone on with {versions()}: numbers may differ")
         say(f"goes on from {checkpoint}" if checkpoint else "begins again: there was no checkpoint yet")
         return checkpoint
 
+    def settle(self) -> None:
+        """Make changed settings the run's own, now that its checkpoint could be gone on with."""
+        if not self.settled:
+            self.settled = True
+            with guard.writing(self.folder):
+                self.run.save(self.folder)
+                self.record.write(self.folder)
+                (self.folder / METRICS).unlink(missing_ok=True)  # of the run as it was
+
     def note(self, **values: Any) -> None:
         """Write something down about the run."""
         self.record = replace(self.record, **values)
-        if first_process():
+        if first_process() and self.settled:
             with guard.writing(self.folder):
                 self.record.write(self.folder)
 

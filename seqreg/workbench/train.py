@@ -114,7 +114,7 @@ def _trained(trainer: Any, shop: Workshop, place: Place, scorer: Scorer) -> dict
     steps, health = trainer.state.global_step, trainer.health
     numbers = {
         "steps": steps, "seconds": trainer.seconds + result.metrics["train_runtime"],
-        "loss": trainer._total_loss_scalar / max(steps - health.skipped, 1),
+        "loss": trainer.mean_loss(),
         "tokens": trainer.state.num_input_tokens_seen,
         "parameters": sum(p.numel() for p in shop.model.parameters()), **health.numbers(),
     }  # fmt: skip
@@ -260,4 +260,5 @@ def evaluate_run(
         found = {name: evaluate(trainer, run, tokenizer, splits.sets[name], name) for name in names}
         first = trainer.is_world_process_zero()
     found = with_average(found, run.card)
-    return outputs.write_scores(output or folder, run, found) if first else {}
+    with guard.writing(output or folder):
+        return outputs.write_scores(output or folder, run, found) if first else {}

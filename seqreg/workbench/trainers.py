@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import pickle
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,39 +13,34 @@ from torch import Tensor, nn
 
 from seqreg.context import Context, Count
 from seqreg.criterion import Criterion, LossReport
-from seqreg.errors import BadInput, Interrupted
-from seqreg.integrations.hf import RegularizedSeq2SeqTrainer, RegularizedTrainer
+from seqreg.errors import Interrupted
+from seqreg.integrations.hf import RegularizedSeq2SeqTrainer
 from seqreg.workbench import checkpoints, guard
 from seqreg.workbench.batches import GroupedOrder
-from seqreg.workbench.console import warn
 from seqreg.workbench.guard import Signals
 from seqreg.workbench.health import Attempt, Health, not_finite
 from seqreg.workbench.models import ROW
+from seqreg.workbench.resuming import ResumingTrainer
 from seqreg.workbench.watch import Watch
 
 MINUTE = 60.0
 
 
-class SteadyTrainer(RegularizedTrainer):
+class SteadyTrainer(ResumingTrainer):
     """For classes and numbers: sealed checkpoints, no step that is not finite, signals, undrawn evaluations.
 
-    `order` gives the training rows, if there is one; `facts` go into the manifests; `changed` are settings that a
-    resumed run was allowed to change.
+    `order` gives the training rows, if there is one; `facts` go into the manifests.
     """
 
     order: GroupedOrder | None = None
     facts: Mapping[str, Any] = {"run": ""}
-    changed: tuple[str, ...] = ()
     keep, minutes, needed = 1, 0.0, 0
-    monitor: Any = None
 
     def __init__(self, *args: Any, patience: int = 3, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.signals, self.attempt = Signals(), Attempt()
         self.health = Health(Path(self.args.output_dir), patience)
-        self.seconds, self.clock, self.saved = 0.0, time.monotonic(), time.monotonic()
-        self._owed = False
-        self._restored: dict[str, Any] = {}
+        self.clock = self.saved = time.monotonic()
         self.add_callback(Watch(self))
 
     # Rows
@@ -125,18 +118,25 @@ class SteadyTrainer(RegularizedTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs["loss"] *= self.health.correction()
+        if "train_loss" in logs:  # transformers divides by the steps since the last resume
+            logs["train_loss"] = self.mean_loss()
         super().log(logs, start_time)
+
+    def mean_loss(self) -> float:
+        """The loss averaged over the steps of the whole run that were made; not a number if there was none."""
+        made = self.state.global_step - self.health.skipped
+        return float(self._total_loss_scalar) / made if made else float("nan")
 
     # Evaluation
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        with guard.undrawn():
+        """What may be stopped anywhere: the points of a curve that follow are written as a whole, and once."""
+        with guard.undrawn(), self.signals.deferred(self.args.world_size > 1):
             return super().evaluation_loop(*args, **kwargs)
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            with self.signals.deferred(self.args.world_size > 1):
-                return super()._evaluate(*args, **kwargs)
+            return super()._evaluate(*args, **kwargs)
         except Interrupted:
             self._owed = True  # a resumed run makes it first
             self._save_checkpoint(self.model_wrapped, None)
@@ -150,13 +150,18 @@ class SteadyTrainer(RegularizedTrainer):
         if self.order is not None:
             self.order.set_epoch(details["epoch"])
         if self._owed:
-            self._owed, self.control.should_evaluate = False, True
-            names = ("model", "trial", "epoch", "ignore_keys_for_eval", "start_time")
-            self._maybe_log_save_evaluate(self._tr_loss, None, *(details[name] for name in names))
+            self._make_up(details["trial"], details["start_time"])
         if self.state.global_step >= self.state.max_steps:  # all steps were made: transformers would make another
             self.control.should_training_stop = True
             return
         super()._run_epoch(**details)
+
+    def _make_up(self, trial: Any, start_time: float) -> None:
+        """Make the evaluation that a signal cut short."""
+        self._owed, self.control.should_evaluate = False, True
+        self._maybe_log_save_evaluate(
+            self._tr_loss, None, self.model_wrapped, trial, self.state.epoch, None, start_time
+        )
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         found: bool = super()._determine_best_metric(metrics, trial)
@@ -165,17 +170,16 @@ class SteadyTrainer(RegularizedTrainer):
             self.control.should_save = True
         return found
 
-    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+    def _finalize_training(self, trial: Any, samples: float, start_time: float) -> Any:
+        if self._owed:  # at the end of the last epoch: there was none to begin
+            self._make_up(trial, start_time)
         if self.args.load_best_model_at_end or self.due():
             self._save_checkpoint(self.model_wrapped, None)  # the last weights: others may take their place
-        result = super()._finalize_training(*args, **kwargs)
+        result = super()._finalize_training(trial, samples, start_time)
         self._tr_loss -= self._tr_loss  # it is in the total now
         return result
 
     # Checkpoints
-
-    def _folder(self, step: int) -> Path:
-        return Path(self.args.output_dir) / f"{checkpoints.PREFIX}{step}"
 
     def due(self) -> bool:
         """Whether it is time for a checkpoint by the clock of the first process."""
@@ -220,56 +224,6 @@ class SteadyTrainer(RegularizedTrainer):
             "seconds": self.seconds + time.monotonic() - self.clock,
             "monitor": {} if self.monitor is None else self.monitor.state(),
         }  # fmt: skip
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        hyper = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
-        try:
-            super()._load_optimizer_and_scheduler(checkpoint)
-        except pickle.UnpicklingError:
-            raise BadInput(f"{checkpoint}: the optimizer's state holds more than numbers: it is not loaded") from None
-        if checkpoint is None:
-            return
-        if any(key.startswith("optimisation.") for key in self.changed):
-            self._take_over(hyper)
-        path = Path(checkpoint) / f"progress_{self.args.process_index}.json"
-        self._restored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-    def _take_over(self, hyper: list[dict[str, Any]]) -> None:
-        """Settings of the optimizer that were allowed to change: a loaded state brings the old ones."""
-        schedule = self.lr_scheduler
-        schedule.base_lrs = [group["initial_lr"] for group in hyper]
-        for group, mine, factor in zip(self.optimizer.param_groups, hyper, schedule.lr_lambdas, strict=True):
-            group.update(mine, lr=mine["initial_lr"] * factor(schedule.last_epoch))
-        schedule._last_lr = [group["lr"] for group in self.optimizer.param_groups]
-
-    def restore(self) -> None:
-        """Take up what `_progress` wrote, when transformers has set everything to zero."""
-        self.clock = self.saved = time.monotonic()
-        found, self._restored = self._restored, {}
-        if not found:
-            return
-        device = self.args.device
-        self._tr_loss = torch.tensor(found["loss"], device=device)
-        self._total_loss_scalar, self._globalstep_last_logged = found["total"], found["logged"]
-        self._window.sums = {key: torch.tensor(value, device=device) for key, value in found["sums"].items()}
-        self._window.steps = defaultdict(float, found["shares"])
-        self._anatomy, self._owed, self.seconds = found["anatomy"], found["owed"], found["seconds"]
-        self.health.load(found["health"])
-        if self.monitor is not None and found["monitor"]:
-            self.monitor.load(found["monitor"])
-        self._find_best()
-
-    def _find_best(self) -> None:
-        """The best checkpoint, where the folder is now; a spoilt one is named, and another may become the best."""
-        state = self.state
-        if state.best_global_step is None or not self.args.load_best_model_at_end:
-            return
-        best = self._folder(state.best_global_step)
-        wrong = checkpoints.fault(best)
-        state.best_model_checkpoint = str(best) if wrong is None else None
-        if wrong is not None:
-            warn(f"{best}, the best checkpoint, is passed over: {wrong}")
-            state.best_metric = state.best_global_step = None
 
 
 class SteadySeq2SeqTrainer(SteadyTrainer, RegularizedSeq2SeqTrainer):

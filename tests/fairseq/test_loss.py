@@ -237,6 +237,22 @@ def test_sentence_prediction(classes: Path, arch: str) -> None:
     assert {"part/base", "part/r3f", "part/smart", "value/r3f", "weight/smart"} <= log.keys()
 
 
+def test_r4f_begins_from_a_plain_head(classes: Path) -> None:
+    """The head of the checkpoint has spectral norm 1 from the first pass on, also where the vectors are not there."""
+    plain = made.build(classes, *made.ROBERTA, *CLASSES, seed=1)
+    state = {key: 3 * value for key, value in plain.model.state_dict().items()}
+    for layers, count in (("all", 2), ("out_proj", 1)):
+        flags = [*made.HEADED, "--arch", "r4f_roberta_base", "--r4f-layers", layers, *CLASSES]
+        ours = made.build(classes, *flags, seed=2).model
+        ours.load_state_dict(dict(state), strict=True)
+        ours.eval()
+        head = ours.classification_heads["sentence_classification_head"]
+        for name in ("out_proj", "dense")[:count]:
+            raw = state[f"classification_heads.sentence_classification_head.{name}.weight"]
+            norm = torch.linalg.matrix_norm(raw, 2)
+            torch.testing.assert_close(getattr(head, name).weight, raw / norm, rtol=0.05, atol=1e-3)
+
+
 @pytest.mark.parametrize("name", term_names())
 def test_every_term_trains_roberta(classes: Path, name: str) -> None:
     ours = made.build(classes, *made.ROBERTA, *CLASSES, "--seqreg-terms", f"{{terms: {{{name}: {{}}}}}}")

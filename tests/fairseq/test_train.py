@@ -96,6 +96,25 @@ def test_resume_and_generate(pairs: Path, tmp_path: Path) -> None:
         assert len(re.findall(r"^H-\d+", generated, re.M)) == 8
 
 
+def test_a_term_that_remembers_begins_from_any_checkpoint(pairs: Path, tmp_path: Path) -> None:
+    """Of a training without it, and of a released model, whose file has no place for a criterion."""
+    train(pairs, tmp_path / "plain", *made.TRANSFORMER, *SEQREG, updates=2)
+    plain = tmp_path / "plain" / "checkpoint_last.pt"
+    state = torch.load(plain, weights_only=False)
+    assert state.pop("criterion") is None
+    torch.save(state, tmp_path / "released.pt")
+    fresh = "--reset-optimizer --reset-dataloader --reset-meters --reset-lr-scheduler".split()
+    for path in (plain, tmp_path / "released.pt"):
+        flags = [*made.TRANSFORMER, *SEQREG, "--seqreg-terms", "{terms: {bregman: {}}}", "--restore-file", str(path)]
+        output = train(pairs, tmp_path / path.stem, *flags, *fresh, updates=3)
+        assert f"Loaded checkpoint {path}" in output
+        assert "train_part/bregman" in output
+    other = [*made.TRANSFORMER, *SEQREG, "--seqreg-terms", "{terms: {jachess: {}}}", *LOGGED, "--max-update", "5"]
+    folder = ["--save-dir", str(tmp_path / "released")]
+    output = run("fairseq-train", str(pairs), *other, *folder, code=2)
+    assert "seqreg: the saved state is of a term 'bregman' that this criterion does not have" in output.splitlines()
+
+
 def test_hydra(pairs: Path, tmp_path: Path) -> None:
     """The same from YAML; a relative path counts from where the command was given."""
     (tmp_path / "terms.yaml").write_text("terms: {r3f: {weight: 0.1, scale: 1e-2}}\n")

@@ -143,6 +143,23 @@ def test_p2_a_damaged_checkpoint_is_named_and_passed_over(
     assert sorted(path.name for path in (copy / "checkpoint-6").iterdir()) == left
 
 
+def test_p2_no_flipped_bit_of_a_manifest_is_more_than_a_checkpoint_passed_over(tmp_path: Path) -> None:
+    final = tmp_path / "checkpoint-3"
+    with checkpoints.staged(final, {"run": "x", "step": 3}, True, lambda: None) as aside:
+        for name in checkpoints.NEEDED:
+            (aside / name).write_text(name)
+    path = final / "manifest.json"
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        for bit in (0, 2, 5):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
+            found = checkpoints.manifest(final)
+            good = found.get("run") == "x" and found["files"] == json.loads(whole)["files"]
+            assert checkpoints.newest(tmp_path, "x") == (final if good else None)
+    path.write_bytes(whole)
+    assert checkpoints.newest(tmp_path, "x") == final
+
+
 def test_p2_a_run_goes_on_from_the_newest_that_verifies_and_deletes_no_other(copy: Path, whole: Path) -> None:
     damage(copy / "checkpoint-6", "one bit of model.safetensors")
     spoilt = (copy / "checkpoint-6" / "model.safetensors").read_bytes()
@@ -203,6 +220,9 @@ def test_p2_only_sealed_checkpoints_are_rotated_and_never_the_best(tmp_path: Pat
         with checkpoints.staged(tmp_path / f"checkpoint-{step}", {"run": "x"}, True, lambda: None) as aside:
             (aside / "a").write_text("a")
     (tmp_path / "checkpoint-1" / "manifest.json").unlink()
+    for more in (3, 4, 5, 9):  # as many as there are, or more
+        checkpoints.rotate(tmp_path, "x", more, None)
+        assert len(list(tmp_path.iterdir())) == 4
     checkpoints.rotate(tmp_path, "x", 1, str(tmp_path / "checkpoint-2"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2", "checkpoint-4"]
 
@@ -221,6 +241,12 @@ def test_p3_generators_memory_and_counts_are_in_the_checkpoint(whole: Path) -> N
     assert state["global_step"] == 4
     progress = json.loads((folder / "progress_0.json").read_text())
     assert {"loss", "total", "logged", "sums", "shares", "owed", "health", "seconds", "monitor"} <= set(progress)
+
+
+def test_p3_the_mean_loss_that_is_printed_is_that_of_the_whole_run(tmp_path: Path) -> None:
+    folder = killed_at(tmp_path / "run", 6, *SETTINGS, "logging.every=1000")
+    assert same(folder, "logging.every=1000").wait() == 0, log(folder)
+    assert f"loss {metrics(folder)['train']['loss']:.4f} on average" in log(folder)
 
 
 def test_p3_curves_and_scores_of_a_resumed_run_are_those_of_an_undisturbed_one(tmp_path: Path) -> None:

@@ -15,8 +15,13 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from seqreg.errors import Interrupted
 from seqreg.workbench import checkpoints, train
+from seqreg.workbench.monitor import Monitor
+from seqreg.workbench.runs import Record
+from seqreg.workbench.trainers import SteadyTrainer
 from tests import forked
 from tests.workbench.disturbed import SETTINGS, TERMS, history, killed_at, log, metrics, one_line, same
 from tests.workbench.test_train import run_of
@@ -82,6 +87,14 @@ def test_p4_too_many_in_a_row_stop_the_run_and_leave_the_last_checkpoint(how: st
     assert checkpoints.fault(tmp_path / "run" / "checkpoint-2") is None
 
 
+def test_p4_the_mean_loss_of_a_run_without_a_step_is_not_0(tmp_path: Path) -> None:
+    command = faulty(tmp_path / "run", "[0, 1]", "loss", "optimisation.steps=2", "optimisation.warmup=0")
+    assert command.wait() == 0, command.text()
+    found = metrics(tmp_path / "run")["train"]
+    assert (found["steps"], found["skipped"]) == (2, 2)
+    assert found["loss"] != found["loss"]
+
+
 @pytest.mark.parametrize("how", ["loss", "gradient"])
 def test_p4_the_crash_folder_replays_the_step(how: str, tmp_path: Path) -> None:
     command = faulty(tmp_path / "run", "[2]", how, "optimisation.accumulation=2")
@@ -93,6 +106,14 @@ def test_p4_the_crash_folder_replays_the_step(how: str, tmp_path: Path) -> None:
     assert bad in again.text()
     assert ("first module whose output is not finite: model." in again.text()) == (how == "loss")
     assert "gradients that are not finite: 0 parameters" not in again.text()
+    assert "settings of the run have changed" not in again.text()
+    record = Record.read(tmp_path / "run")
+    assert record is not None
+    record.settings["optimisation.learning_rate"] = 1.0
+    record.write(tmp_path / "run")
+    other = forked.Command("replay", crash, log=tmp_path / "other.log")
+    assert other.wait() == 0, other.text()
+    assert "the settings of the run have changed since this step" in other.text()
     os.truncate(crash / "batch.safetensors", 50)
     refused = forked.Command("replay", crash, log=tmp_path / "refused.log")
     assert refused.wait() == 2
@@ -101,6 +122,7 @@ def test_p4_the_crash_folder_replays_the_step(how: str, tmp_path: Path) -> None:
 
 def test_p4_overflows_of_float16_are_the_scaler_s_business(tmp_path: Path) -> None:
     trainer = train.make_trainer(train.prepare(run_of("gigaword", tmp_path, variants=[])), tmp_path / "run")
+    trainer._tr_loss = torch.zeros(())  # as at the beginning of a training
     for scale, skipped in ((None, 1), (2.0**16, 0), (1.0, 1)):
         trainer.accelerator.scaler = None if scale is None else SimpleNamespace(get_scale=lambda: scale)  # noqa: B023
         trainer.health.skipped = trainer.health.streak = 0
@@ -109,6 +131,29 @@ def test_p4_overflows_of_float16_are_the_scaler_s_business(tmp_path: Path) -> No
         trainer._get_grad_norm(trainer.model, torch.tensor(float("inf")))
         assert trainer.health.skipped == skipped
         assert all((parameter.grad is None) == bool(skipped) for parameter in trainer.model.parameters())
+
+
+# P2, at the end
+
+
+def test_p2_a_best_checkpoint_that_was_spoilt_is_named_and_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real, found = SteadyTrainer._load_best_model, []
+
+    def spoilt(self: Any) -> None:
+        best = Path(self.state.best_model_checkpoint)
+        os.truncate(best / "model.safetensors", 1000)
+        before = {name: value.clone() for name, value in self.model.state_dict().items()}
+        real(self)
+        found.append((best, equal(before, self.model.state_dict())))
+
+    monkeypatch.setattr(SteadyTrainer, "_load_best_model", spoilt)
+    settings = ("optimisation.steps=2", "evaluation.every=1", "checkpoints.every=1", "evaluation.best=true")
+    train.train(run_of("gigaword", tmp_path, *settings, "logging.tensorboard=false", variants=[]))
+    ((best, kept),) = found
+    assert kept
+    assert f"{best}, the best checkpoint, is passed over: model.safetensors has 1000 bytes" in capsys.readouterr().err
 
 
 # P5
@@ -136,26 +181,52 @@ LONG = ("data.limit={train: 24, validation: 50, test: 10}", "evaluation.batch_si
 """Evaluations that take seconds."""
 
 
-@pytest.mark.parametrize("where", ["an evaluation", "the last evaluation"])
+@pytest.mark.parametrize("where", ["an evaluation", "one at the end of the last epoch", "the last evaluation"])
 def test_p5_a_signal_during_an_evaluation(where: str, tmp_path: Path) -> None:
+    """Two epochs of two steps: at the end of the last one there is no epoch left to go on with."""
     last = where == "the last evaluation"
     settings = [word for word in SETTINGS if last <= ("evaluation" not in word and "checkpoints" not in word)]
     settings += [*LONG, "optimisation.steps=4", *([] if last else ["evaluation.every=2"])]
+    if where == "one at the end of the last epoch":
+        settings += ["data.limit={train: 8, validation: 50, test: 10}", "optimisation.accumulation=2"]
     assert forked.train(tmp_path / "whole", *settings).wait() == 0, log(tmp_path / "whole")
     folder = tmp_path / "run"
     command = forked.train(folder, *settings)
-    step = 4 if last else 2
+    step = 2 if where == "an evaluation" else 4
     assert command.until(lambda: f"step {step} loss" in log(folder))
     time.sleep(0.3)
     command.send(signal.SIGTERM)
     assert command.wait() == 143, log(folder)
     assert "Traceback" not in log(folder)
-    assert "validation score" not in log(folder)  # it did not wait for the end
+    assert f"step {step} validation score" not in log(folder)  # it did not wait for the end
     assert checkpoints.fault(folder / f"checkpoint-{step}") is None
     assert forked.train(folder, *settings).wait() == 0, log(folder)
-    assert ("step 2 validation score" in log(folder)) != last  # made up for
+    assert (f"step {step} validation score" in log(folder)) != last  # made up for
     assert forked.weights(folder) == forked.weights(tmp_path / "whole")
     assert metrics(folder) == metrics(tmp_path / "whole")
+
+
+def test_p5_a_signal_while_points_are_written_does_not_write_them_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(
+        "gigaword", tmp_path, "optimisation.steps=4", "evaluation.every=2", "checkpoints.every=2", variants=[]
+    )  # fmt: skip
+    with monkeypatch.context() as patch:
+        real = Monitor.on_evaluate
+
+        def struck(*args: Any, **kwargs: Any) -> None:
+            real(*args, **kwargs)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        patch.setattr(Monitor, "on_evaluate", struck)
+        with pytest.raises(Interrupted):
+            train.train(run)
+    train.train(run)
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert [one.step for one in events.Scalars("eval/score")] == [2, 4]
+    assert [entry["step"] for entry in history(tmp_path / "run", 4) if "eval_score" in entry] == [2, 4]
 
 
 def test_p5_a_second_signal_kills_at_once(tmp_path: Path) -> None:

@@ -51,6 +51,52 @@ def test_p6_an_allowed_change_takes_effect(copy: Path, whole: Path) -> None:
     assert same(copy, "checkpoints.keep=9", f"{rate}=3e-3").wait() == 0  # it is the run's own setting now
 
 
+def test_p6_changed_intervals_take_effect(copy: Path) -> None:
+    changes = {"logging.every": 1, "evaluation.every": 1, "checkpoints.every": 1}
+    words = [word for key, value in changes.items() for word in (f"{key}={value}", "--allow-change", key)]
+    command = same(copy, "checkpoints.keep=9", *words)
+    assert command.wait() == 0, command.text()
+    for key in ("loss", "eval_score"):
+        assert [entry["step"] for entry in history(copy, 8) if key in entry and entry["step"] > 6] == [7, 8]
+    assert (copy / "checkpoint-7").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "allowed", "said"),
+    [
+        ("terms.bregman=null", "terms", "changed since the run was begun: terms.bregman"),
+        ("optimisation.optimizer=adafactor", "optimisation.optimizer", "begins without what the other one remembered"),
+        ("logging.smoothness_steps=1", "logging", "changed since the run was begun: logging.smoothness_steps"),
+    ],
+)
+def test_p6_what_was_remembered_does_not_forbid_a_change(copy: Path, change: str, allowed: str, said: str) -> None:
+    command = same(copy, "checkpoints.keep=9", change, "--allow-change", allowed)
+    assert command.wait() == 0, command.text()
+    assert said in command.text()
+    assert same(copy, "checkpoints.keep=9", change).wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("model.settings.d_model=32", "its weights are of another model"),
+        ("model.settings.encoder_layers=2", "the optimizer's state is of another model"),
+        ("optimisation.steps=4", "6 steps are made, and the run is to end after 4"),
+    ],
+)
+def test_p6_an_allowed_change_that_cannot_be_made_leaves_the_run_as_it_was(
+    copy: Path, whole: Path, tmp_path: Path, change: str, said: str
+) -> None:
+    before = {name: (copy / name).read_bytes() for name in ("run.json", "config.yaml", "task.yaml")}
+    words = (*SETTINGS, "checkpoints.keep=9", change, "--allow-change", change.partition(".")[0])
+    command = forked.train(copy, *words, terms=TERMS, log=tmp_path / "other.log")
+    assert command.wait() == 2, command.text()
+    one_line(command, "checkpoint-6", said)
+    assert {name: (copy / name).read_bytes() for name in before} == before
+    assert same(copy, "checkpoints.keep=9").wait() == 0, log(copy)
+    assert forked.weights(copy) == forked.weights(whole)
+
+
 def test_p6_other_data_and_another_world_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of("gigaword", tmp_path, variants=[])
     old = runs.Record.of(run)
@@ -77,6 +123,23 @@ def test_p6_data_that_changed_between_are_noticed(tmp_path: Path) -> None:
 
 def samples_of(run: Any) -> Any:
     return data.load(run.card, run.config.data)
+
+
+def test_only_a_run_is_replaced(tmp_path: Path, copy: Path) -> None:
+    """--overwrite empties a folder: one that is not ours is refused, whatever its files are called."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "precious.txt").write_text("years of work")
+    for name, text in (("config.yaml", "name: mine\n"), ("task.yaml", "a: 1\n"), ("run.json", "{}\n")):
+        (folder / name).write_text(text)
+        with pytest.raises(runs.BadInput):
+            runs.check_folder(folder, True, False)
+    with pytest.raises(runs.BadInput, match="choose one"):
+        runs.check_folder(copy, True, True)
+    (copy / "run.json").write_text("{")
+    assert runs.check_folder(copy, True, False) is None
+    (copy / "run.json").unlink()
+    assert runs.check_folder(copy, True, False) is None
 
 
 # P8

@@ -19,7 +19,7 @@ from seqreg.criterion import Criterion
 from seqreg.errors import BadInput
 from seqreg.integrations.fairseq_plugin import model as fs
 from seqreg.integrations.fairseq_plugin.forward import FairseqForward
-from seqreg.integrations.fairseq_plugin.regularizer import Memory, Regularizer, answered, log_parts, logged
+from seqreg.integrations.fairseq_plugin.regularizer import Memory, Regularizer, Remembering, answered, log_parts, logged
 from seqreg.integrations.fairseq_plugin.settings import read_terms
 from seqreg.losses import IGNORE, check_labels
 
@@ -44,7 +44,7 @@ class SeqregSentencePredictionConfig(SentencePredictionConfig):
 
 
 @register_criterion("seqreg", dataclass=SeqregConfig)
-class SeqregCriterion(LabelSmoothedCrossEntropyCriterion):
+class SeqregCriterion(Remembering, LabelSmoothedCrossEntropyCriterion):
     """label_smoothed_cross_entropy plus weighted terms, for models that give a distribution a token."""
 
     def __init__(
@@ -111,7 +111,7 @@ class SeqregCriterion(LabelSmoothedCrossEntropyCriterion):
 
 
 @register_criterion("seqreg_sentence_prediction", dataclass=SeqregSentencePredictionConfig)
-class SeqregSentencePrediction(SentencePredictionCriterion):
+class SeqregSentencePrediction(Remembering, SentencePredictionCriterion):
     """sentence_prediction plus weighted terms, for RoBERTa and BART with a classification head."""
 
     def __init__(self, cfg: SeqregSentencePredictionConfig, task: Any) -> None:

@@ -53,13 +53,18 @@ class _R4F:
         """Load checkpoints of this model and of plain ones; fairseq's code looks for plain weights to learn sizes."""
         prefix = f"{name}." if name else ""
         start = f"{prefix}classification_heads."
+        known = set(state_dict)
         for key in [key for key in state_dict if key.startswith(start) and key.endswith(RAW)]:
             state_dict[key.replace(RAW, "weight")] = state_dict[key]
         super().upgrade_state_dict_named(state_dict, name)  # type: ignore[misc]
         for key in self.classification_heads.state_dict():
             plain = f"{start}{key.replace(RAW, 'weight')}"
             if key.endswith(RAW) and plain in state_dict:
-                state_dict[f"{start}{key}"] = state_dict.pop(plain)
+                weight = state_dict[f"{start}{key}"] = state_dict.pop(plain)
+                u, v = (f"{start}{key.replace('original', f'0.{part}')}" for part in "uv")
+                if u not in known:  # those that fairseq put there are of the weights that are replaced
+                    norm = heads.SpectralNorm(weight, getattr(self.args, "r4f_warmup", 15))
+                    state_dict[u], state_dict[v] = norm.u, norm.v
 
 
 @register_model("r4f_roberta")

@@ -6,11 +6,12 @@ import contextlib
 import functools
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from fairseq import checkpoint_utils
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
@@ -138,4 +139,27 @@ class Memory(nn.Module):
         return self.criterion.state_dict()
 
     def set_extra_state(self, state: dict[str, Tensor]) -> None:
-        self.criterion.load_state_dict(state)
+        with answered():  # fairseq would say that the architectures do not match
+            self.criterion.load_state_dict(state)
+
+
+class Remembering:
+    """For a criterion that can begin from any checkpoint: one of a training without such a term has nothing for it."""
+
+    def load_state_dict(self, state_dict: Any, *values: Any, **named: Any) -> Any:
+        if state_dict is None:
+            return None
+        return super().load_state_dict(state_dict, *values, **named)  # type: ignore[misc]
+
+
+def _with_criterion(upgrade: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(upgrade)
+    def wrapped(state: Any) -> Any:
+        state = upgrade(state)
+        state.setdefault("criterion", None)  # fairseq asks for it, and released models are older than it
+        return state
+
+    return wrapped
+
+
+checkpoint_utils._upgrade_state_dict = _with_criterion(checkpoint_utils._upgrade_state_dict)

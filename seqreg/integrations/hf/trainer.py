@@ -245,17 +245,25 @@ class RegularizedTrainer(Trainer):
         if checkpoint is not None:
             self._load_terms(checkpoint)
 
-    def _load_terms(self, checkpoint: str) -> None:
+    def _load_terms(self, checkpoint: str, *, changed: bool = False) -> None:
+        """What the terms remember.
+
+        Args:
+            changed: the terms need not be those of the checkpoint: what is gone is forgotten, what is new begins
+        """
         path = os.path.join(checkpoint, TERM_STATE)
         if os.path.exists(path):
             state = safetensors.torch.load_file(path)
             reference = {key: state.pop(key) for key in list(state) if key.startswith(f"{REFERENCE}/")}
             self._reference = {key.removeprefix(f"{REFERENCE}/"): value for key, value in reference.items()} or None
             of_update = {key: state.pop(key) for key in list(state) if key.startswith(f"{UPDATE}/")}
+            if changed:
+                names = {term.name for term in self.criterion.terms}
+                state = {key: value for key, value in state.items() if key.partition("/")[0] in names}
             self.criterion.load_state_dict(state)
             if self.update is not None:
                 self.update.load_state_dict({key.removeprefix(f"{UPDATE}/"): value for key, value in of_update.items()})
-        elif self._remembers:
+        elif self._remembers and not changed:
             raise BadInput(f"{path} is missing: a term of this criterion remembers, and cannot resume without it")
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
