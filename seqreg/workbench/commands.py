@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def compare(recipe: str, methods: Sequence[str], seeds: str, folder: Path, **way
     out.print(verdict.shown(finding.values))
     for sentence in finding.summary:
         out.print(plain(sentence), soft_wrap=True)
-    console.print(f"A page about it: seqreg report {plain(folder)}")
+    console.print(f"A page about it: seqreg report {plain(shlex.quote(str(folder)))}", soft_wrap=True)
 
 
 def report(folder: Path, output: Path | None, *, markdown: bool, latex: bool) -> None:
