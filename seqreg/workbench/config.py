@@ -149,7 +149,7 @@ def _refuse_trust(stack: layers.Layers) -> None:
 def _check_terms(config: Config, stack: layers.Layers) -> None:
     """Build the criterion once, so that a misspelt term or setting is found before anything else happens."""
     try:
-        config.criterion()
+        terms = config.criterion().terms
     except BadInput as error:
         message = str(error)
         found = re.search(r"unknown (?:setting|preset|schedule) '([^']+)'|\b(\w+)=", message)
@@ -161,6 +161,10 @@ def _check_terms(config: Config, stack: layers.Layers) -> None:
                     raise BadInput(f"{where}: {what}: {message.removeprefix(f'{name}: {key}={value!r}: ')}") from None
         named = [f"terms.{name}" for name in config.terms if f"{name!r}" in message or name == word]
         raise BadInput(f"{stack.origin(named[0] if named else 'terms')}: {message}") from None
+    for name, term in zip(config.terms, terms, strict=True):
+        if term.takes_unlabelled and getattr(term, "mode", "") == "alternate":
+            key = f"terms.{name}.mode"
+            raise BadInput(f"{stack.origin(key)}: {key}='alternate': a run has no unlabelled rows; choose 'joint'")
 
 
 def load(folder: Path, overrides: Sequence[str] = (), *, forget: Sequence[str] = (), trust: bool = False) -> Run:

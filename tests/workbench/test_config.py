@@ -112,3 +112,8 @@ def test_a_saved_run_is_a_recipe_again(tmp_path: Path) -> None:
     assert layers.read(tmp_path / "config.yaml")["task"] == "task.yaml"
     with pytest.raises(BadInput, match="not a run of seqreg"):
         config.load(tmp_path / "nothing")
+
+
+def test_a_term_that_needs_unlabelled_rows_is_refused_before_anything_is_written() -> None:
+    with pytest.raises(BadInput, match=r"command line: terms.jachess.mode='alternate': a run has no unlabelled rows"):
+        config.resolve("quickstart", terms=["jachess"], overrides=["terms.jachess.mode=alternate"])
