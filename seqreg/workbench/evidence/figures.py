@@ -29,9 +29,13 @@ def figure(*files: Path, width: float = 8, height: float = 5) -> Iterator[Any]:
 
     with matplotlib.rc_context(STYLE):
         from matplotlib.figure import Figure
+        from matplotlib.ticker import LogFormatter
 
         drawn = Figure(figsize=(width, height))
         yield drawn
+        for axis in (axis for axes in drawn.axes for axis in (axes.xaxis, axes.yaxis) if axis.get_scale() == "log"):
+            axis.set_major_formatter(LogFormatter())  # the default one writes powers of ten as formulas
+            axis.set_minor_formatter(LogFormatter())  # seen where there is less than a power of ten
         for file in files:
             file.parent.mkdir(parents=True, exist_ok=True)
             drawn.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)

@@ -168,3 +168,13 @@ def test_names_are_no_formulas_and_no_options(tmp_path: Path) -> None:
         drawn.add_subplot().set_title(r"runs/$a_{$ and $\no$")  # which is no formula that could be drawn
     assert (tmp_path / "x.svg").stat().st_size > 1000
     assert latex("[1] * 2") == "{[}1] {*} 2"
+
+
+@pytest.mark.parametrize(("values", "labels"), [([1e-4, 1, 100], {"1", "100"}), ([2.2, 6], {"3", "4"})])
+def test_powers_of_ten_are_written_plainly(values: list[float], labels: set[str], tmp_path: Path) -> None:
+    with figure(tmp_path / "x.png") as drawn:
+        axes = drawn.add_subplot()
+        axes.semilogy(values)
+    shown = {label.get_text() for both in (False, True) for label in axes.get_yticklabels(minor=both)}
+    assert labels <= shown
+    assert not any("$" in text for text in shown)
