@@ -76,7 +76,12 @@ def _show_one(name: str) -> None:
     for kind in ("recipes", "tasks", "recipes/terms"):
         if name in catalogue.names(kind):
             path = catalogue.find(kind, name)
-            found.append((str(path), Syntax(path.read_text(encoding="utf-8"), "yaml", background_color="default")))
+            found.append(
+                (
+                    str(path),
+                    Syntax(path.read_text(encoding="utf-8"), "yaml", background_color="default", word_wrap=True),
+                )
+            )
     if name in catalogue.names("recipes/terms") and name != "r4f":
         from seqreg.build import term_class
 
@@ -86,7 +91,7 @@ def _show_one(name: str) -> None:
         raise BadInput(f"{name!r} is no term, task, recipe or folder; {nearest(name, known)}")
     for title, text in found:
         out.rule(title)
-        out.print(text, soft_wrap=True) if isinstance(text, str) else out.print(text)
+        out.print(text if isinstance(text, str) or out.is_terminal else text.code, soft_wrap=True)
 
 
 def _show_runs(folders: Sequence[str]) -> None:

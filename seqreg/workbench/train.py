@@ -13,7 +13,7 @@ import torch
 import transformers
 from transformers import DataCollatorForSeq2Seq, DataCollatorWithPadding, Seq2SeqTrainingArguments, TrainingArguments
 
-from seqreg.errors import Interrupted
+from seqreg.errors import BadInput, Interrupted
 from seqreg.integrations.hf.trainer import RAW_HEAD
 from seqreg.workbench import checkpoints, data, guard, models, outputs, room
 from seqreg.workbench import config as configs
@@ -227,6 +227,8 @@ def arguments(config: Config, folder: Path, seq2seq: bool) -> TrainingArguments:
 def trained(folder: Path, overrides: tuple[str, ...] = (), *, trust: bool = False) -> Run:
     """The run of a folder, with the trained model in place of the one that it started from."""
     run = configs.load(folder, overrides, trust=trust)
+    if not (folder / "config.json").is_file():
+        raise BadInput(f"{folder}: there is no trained model in it: has its training ended?")
     further = {
         "model": Model(name=str(folder)),
         "terms": {},

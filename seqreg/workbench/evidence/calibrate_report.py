@@ -41,7 +41,10 @@ class Part:
         )
         if found["ece"] <= found["by chance"] and found["adaptive_ece"] <= found["adaptive by chance"]:
             return f"{text}no more than a perfectly calibrated model may show on so few ({found['by chance']:.3f})."
-        off, chance = abs(found["overconfidence"]), f"by chance up to {found['by chance']:.3f}"
+        off, chance = (
+            abs(found["overconfidence"]),
+            (f"by chance up to {found['by chance']:.3f}, adaptive {found['adaptive by chance']:.3f}"),
+        )
         if off < found["ece"] / 2:
             return f"{text}too sure in places and too modest in others ({chance})."
         return f"{text}{'overconfident' if found['overconfidence'] > 0 else 'underconfident'} by {off:.3f} ({chance})."

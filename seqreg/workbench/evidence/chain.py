@@ -17,10 +17,10 @@ from seqreg.workbench.evidence import collapse_figures
 from seqreg.workbench.evidence.encoders import Pooling
 from seqreg.workbench.evidence.findings import Finding, Table
 from seqreg.workbench.evidence.probe import PRETRAINED, Lens, Probed, shown
+from seqreg.workbench.evidence.scoring import train
 from seqreg.workbench.evidence.study_files import Plan, Step, Task
 from seqreg.workbench.guard import Signals
 from seqreg.workbench.layers import assigned
-from seqreg.workbench.train import train
 
 BASELINE = "baseline"
 

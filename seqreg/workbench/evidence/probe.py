@@ -140,7 +140,7 @@ def study(
     first = next(iter(runs.values()))
     if file is None and first.card.kind != "classification":
         raise BadInput(f"{folders[0]}: its task is not a classification, which is what is probed: give --tasks FILE")
-    own = Path(first.config.task).stem
+    own = first.card.title
     tasks = study_files.tasks(file, rows) if file else [Task.of(own, first.card, first.config.data, rows)]
     lens = Lens(tasks, pooling, trust=trust)
     began = {folder: pretrained or encoders.origin(folder) for folder in runs}

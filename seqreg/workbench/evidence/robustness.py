@@ -122,7 +122,7 @@ def robustness(
         examples = data.sample(one.splits.sets[chosen], limit)
         if (shared and examples != shared) or len(examples) < 2:
             what = f"other examples than {folders[0]}" if shared else "fewer than two examples"
-            raise BadInput(f"{folder}: {chosen} has {what}: compare runs on the same, at least two")
+            raise BadInput(f"{folder}: {chosen} has {what}: runs are compared on the same, two or more")
         shared, batches = examples, -(-len(examples) // one.run.config.evaluation.batch_size)
         with progress(batches * (len(asked) + 1)) as tell:
             rows += examine(one, name, examples, asked, tell)

@@ -6,9 +6,11 @@ import dataclasses
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from seqreg.errors import BadInput
 from seqreg.workbench import models
+from seqreg.workbench import train as trainings
 from seqreg.workbench.config import Run
 from seqreg.workbench.data import Splits
 from seqreg.workbench.evaluate import Scored, evaluate
@@ -35,3 +37,14 @@ def ended(folder: Path) -> None:
     record = Record.read(folder)
     if record is None or not record.finished:
         raise BadInput(f"{folder}: its training has not ended: run the same seqreg train again")
+
+
+def train(run: Run) -> dict[str, Any]:
+    """Train a run of a study, or go on with it; the options of `seqreg train` are not offered, for there are none."""
+    try:
+        return trainings.train(run)
+    except BadInput as error:
+        if len(error.lines) == 1:
+            raise
+        *lines, _ = error.lines
+        raise BadInput(*lines, "remove that folder and those of the steps after it, or begin elsewhere") from None

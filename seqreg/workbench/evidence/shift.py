@@ -16,11 +16,10 @@ from seqreg.workbench.evidence import collapse_figures
 from seqreg.workbench.evidence.chain import one_process
 from seqreg.workbench.evidence.findings import Finding, Table
 from seqreg.workbench.evidence.probe import labels, trained
-from seqreg.workbench.evidence.scoring import score
+from seqreg.workbench.evidence.scoring import score, train
 from seqreg.workbench.guard import Signals
 from seqreg.workbench.layers import assigned
 from seqreg.workbench.tables import scores_of
-from seqreg.workbench.train import train
 
 OF_THE_SOURCE = (
     "task", "output", "generation", "data.path", "data.limit", "data.share", "data.max_source", "data.max_target",
@@ -61,14 +60,17 @@ class Shift:
 
 
 def onto(folder: Path, task: str, share: float, settings: Sequence[str], trust: bool = False) -> Run:
-    """The run of a folder on another task: its model, its method and its training; the other card's data and lengths.
+    """The run of a folder on another task: its model, its method and its training; the other card's data.
 
-    It is written to the run's folder, below shift/.
+    Texts are cut at the shorter of the two cards' lengths. It is written to the run's folder, below shift/.
     """
-    head = config.load(folder, trust=trust).config.model
+    source, (card, _) = config.load(folder, trust=trust).config, cards.load(task)
+    head, data = source.model, source.data
     own = [
         assigned("task", task), assigned("model.name", folder),
         f"model.head={head.head}", f"model.head_layers={head.head_layers}",
+        f"data.max_source={min(data.max_source, card.lengths.source)}",
+        f"data.max_target={min(data.max_target, card.lengths.target)}",
         assigned("output", folder / "shift" / Path(task).stem / f"share-{share:g}"),
     ]  # fmt: skip
     own += [f"data.share={share}"] if share else []
