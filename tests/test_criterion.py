@@ -91,7 +91,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda: R3F(weight="1e-5"), "r3f: weight='1e-5' is text, not a number: in YAML write 1.0e-5, not 1e-5"),
     (lambda: R3F(weight="big"), "r3f: weight='big' is text, not a number"),
     (lambda: Criterion(fused="no"), "fused='no': expected True or False"),
-    (lambda: R3F(scale=0), "scale=0: expected a number > 0"),
+    (lambda: R3F(scale=0, dropout="shared"), "scale=0"),
     (lambda: R3F(scale=-1e-5), "scale=-1e-05"),
     (lambda: R3F(scale=float("nan")), "scale=nan: expected a finite number"),
     (

@@ -31,7 +31,7 @@ FOUND: dict[str, tuple[list[str], str]] = {
     "dropout below 0": (["model.settings.dropout=-1"], "cannot compute a loss: dropout probability"),
     "no width": (["model.settings.d_model=0"], "model.architecture=bart cannot be built"),
     "a control character": (["output=a\x07b"], "output: unacceptable character"),
-    "a seed that is too large": (["seed=99999999999999999999"], "seed=9+: expected less than or equal"),
+    "a seed that is too large": (["seed=99999999999999999999"], "seed:1: a whole number of more than 63 bits"),
     "a path that is too long": (["data.path=" + "x" * 5000], "no such file or folder"),
     "a name that is too long": (["task=" + "x" * 5000 + ".yaml"], "no such file"),
 }
@@ -91,7 +91,7 @@ def test_the_console_reads_no_markup() -> None:
 def test_a_trial_changes_nothing(tmp_path: Path) -> None:
     """The generator, the weights, the state of a normalised head and the mode are as they were."""
     words = tiny(tmp_path, "--terms", "r4f", recipe="glue", variant="rte")
-    made = config.resolve("glue", variants=["rte"], terms=["r4f"], overrides=words[6:])
+    made = config.resolve("glue", variants=["rte"], terms=["r4f"], overrides=words[4:-2])
     shop = train.prepare(made)
     model = shop.model.eval()
     kept, drawn = {key: value.clone() for key, value in model.state_dict().items()}, torch.get_rng_state()
