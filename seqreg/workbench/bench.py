@@ -152,7 +152,8 @@ def _take_turns(team: Sequence[Worker], rounds: int, tell: Tell) -> tuple[dict[s
 
 
 def _row(name: str, cost: Cost, plain: Cost, peak: float) -> Row:
-    ratios = sorted(own / other for own, other in zip(cost.seconds, plain.seconds, strict=False))
+    own = cost.seconds if len(cost.seconds) > 1 else cost.seconds * len(plain.seconds)  # a heavy one is timed once
+    ratios = sorted(seconds / other for seconds, other in zip(own, plain.seconds, strict=True))
     middle = statistics.median(cost.seconds)
     return Row(
         name,

@@ -99,3 +99,11 @@ def test_measure_and_plot(tmp_path: Path) -> None:
 def test_mistakes_are_named(arguments: Any, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         bench.measure(**{"size": "tiny", **arguments})
+
+
+def test_a_step_that_is_timed_once_lies_within_its_range() -> None:
+    plain = bench.Cost((1.0, 2.0, 4.0), 10, 100)
+    row = bench._row("heavy", bench.Cost((60.0,), 30, None), plain, peak=1.0)
+    assert (row.time, row.time_range) == (30.0, (15.0, 60.0))
+    row = bench._row("light", bench.Cost((2.0, 6.0, 8.0), 30, 50), plain, peak=1.0)
+    assert (row.time, row.time_range, row.flops, row.memory) == (3.0, (2.0, 3.0), 3.0, 0.5)
