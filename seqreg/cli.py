@@ -265,8 +265,17 @@ def main() -> None:
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()
         else:
-            print(f"seqreg: {plain(error.format_message().rstrip('.'))}; see seqreg --help", file=sys.stderr)
+            print(f"seqreg: {plain(error.format_message().rstrip('.'))}; see {_asked(error)} --help", file=sys.stderr)
         sys.exit(2)
+
+
+def _asked(error: Any) -> str:
+    """The command that an error is about, as it is called."""
+    names, ctx = [], getattr(error, "ctx", None)
+    while ctx is not None and ctx.parent is not None:
+        names.append(ctx.info_name)
+        ctx = ctx.parent
+    return " ".join(["seqreg", *names[::-1]])
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def robustness(
     rates: Annotated[str, typer.Option(help="Shares of characters or words that are hit.")] = "0.05,0.1,0.2",
     scales: Annotated[str, typer.Option(help="Of noise on embeddings, as shares of their RMS.")] = "0.1,0.3,1",
     radii: Annotated[str, typer.Option(help="Of the ascent, as shares of the embeddings' norm.")] = "0.01,0.03,0.1",
-    seeds: Annotated[int, typer.Option(help="How often every noise is drawn.")] = 3,
+    draws: Annotated[int, typer.Option(help="How often every noise is drawn.")] = 3,
     split: Annotated[Optional[str], typer.Option(help="Of the task; by default the one that it is judged by.")] = None,
     limit: Annotated[int, typer.Option(help="At most so many examples, by a fixed draw.")] = 500,
     output: Output = None,
@@ -139,12 +139,12 @@ def robustness(
 
     seqreg robustness runs/quickstart/baseline runs/quickstart/r3f --limit 100
 
-    seqreg robustness runs/glue-sst2/r3f --noise characters --rates 0.01,0.02,0.05,0.1 --seeds 5
+    seqreg robustness runs/glue-sst2/r3f --noise characters --rates 0.01,0.02,0.05,0.1 --draws 5
     """
     from seqreg.workbench.evidence import robustness as work
 
     levels = {"rates": rates, "scales": scales, "radii": radii}
-    options = {"seeds": seeds, "split": split, "limit": limit, "output": output}
+    options = {"draws": draws, "split": split, "limit": limit, "output": output}
     work.command(runs, noise or [], levels, as_json=as_json, trust=trust, **options)
 
 
@@ -190,8 +190,8 @@ def chain(
         typer.Option("--terms", "-t", help="A method beside the baseline: `r3f`, or `r3f+rdrop`; may be repeated."),
     ] = None,
     cycles: Annotated[int, typer.Option(min=1, help="How often the steps of the plan are gone through.")] = 1,
-    seed: Annotated[
-        Optional[list[int]], typer.Option(min=0, help="Instead of the seeds of the plan; may be repeated.")
+    seeds: Annotated[
+        Optional[str], typer.Option(help="Instead of those of the plan; how many, or which: `5`, or `3,7,11`.")
     ] = None,
     pooling: Annotated[Literal["mean", "first"], typer.Option(help="Of a text's tokens into one vector.")] = "mean",
     rows: Rows = 5000,
@@ -216,13 +216,15 @@ def chain(
     """
     from seqreg.workbench.evidence import collapse
 
-    ways: dict[str, Any] = {"cycles": cycles, "seeds": seed or [], "pooling": pooling, "rows": rows, "trust": trust}
+    ways: dict[str, Any] = {"cycles": cycles, "seeds": seeds, "pooling": pooling, "rows": rows, "trust": trust}
     collapse.chain(plan, methods or [], settings or [], output, as_json=as_json, **ways)
 
 
 @app.command(rich_help_panel="Evidence")
 def shift(
-    words: Annotated[list[str], typer.Argument(help="Output folders of trainings, then changes: `key=value`.")],
+    words: Annotated[
+        list[str], typer.Argument(metavar="RUNS", help="Output folders of trainings, then changes: `key=value`.")
+    ],
     to: Annotated[str, typer.Option(help="The task that the models are moved to: a card by name or path.")],
     share: Annotated[
         Optional[list[float]],

@@ -84,6 +84,9 @@ def resolve(
     stack.values.setdefault("output", f"runs/{name}/{'-'.join(Path(t).stem for t in chosen) or 'baseline'}")
     config = checked(Config, stack.values, stack.origin)
     _check_terms(config, stack)
+    if card.kind == "generation" and config.evaluation.resamples < 1:
+        where = stack.origin("evaluation.resamples")
+        raise BadInput(f"{where}: evaluation.resamples=0: ROUGE has intervals: expected at least 1; 1000 is usual")
     return Run(config, card, stack, trust)
 
 
@@ -170,5 +173,6 @@ def _check_terms(config: Config, stack: layers.Layers) -> None:
 def load(folder: Path, overrides: Sequence[str] = (), *, forget: Sequence[str] = (), trust: bool = False) -> Run:
     """The run that was saved in a folder."""
     if not os.path.isfile(folder / "config.yaml"):
-        raise BadInput(f"{folder}: not a run of seqreg: it has no config.yaml")
+        there = os.path.isdir(folder)
+        raise BadInput(f"{folder}: {'not a run of seqreg: it has no config.yaml' if there else 'no such folder'}")
     return resolve(str(folder / "config.yaml"), overrides=overrides, forget=forget, trust=trust)

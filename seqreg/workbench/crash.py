@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,8 @@ def write(run: Path, trainer: Any, attempt: Any, skip: bool) -> Path | None:
 
 def read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The story of a crash folder, with its generators as `guard.set_draw_state` takes them, and its batches."""
+    if not os.path.isdir(folder):
+        raise BadInput(f"{folder}: no such folder; a training writes one as RUN/crash/step-N")
     wrong = checkpoints.fault(folder, (BATCH, STORY))
     if wrong is not None:
         raise BadInput(f"{folder}: cannot be replayed: {wrong}")

@@ -14,7 +14,7 @@ from seqreg.metrics.classification import classification
 from seqreg.metrics.rouge import rouge
 from seqreg.workbench.cards import Card
 from seqreg.workbench.config import Run
-from seqreg.workbench.console import console
+from seqreg.workbench.console import warn
 from seqreg.workbench.examples import Example
 from seqreg.workbench.models import Encoded
 
@@ -46,10 +46,14 @@ class Scored:
 
 
 class Scorer:
-    """The `compute_metrics` of a trainer for one set of examples; keeps what it found last."""
+    """The `compute_metrics` of a trainer for one set of examples; keeps what it found last.
 
-    def __init__(self, examples: Sequence[Example], run: Run, tokenizer: Any) -> None:
-        self.examples, self.run, self.tokenizer = examples, run, tokenizer
+    Args:
+        untrained: the model has not learnt anything yet, so nothing is odd about what it says
+    """
+
+    def __init__(self, examples: Sequence[Example], run: Run, tokenizer: Any, *, untrained: bool = False) -> None:
+        self.examples, self.run, self.tokenizer, self.untrained = examples, run, tokenizer, untrained
         self.last = Scored()
 
     def __call__(self, output: Any) -> dict[str, float]:
@@ -60,6 +64,8 @@ class Scorer:
         if self.run.card.kind == "generation":
             texts = decode(found, self.tokenizer, self.run.card)
             self.last = score_texts(texts, self.examples, self.run.card, **options)
+            if not self.untrained:
+                warn_of_silence(self.last)
         else:
             self.last = score_classes(found, self.examples, self.run.card, **options)
         return self.last.flat()
@@ -83,8 +89,6 @@ def score_texts(texts: Sequence[str], examples: Sequence[Example], card: Card, *
     chosen = [examples[index] for index in range(len(texts))]
     references, sources = [one.target or "" for one in chosen], [one.source for one in chosen]
     report = rouge(texts, references, sources=sources, split=card.sentences, tokenizer=card.words, **options)
-    if report.counts["empty"] == len(texts):
-        console.print(f"seqreg: warning: all {len(texts)} predictions are empty: has the model learnt anything yet?")
     means = {kind: 100 * mean for kind, mean in report.means.items()}
     rows = [
         {"index": index, "prediction": text, "reference": reference}
@@ -97,6 +101,12 @@ def score_texts(texts: Sequence[str], examples: Sequence[Example], card: Card, *
         rows,
         report.signature,
     )
+
+
+def warn_of_silence(scored: Scored) -> None:
+    """Say it if a model has written nothing at all."""
+    if scored.metrics["empty"] == len(scored.rows):
+        warn(f"seqreg: warning: all {len(scored.rows)} predictions are empty: has the model learnt anything yet?")
 
 
 def score_classes(outputs: Any, examples: Sequence[Example], card: Card, **options: Any) -> Scored:
@@ -131,9 +141,11 @@ def _truth(output: Any, label: int | float | None, card: Card) -> dict[str, Any]
     return {"reference": card.labels[int(label)], "correct": bool(output.argmax() == label)}
 
 
-def evaluate(trainer: Any, run: Run, tokenizer: Any, examples: Sequence[Example], name: str) -> Scored:
+def evaluate(
+    trainer: Any, run: Run, tokenizer: Any, examples: Sequence[Example], name: str, *, untrained: bool = False
+) -> Scored:
     """Generate or classify with a trainer, and score it."""
-    scorer, kept = Scorer(examples, run, tokenizer), trainer.compute_metrics
+    scorer, kept = Scorer(examples, run, tokenizer, untrained=untrained), trainer.compute_metrics
     trainer.compute_metrics = scorer
     begin = time.perf_counter()
     try:

@@ -140,7 +140,7 @@ class Evaluation(Section):
         every: evaluate on the validation set every so many steps; 0 for the end alone
         before: also evaluate the untrained model
         best: keep the checkpoint with the best validation score instead of the last
-        confidence, resamples: of the bootstrap intervals
+        confidence, resamples: of the bootstrap intervals; 0 resamples for none, where classes are predicted
     """
 
     every: Natural = 0

@@ -103,7 +103,7 @@ def _trained(trainer: Any, shop: Workshop, place: Place, scorer: Scorer) -> dict
     checkpoint = place.take(trainer)
     first = shop.splits.evaluations(run.card)[0]
     if run.config.evaluation.before and not place.record.before:
-        untrained = evaluate(trainer, run, shop.tokenizer, shop.splits.sets[first], first)
+        untrained = evaluate(trainer, run, shop.tokenizer, shop.splits.sets[first], first, untrained=True)
         place.note(before=outputs.scores(untrained))
     monitor = Monitor(folder / "tensorboard", run, scorer)
     if run.config.logging.tensorboard:

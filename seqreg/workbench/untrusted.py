@@ -7,7 +7,8 @@ import re
 
 _UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _BREAK = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|~>-])")
+_MARKDOWN = re.compile(r"([\\`*{|~]|(?<!\w)_|_(?!\w)|(?<=\])[(\[])")  # what is markup anywhere: `_` not inside a word
+_LEADING = re.compile(r"^(\s*)(\d*)([#=\[]|[.)+-](?=[\s-]|$))")  # what is markup at the beginning of a line
 
 
 def plain(text: object) -> str:
@@ -31,8 +32,15 @@ def code(text: object, most: int = 500) -> str:
 
 
 def prose(text: object) -> str:
-    """Text inside a sentence of Markdown: neither Markdown nor HTML."""
-    return _MARKDOWN.sub(r"\\\1", html.escape(plain(text), quote=False))
+    r"""Text inside a sentence of Markdown: neither Markdown nor HTML. What is no markup stays as it is.
+
+    >>> print(prose("+0.5 [0.1, 0.9] on text_pairs, *so* [it](is)"))
+    +0.5 [0.1, 0.9] on text_pairs, \*so\* [it]\(is)
+    >>> print(prose("1. - [x] <b>"))
+    1\. - [x] &lt;b&gt;
+    """
+    marked = _MARKDOWN.sub(r"\\\1", html.escape(plain(text), quote=False))
+    return _LEADING.sub(r"\1\2\\\3", marked)
 
 
 def fenced(text: str, language: str) -> str:

@@ -176,9 +176,11 @@ def _(tmp: Path) -> None:
     examples = [Example("a b", None, "a b"), Example("a b", None, ""), Example("a", None, "a")]
     found = evaluate.score_texts(["a b", "a", ""], examples, PAIRS, resamples=10)
     assert (found.metrics["rouge1"], found.metrics["empty"]) == (pytest.approx(100 / 3), 1)
-    with mock.patch.object(evaluate, "console") as console:
-        evaluate.score_texts(["", "", ""], examples, PAIRS, resamples=10)
-    assert "all 3 predictions are empty" in console.print.call_args.args[0]
+    with mock.patch.object(evaluate, "warn") as warn:
+        evaluate.warn_of_silence(found)
+        assert not warn.called
+        evaluate.warn_of_silence(evaluate.score_texts(["", "", ""], examples, PAIRS, resamples=10))
+    assert "all 3 predictions are empty" in warn.call_args.args[0]
 
 
 @row(50, "ROUGE of text that is not in Latin letters", "W", "warned", "words: unicode in a card counts it")

@@ -110,7 +110,7 @@ def test_a_saved_run_is_a_recipe_again(tmp_path: Path) -> None:
     own = {**again.config.model_dump(), "task": run.config.task}
     assert own == run.config.model_dump()
     assert layers.read(tmp_path / "config.yaml")["task"] == "task.yaml"
-    with pytest.raises(BadInput, match="not a run of seqreg"):
+    with pytest.raises(BadInput, match="nothing: no such folder"):
         config.load(tmp_path / "nothing")
 
 

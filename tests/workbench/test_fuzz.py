@@ -9,6 +9,8 @@ from typing import Any
 import markdown
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from seqreg.workbench import config, outputs, train, trial, untrusted
 from seqreg.workbench.evaluate import Scored
@@ -46,9 +48,9 @@ def test_what_was_found(name: str, tmp_path: Path) -> None:
 
 def test_usage_errors_are_one_line(tmp_path: Path) -> None:
     for words, message in (
-        (["train"], "(?i)missing argument 'recipe'; see seqreg --help"),
-        (["trian", "x"], "No such command 'trian'"),
-        (["train", "quickstart", "--nope"], "No such option: --nope"),
+        (["train"], "(?i)missing argument 'recipe'; see seqreg train --help"),
+        (["trian", "x"], "No such command 'trian'.*; see seqreg --help"),
+        (["train", "quickstart", "--nope"], "No such option: --nope.*; see seqreg train --help"),
         (["bench", "--size", "huge"], "Invalid value for '--size'"),
     ):
         refused(tmp_path, message, *words)
@@ -68,6 +70,16 @@ def test_what_is_shown_stays_in_its_place(tmp_path: Path) -> None:
     assert "\n" not in untrusted.plain(EVIL)
     assert untrusted.one_line("a\r\nb\u2028c") == "a<n>b<n>c"
     assert untrusted.fenced("a\n```\nb", "yaml").startswith("````yaml\n")
+
+
+@given(st.text("ab1 .-+=#[](){}!|~*_`\\\\<>&:'\"/^$", max_size=30))
+def test_prose_is_not_markup(text: str) -> None:
+    """In a list, in a cell and in a heading: what comes out has our tags alone."""
+    said = untrusted.prose(text)
+    page = f"- {said}\n\n| a |\n|---|\n| {said} |\n\n## x {said}\n"
+    tags = re.findall(r"</?(\w+)", markdown.markdown(page, extensions=["markdown.extensions.tables"]))
+    assert set(tags) <= {"ul", "li", "table", "thead", "tbody", "tr", "th", "td", "h2"}
+    assert (tags.count("li"), tags.count("tr")) == (2, 4)
 
 
 def test_a_model_card_has_no_markup_of_others(tmp_path: Path) -> None:

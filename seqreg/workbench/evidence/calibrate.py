@@ -40,8 +40,10 @@ def calibrate(
     trust: bool = False,
 ) -> Finding:
     """Measure, draw, and write down what was found."""
-    if bins < 1 or limit < 2:
-        raise BadInput(f"--bins {bins}, --limit {limit}: expected at least 1 bin and 2 examples")
+    if bins < 1:
+        raise BadInput(f"--bins {bins}: expected at least 1")
+    if limit < 2:
+        raise BadInput(f"--limit {limit}: expected at least 2 examples")
     where = place([folder], output)
     one = subject.load(folder, overrides, trust=trust)
     if one.card.kind == "regression":

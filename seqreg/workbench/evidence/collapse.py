@@ -11,6 +11,7 @@ from typing import Any
 from seqreg.errors import BadInput, nearest
 from seqreg.workbench import catalogue
 from seqreg.workbench.evidence import study_files
+from seqreg.workbench.evidence.comparison import read_seeds, write_seeds
 from seqreg.workbench.evidence.findings import FOLDER
 
 
@@ -38,18 +39,18 @@ def probe(
 
 def chain(
     file: Path, methods: Sequence[str], settings: Sequence[str], output: Path | None, *, as_json: bool, cycles: int,
-    seeds: Sequence[int], rows: int, pooling: Any, trust: bool,
+    seeds: str | None, rows: int, pooling: Any, trust: bool,
 ) -> None:  # fmt: skip
     """Train and probe a chain, and print what was found."""
     plan = study_files.read(study_files.Plan, file)
-    plan = plan.model_copy(update={"seeds": list(seeds)}) if seeds else plan
+    plan = plan if seeds is None else plan.model_copy(update={"seeds": read_seeds(seeds)})
     for name in (part for method in methods for part in method.split("+")):
         known = catalogue.names("recipes/terms")
         if name not in (*known, "baseline") and not name.endswith((".yaml", ".yml")):
             raise BadInput(f"--terms {name}: unknown; {nearest(name, known)}")
     for word in settings:
         if word.partition("=")[0] in ("output", "seed"):
-            raise BadInput(f"{word}: not here: --output and --seed say so")
+            raise BadInput(f"{word}: not here: --output and --seeds say so")
     from seqreg.workbench.console import quiet
     from seqreg.workbench.evidence import chain as work
     from seqreg.workbench.evidence import showing
@@ -59,8 +60,16 @@ def chain(
     into = showing.place([where], where / FOLDER)
     laid = work.lay(plan, str(file), where, methods, cycles, settings, rows, trust)
     words = ["chain", file, *(word for name in methods for word in ("--terms", name)), "--cycles", cycles, *settings]
-    words += [word for seed in plan.seeds for word in ("--seed", seed)]
-    words += ["--rows", rows, "--pooling", pooling, "--output", where]
+    words += [
+        "--seeds",
+        write_seeds(list(dict.fromkeys(plan.seeds))),
+        "--rows",
+        rows,
+        "--pooling",
+        pooling,
+        "--output",
+        where,
+    ]
     finding = work.study(laid, into, command=_command(*words), cycles=cycles, pooling=pooling, trust=trust)
     showing.show(finding, into, as_json=as_json)
 

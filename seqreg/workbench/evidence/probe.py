@@ -135,7 +135,9 @@ def study(
     pooling: Pooling = "mean", pretrained: str | None = None, trust: bool = False,
 ) -> Finding:  # fmt: skip
     """Probe the encoders of runs, and the pretrained models that they began with, on the tasks of a file."""
-    runs = {folder: trained(folder, trust) for folder in dict.fromkeys(folders)}
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise BadInput(f"{', '.join(map(str, folders))}: the same run twice")
+    runs = {folder: trained(folder, trust) for folder in folders}
     names = labels(runs)
     first = next(iter(runs.values()))
     if file is None and first.card.kind != "classification":
@@ -145,6 +147,8 @@ def study(
     lens = Lens(tasks, pooling, trust=trust)
     began = {folder: pretrained or encoders.origin(folder) for folder in runs}
     found: dict[str, Probed] = {}
+    for folder in (folder for folder, base in began.items() if base is None):
+        say(f"{folder} began without a pretrained model, so its layers are compared with none: see --pretrained")
     for base in dict.fromkeys(name for name in began.values() if name):
         label = PRETRAINED if len(set(began.values())) == 1 else f"{PRETRAINED} {base}"
         say(f"probing {label}")

@@ -21,7 +21,7 @@ from seqreg.workbench.evaluate import score_classes
 from seqreg.workbench.evidence import perturb, robustness_report, subject
 from seqreg.workbench.evidence.findings import Finding
 from seqreg.workbench.evidence.showing import Tell, place, progress, show
-from seqreg.workbench.evidence.subject import Subject
+from seqreg.workbench.evidence.subject import Material, Subject
 from seqreg.workbench.examples import Example
 
 RATES, SCALES, RADII = (0.05, 0.1, 0.2), (0.1, 0.3, 1.0), (0.01, 0.03, 0.1)
@@ -103,7 +103,7 @@ def robustness(
     rates: Sequence[float] = RATES,
     scales: Sequence[float] = SCALES,
     radii: Sequence[float] = RADII,
-    seeds: int = 3,
+    draws: int = 3,
     split: str | None = None,
     limit: int = 500,
     output: Path | None = None,
@@ -111,33 +111,43 @@ def robustness(
     trust: bool = False,
 ) -> Finding:
     """Ask every run under every condition, draw, and write down what was found."""
-    _check(noises, rates, scales, radii, seeds, limit)
+    _check(noises, rates, scales, radii, draws, limit)
     names, where = _names(folders, overrides), place(folders, output)
-    asked = conditions(noises, rates, scales, radii, seeds)
+    asked = conditions(noises, rates, scales, radii, draws)
+    runs = [subject.prepare(folder, overrides, trust=trust) for folder in folders]
+    chosen, shared = _examples(runs, split, limit)
+    card = runs[0].card
     rows: list[Row] = []
-    shared: list[Example] = []
-    for name, folder in zip(names, folders, strict=True):
-        one = subject.load(folder, overrides, trust=trust)
-        chosen = one.split(split)
-        examples = data.sample(one.splits.sets[chosen], limit)
-        if (shared and examples != shared) or len(examples) < 2:
-            what = f"other examples than {folders[0]}" if shared else "fewer than two examples"
-            raise BadInput(f"{folder}: {chosen} has {what}: runs are compared on the same, two or more")
-        shared, batches = examples, -(-len(examples) // one.run.config.evaluation.batch_size)
+    for name, run in zip(names, runs, strict=True):
+        one = run.open(trust=trust)
+        batches = -(-len(shared) // run.run.config.evaluation.batch_size)
         with progress(batches * (len(asked) + 1)) as tell:
-            rows += examine(one, name, examples, asked, tell)
+            rows += examine(one, name, shared, asked, tell)
     words = ["seqreg", "robustness", *map(str, folders), *overrides, *(f"--noise={noise}" for noise in noises)]
     words += [f"--{key}={','.join(f'{x:g}' for x in values)}" for key, values in _levels(rates, scales, radii).items()]
-    words += [f"--seeds={seeds}", f"--limit={limit}", *([f"--split={split}"] if split else [])]
+    words += [f"--draws={draws}", f"--limit={limit}", *([f"--split={split}"] if split else [])]
     about = f"{len(shared)} examples of {chosen}"
     finding = Finding(
         "robustness", f"Robustness of {', '.join(names)}", shlex.join(words),
-        robustness_report.summary(rows, one.card, about), robustness_report.tables(rows, one.card, about),
-        robustness_report.draw(where, rows, one.card),
-        {"examples": len(shared), "split": chosen, "seeds": seeds, "rows": [asdict(row) for row in rows]},
+        robustness_report.summary(rows, card, about), robustness_report.tables(rows, card, about),
+        robustness_report.draw(where, rows, card),
+        {"examples": len(shared), "split": chosen, "draws": draws, "rows": [asdict(row) for row in rows]},
     )  # fmt: skip
     finding.write(where)
     return finding
+
+
+def _examples(runs: Sequence[Material], split: str | None, limit: int) -> tuple[str, list[Example]]:
+    """The split, and the examples of it that all runs have."""
+    shared: list[Example] = []
+    for run in runs:
+        chosen = run.split(split)
+        found = data.sample(run.splits.sets[chosen], limit)
+        if (shared and found != shared) or len(found) < 2:
+            what = f"other examples than {runs[0].folder}" if shared else "fewer than two examples"
+            raise BadInput(f"{run.folder}: {chosen} has {what}: runs are compared on the same, two or more")
+        shared = found
+    return chosen, shared
 
 
 def _levels(rates: Sequence[float], scales: Sequence[float], radii: Sequence[float]) -> dict[str, Sequence[float]]:
@@ -149,7 +159,7 @@ def _check(
     rates: Sequence[float],
     scales: Sequence[float],
     radii: Sequence[float],
-    seeds: int,
+    draws: int,
     limit: int,
 ) -> None:
     for noise in noises:
@@ -162,8 +172,10 @@ def _check(
                 raise BadInput(f"--{key}: {value:g}: expected numbers above 0{' and up to 1' if most == 1 else ''}")
         if not values or len(set(values)) < len(values):
             raise BadInput(f"--{key}: expected at least one number, and none twice")
-    if seeds < 1 or limit < 2:
-        raise BadInput(f"--seeds {seeds}, --limit {limit}: expected at least 1 seed and 2 examples")
+    if draws < 1:
+        raise BadInput(f"--draws {draws}: expected at least 1")
+    if limit < 2:
+        raise BadInput(f"--limit {limit}: expected at least 2 examples")
 
 
 def _names(folders: Sequence[Path], overrides: Sequence[str]) -> list[str]:
@@ -176,15 +188,15 @@ def _names(folders: Sequence[Path], overrides: Sequence[str]) -> list[str]:
 
 
 def conditions(
-    noises: Sequence[str], rates: Sequence[float], scales: Sequence[float], radii: Sequence[float], seeds: int
+    noises: Sequence[str], rates: Sequence[float], scales: Sequence[float], radii: Sequence[float], draws: int
 ) -> list[Condition]:
     """All of them, in the order of the noises; an ascent is followed by random noise of the same norm."""
     found: list[Condition] = []
     for noise in dict.fromkeys(noises):
         levels = {"embeddings": scales, "adversary": radii, "order": (1.0,), "source": (1.0,)}.get(noise, rates)
-        found += [Condition(noise, level, seed) for level in sorted(levels) for seed in range(seeds)]
+        found += [Condition(noise, level, seed) for level in sorted(levels) for seed in range(draws)]
         if noise == "adversary":
-            found += [Condition("random", level, seed) for level in sorted(levels) for seed in range(seeds)]
+            found += [Condition("random", level, seed) for level in sorted(levels) for seed in range(draws)]
     return found
 
 

@@ -30,7 +30,7 @@ AXES = {
 
 @dataclass(frozen=True)
 class Point:
-    """A run, a noise and a level: means over seeds, and the standard deviation of the score."""
+    """A run, a noise and a level: means over draws, and the standard deviation of the score."""
 
     run: str
     noise: str
@@ -64,7 +64,7 @@ def tables(rows: Sequence[Row], card: Card, about: str) -> list[Table]:
     """All points; and of several runs the mean over the levels of every noise, side by side."""
     found = points(rows)
     clean = {point.run: point.score for point in found if point.noise == CLEAN}
-    columns = ["run", "noise", "level", metric(card), "sd over seeds", "change", "agreement", "loss"]
+    columns = ["run", "noise", "level", metric(card), "sd over draws", "change", "agreement", "loss"]
     lines = [[p.run, p.noise, p.level, p.score, p.spread, p.score - clean[p.run], p.agreement, p.loss] for p in found]
     shown = [Table(f"{about}; scores in percent", columns, lines)]
     if len(clean) > 1:

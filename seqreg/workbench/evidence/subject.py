@@ -52,15 +52,13 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A trained model, in evaluation mode, with the splits of its task; `method` is what it was trained with."""
+class Material:
+    """A finished run without its model: the splits of its task, and `method`, what it was trained with."""
 
     folder: Path
     method: str
     run: Run
     splits: Splits
-    tokenizer: Any
-    model: Any
 
     @property
     def card(self) -> Card:
@@ -77,6 +75,21 @@ class Subject:
         if name not in self.splits.sets:
             raise BadInput(f"--split {name}: {self.folder} has no such split; {nearest(name, self.splits.sets)}")
         return name
+
+    def open(self, *, trust: bool = False) -> Subject:
+        """With its model."""
+        tokenizer = models.load_tokenizer(self.run.config, (), trust=trust)
+        model = models.load_model(self.run.config, self.card, tokenizer, trust=trust).eval()
+        model.to("cuda" if torch.cuda.is_available() else "cpu")
+        return Subject(self.folder, self.method, self.run, self.splits, tokenizer, model)
+
+
+@dataclass(frozen=True)
+class Subject(Material):
+    """A trained model, in evaluation mode, with the splits of its task."""
+
+    tokenizer: Any
+    model: Any
 
     def batches(self, examples: Sequence[Example]) -> Iterator[tuple[list[int], Batch]]:
         """Rows of like length and their tensors, with labels; the same rows whatever the tokenizer."""
@@ -136,16 +149,17 @@ class Subject:
 
 def load(folder: Path, overrides: Sequence[str] = (), *, trust: bool = False) -> Subject:
     """The trained model of a folder and the splits of its task."""
+    return prepare(folder, overrides, trust=trust).open(trust=trust)
+
+
+def prepare(folder: Path, overrides: Sequence[str] = (), *, trust: bool = False) -> Material:
+    """All of it but the model."""
     run = trained(folder, tuple(overrides), trust=trust)
     record = Record.read(folder)
     if not (folder / "config.json").is_file() or (record is not None and not record.finished):
         raise BadInput(f"{folder}: there is no trained model in it: has its training ended?")
     method = config.load(folder, overrides).config.method  # of which `trained` leaves nothing
-    splits = data.load(run.card, run.config.data, needs_train=False)
-    tokenizer = models.load_tokenizer(run.config, (), trust=trust)
-    model = models.load_model(run.config, run.card, tokenizer, trust=trust).eval()
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
-    return Subject(folder, method, run, splits, tokenizer, model)
+    return Material(folder, method, run, data.load(run.card, run.config.data, needs_train=False))
 
 
 def rouge_l(texts: Sequence[str], references: Sequence[str], card: Card) -> NDArray[Any]:

@@ -151,5 +151,5 @@ def test_faults_of_the_command(tmp_path: Path) -> None:
     path = toys.plan(tmp_path, "colour", "size")
     assert "--terms r3: unknown; did you mean 'r3f'?" in seqreg("chain", path, "-t", "r3", cwd=tmp_path, code=2).stderr
     assert "gone.yaml: no such file" in seqreg("chain", "gone.yaml", cwd=tmp_path, code=2).stderr
-    assert "--output and --seed say so" in seqreg("chain", path, "seed=3", cwd=tmp_path, code=2).stderr
+    assert "--output and --seeds say so" in seqreg("chain", path, "seed=3", cwd=tmp_path, code=2).stderr
     assert not (tmp_path / "runs").exists()

@@ -144,6 +144,8 @@ def test_faults_are_one_line(place: Path, tmp_path: Path) -> None:
     assert "bad.yaml: tasks.0.tsk='glue/rte': unknown key; did you mean 'task'?" in bad
     none = seqreg("probe", place / "bert", cwd=tmp_path, code=2).stderr
     assert "not a run of seqreg" in none
+    twice = seqreg("probe", place / "bert", place / "size" / ".." / "bert", cwd=tmp_path, code=2).stderr
+    assert "the same run twice" in twice
     (tmp_path / "number.yaml").write_text(f"tasks: [{{task: glue/stsb, data: {{path: '{tmp_path}'}}}}]")
     with pytest.raises(BadInput, match="a linear probe is a classifier"):
         study_files.tasks(tmp_path / "number.yaml", 100)

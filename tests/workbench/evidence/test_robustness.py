@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from tests.workbench.evidence.conftest import reviews
 
 
 def means(found: Finding, run: str, noise: str, key: str) -> list[float]:
-    """Of every level, over seeds."""
+    """Of every level, over draws."""
     rows = [row for row in found.values["rows"] if (row["run"], row["noise"]) == (run, noise)]
     levels = dict.fromkeys(row["level"] for row in rows)
     return [float(np.mean([row[key] for row in rows if row["level"] == level])) for level in levels]
@@ -42,7 +43,7 @@ def changed(folder: Path, target: Path, change: Any) -> Path:
 def test_two_classifiers_through_the_command(classifier: Path, tmp_path: Path) -> None:
     shutil.copytree(classifier, tmp_path / "one")
     changed(classifier, tmp_path / "two", lambda name, value: value * 0.7 if "classifier" in name else value)
-    words = ["one", "two", "--limit", "60", "--seeds", "2", "--radii", "0.05,0.3"]
+    words = ["one", "two", "--limit", "60", "--draws", "2", "--radii", "0.05,0.3"]
     result = seqreg("robustness", *words, cwd=tmp_path)
     found = Finding.read(tmp_path / FOLDER / "robustness.json")
     assert "mean over levels" in result.stdout
@@ -61,7 +62,7 @@ def test_two_classifiers_through_the_command(classifier: Path, tmp_path: Path) -
 
 def test_the_clean_score_is_the_runs_own(classifier: Path, writer: Path, tmp_path: Path) -> None:
     for folder, name in ((classifier, "validation"), (writer, "test")):
-        found = robustness.robustness([folder], noises=["source"], seeds=1, output=tmp_path / name)
+        found = robustness.robustness([folder], noises=["source"], draws=1, output=tmp_path / name)
         scores = json.loads((folder / "metrics.json").read_text())["scores"][name]
         assert found.values["rows"][0]["score"] == pytest.approx(scores["score"], abs=1e-4)
         if folder == classifier:  # the writer's is label-smoothed there
@@ -70,7 +71,7 @@ def test_the_clean_score_is_the_runs_own(classifier: Path, writer: Path, tmp_pat
 
 
 def test_a_writer_through_the_command(writer: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--limit", "12", "--seeds", "1", "--rates", "0.3", "--scales", "0.5,2", "--radii", "0.2", "--json"]
+    words = ["--limit", "12", "--draws", "1", "--rates", "0.3", "--scales", "0.5,2", "--radii", "0.2", "--json"]
     noises = [f"--noise={noise}" for noise in ("word-drop", "embeddings", "adversary", "order")]
     app(["robustness", str(writer), *words, *noises], standalone_mode=False)
     found = Finding.read(writer / FOLDER / "robustness.json")
@@ -83,7 +84,7 @@ def test_a_writer_through_the_command(writer: Path, capsys: pytest.CaptureFixtur
 
 def test_an_ascent_hurts_more_than_random_noise_of_its_norm(classifier: Path, writer: Path, tmp_path: Path) -> None:
     for folder, limit in ((classifier, 120), (writer, 20)):
-        options: dict[str, Any] = {"noises": ["adversary"], "radii": [0.1, 0.3, 1.0], "seeds": 1, "limit": limit}
+        options: dict[str, Any] = {"noises": ["adversary"], "radii": [0.1, 0.3, 1.0], "draws": 1, "limit": limit}
         found = robustness.robustness([folder], output=tmp_path, **options)
         clean = found.values["rows"][0]
         worst, random = means(found, "baseline", "adversary", "loss"), means(found, "baseline", "random", "loss")
@@ -132,7 +133,7 @@ def test_models_that_ignore_their_source_are_found(classifier: Path, writer: Pat
         return torch.zeros_like(value) if silent else value
 
     for folder in (classifier, writer):
-        options: dict[str, Any] = {"noises": ["order", "source"], "seeds": 2, "limit": 30, "output": tmp_path / "found"}
+        options: dict[str, Any] = {"noises": ["order", "source"], "draws": 2, "limit": 30, "output": tmp_path / "found"}
         found = robustness.robustness([changed(folder, tmp_path / folder.parent.name, deaf)], **options)
         assert found.summary[-1].endswith("the model does not depend on its source.")
         assert means(found, "baseline", "source", "agreement") == [100]
@@ -163,7 +164,7 @@ def test_bad_input_is_one_line(classifier: Path, tmp_path: Path) -> None:
         ({"radii": [float("nan")]}, "--radii: nan: expected numbers above 0"),
         ({"rates": [0.1, 0.1]}, "--rates: expected at least one number, and none twice"),
         ({"noises": ["charcters"]}, "--noise charcters: unknown; did you mean 'characters'?"),
-        ({"seeds": 0}, "--seeds 0, --limit 500: expected at least 1 seed and 2 examples"),
+        ({"draws": 0}, "--draws 0: expected at least 1"),
         ({"split": "tset"}, "has no such split"),
     ):
         with pytest.raises(BadInput, match=message.replace("?", r"\?")):
@@ -181,8 +182,10 @@ def test_runs_on_other_examples_are_not_compared(classifier: Path, tmp_path: Pat
     samples.write(tmp_path / "data" / "validation.jsonl", reviews(20, 9))
     path = tmp_path / "two" / "config.yaml"
     path.write_text(path.read_text().replace(str(classifier.parent / "data"), str(tmp_path / "data")))
-    with pytest.raises(BadInput, match="two: validation has other examples than"):
-        robustness.robustness([tmp_path / "one", tmp_path / "two"], noises=["source"], seeds=1)
+    with mock.patch.object(robustness, "examine") as examine:
+        with pytest.raises(BadInput, match="two: validation has other examples than"):
+            robustness.robustness([tmp_path / "one", tmp_path / "two"], noises=["source"], draws=1)
+    assert not examine.called
     (tmp_path / "deeper").mkdir()
     with pytest.raises(BadInput, match="say where to write with --output"):
         robustness.robustness([tmp_path / "one", Path(shutil.move(tmp_path / "two", tmp_path / "deeper"))])
@@ -198,7 +201,7 @@ def test_a_regression_and_pairs_of_texts(tmp_path: Path) -> None:
     folder = samples.folder(tmp_path / "data", plain.card, train=16, held=6)
     settings = [*samples.tiny("bert", folder), f"output={tmp_path / 'run'}", "logging.tensorboard=false"]
     train.train(config.resolve("glue", variants=["stsb"], overrides=settings))
-    found = robustness.robustness([tmp_path / "run"], noises=["words", "adversary", "source"], seeds=1)
+    found = robustness.robustness([tmp_path / "run"], noises=["words", "adversary", "source"], draws=1)
     clean, *others = found.values["rows"]
     assert clean["agreement"] == 100
     assert others[2]["agreement"] < 100
