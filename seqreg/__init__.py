@@ -10,10 +10,11 @@ from seqreg.version import __version__
 if TYPE_CHECKING:
     from seqreg.build import build_criterion, build_term
     from seqreg.context import Context, Count
-    from seqreg.criterion import Cost, Criterion, LossReport, Term
+    from seqreg.criterion import Criterion, LossReport
     from seqreg.errors import BadInput
     from seqreg.parts import Agreement
     from seqreg.schedules import Every, StartAt, Warmup
+    from seqreg.term import Cost, Term
     from seqreg.views import Forward, Shift, Site, View
 
 __all__ = [
@@ -40,10 +41,11 @@ __all__ = [
 _HOMES = {
     "build": ("build_criterion", "build_term"),
     "context": ("Context", "Count"),
-    "criterion": ("Cost", "Criterion", "LossReport", "Term"),
+    "criterion": ("Criterion", "LossReport"),
     "errors": ("BadInput",),
     "parts": ("Agreement",),
     "schedules": ("Every", "StartAt", "Warmup"),
+    "term": ("Cost", "Term"),
     "views": ("Forward", "Shift", "Site", "View"),
 }
 

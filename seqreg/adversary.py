@@ -13,12 +13,12 @@ from torch import Tensor
 
 from seqreg import anatomy
 from seqreg.context import Context, Per, Where
-from seqreg.criterion import Cost, Term
 from seqreg.divergences import Divergence
 from seqreg.errors import BadInput
 from seqreg.losses import at_least_float32
 from seqreg.noise import Noise, Norm, Over, norm, project, rms, sample, too_small
 from seqreg.parts import Agreement, keep_logits
+from seqreg.term import Cost, Term
 from seqreg.views import Dropout, Point, Shift, View
 from seqreg.vocab import Detach
 

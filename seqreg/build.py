@@ -12,9 +12,10 @@ from types import ModuleType
 from typing import Any, cast
 
 from seqreg import terms
-from seqreg.criterion import Criterion, Term
+from seqreg.criterion import Criterion
 from seqreg.errors import BadInput, nearest
 from seqreg.schedules import SCHEDULES, Weight
+from seqreg.term import Term
 
 
 def term_names() -> list[str]:

@@ -1,176 +1,23 @@
-"""Terms, and the criterion that adds weighted terms to the label-smoothed loss."""
+"""The criterion, which adds weighted terms to the label-smoothed loss."""
 
 from __future__ import annotations
 
 import copy
-import sys
-import types
-import typing
 import warnings
-from abc import ABC, ABCMeta, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, Literal, get_args, get_origin
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from seqreg.context import Context, Count
-from seqreg.errors import BadInput, nearest, yaml_hint
+from seqreg.errors import BadInput
 from seqreg.losses import Base, Smoothing, check_smoothing
 from seqreg.parts import Found, Joint, Part, Path, Task, base_loss, evaluate
-from seqreg.schedules import Weight, weight_at
-from seqreg.views import Extra, Shift, View
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a term adds to a plain step, in passes through the whole model."""
-
-    forwards: int
-    backwards: int
-
-
-class _Settings(ABCMeta):
-    """Construction of terms: expands `preset`, under what the caller sets, and answers misspelt settings."""
-
-    def __call__(cls, *values: Any, **settings: Any) -> Any:
-        term = typing.cast("type[Term]", cls)
-        if values:
-            raise BadInput(f"{cls.__name__} takes its settings by name, such as {cls.__name__}(weight={values[0]!r})")
-        preset = settings.get("preset")
-        if preset is not None:
-            if not isinstance(preset, str) or preset not in term.presets:
-                hint = nearest(str(preset), term.presets) if term.presets else "it has none"
-                raise BadInput(f"{cls.__name__}: unknown preset {preset!r}; {hint}")
-            settings = {**term.presets[preset], **settings}
-        known = {f.name for f in fields(term)}
-        for key in settings.keys() - known:
-            raise BadInput(f"{cls.__name__}: unknown setting {key!r}; {nearest(key, known)}")
-        for f in fields(term):
-            if f.default is MISSING and f.default_factory is MISSING and f.name not in settings:
-                raise BadInput(f"{cls.__name__}: the setting {f.name!r} is missing")
-        return super().__call__(**settings)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Term(ABC, metaclass=_Settings):
-    """A regularizer: turns a context into a scalar, or names two views that should agree.
-
-    A term is a frozen dataclass; its fields are its settings everywhere (Python, YAML, command line). A subclass
-    decorated with `@dataclass(frozen=True, kw_only=True)`, alone in a file of `seqreg/terms/`, is found by its file
-    name; anywhere else, by its dotted name.
-
-    Args:
-        weight: a number >= 0, or a schedule: a function of the optimizer step
-        name: what its part of the loss is called; the class name in lower case by default
-        preset: a named set of defaults, such as "fairseq"; other arguments override it
-    """
-
-    weight: Weight = 1.0
-    name: str = ""
-    preset: str | None = None
-
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    needs_hidden: ClassVar[bool] = False
-    """True for a term that looks at the outputs of every layer."""
-    takes_unlabelled: ClassVar[bool] = False
-    """True for a term that can count on unlabelled batches."""
-    remembers: ClassVar[bool] = False
-    """True for a term that keeps something from step to step in `Context.memory`."""
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            object.__setattr__(self, "name", type(self).__name__.lower())
-        if "/" in str(self.name):
-            self.refuse("name", "expected a name without '/'")
-        self._check_types()
-        try:
-            weight_at(self.weight, 0)
-        except BadInput as error:
-            raise BadInput(f"{self.name}: {error}") from None
-
-    def _check_types(self) -> None:
-        try:
-            hints = typing.get_type_hints(type(self))
-        except NameError:  # an annotation that exists for type checkers only says nothing here
-            return
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if f.name != "weight" and not _fits(value, hints[f.name]):
-                self.refuse(f.name, _expected(value, hints[f.name]))
-
-    def settings(self) -> dict[str, Any]:
-        """What differs from the defaults."""
-        return {
-            f.name: value
-            for f in fields(self)
-            if (value := getattr(self, f.name)) != f.default
-            and (f.name, value) != ("name", type(self).__name__.lower())
-        }
-
-    def refuse(self, setting: str, fix: str) -> typing.NoReturn:
-        """Raise for a bad setting: one line that names it, its value and the fix."""
-        raise BadInput(f"{self.name}: {setting}={getattr(self, setting)!r}: {fix}")
-
-    @property
-    def ascends(self) -> bool:
-        """True for a term that calls `torch.autograd.grad`, which reentrant checkpointing forbids."""
-        return False
-
-    def counts(self, ctx: Context) -> bool:
-        """Whether the term has a say on this batch: by default on labelled ones."""
-        return ctx.labelled
-
-    def alone(self, step: int | None) -> bool:
-        """Whether the base loss is left out at this step."""
-        return False
-
-    @property
-    @abstractmethod
-    def cost(self) -> Cost:
-        """Extra forward and backward passes with these settings."""
-
-    @abstractmethod
-    def __call__(self, ctx: Context) -> Tensor | Part | Joint:
-        """The term's value on one batch, unweighted: a number, or the parts that it is the sum of."""
-
-    def anatomy(self, ctx: Context) -> dict[str, float]:
-        """Numbers that tell what the term is doing on this batch."""
-        return {}
-
-    def input_shift(self, ctx: Context, weight: float) -> Shift | None:
-        """A change of the training input itself, for a term that makes one."""
-        return None
-
-    def extra(self, ctx: Context) -> Extra | None:
-        """A pass that can be made in one batch with the clean one; if it was, `ctx.made_for` has it."""
-        return None
-
-    @property
-    def shares_dropout(self) -> bool:
-        """Whether the term may replay the dropout masks of the clean pass."""
-        return self.cost.forwards > 0 and getattr(self, "dropout", "shared") == "shared"
-
-
-def _fits(value: object, hint: Any) -> bool:
-    if get_origin(hint) is Literal:
-        return value in get_args(hint)
-    if get_origin(hint) in (typing.Union, types.UnionType):
-        return any(_fits(value, option) for option in get_args(hint))
-    if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint) if isinstance(hint, type) and hint is not Any else True
-
-
-def _expected(value: object, hint: Any) -> str:
-    if get_origin(hint) is Literal:
-        return nearest(str(value), [str(option) for option in get_args(hint)])
-    names = {float: "a finite number", int: "a whole number", bool: "true or false", str: "text"}
-    hinted = yaml_hint(value) if hint is float and isinstance(value, str) else ""
-    return f"expected {names.get(hint, hint)}{hinted}"
+from seqreg.schedules import weight_at
+from seqreg.term import Term
+from seqreg.views import View
 
 
 @dataclass(frozen=True)

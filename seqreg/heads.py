@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrize
 
 from seqreg.errors import BadInput
-from seqreg.views import training_off
+from seqreg.scopes import training_off
 
 Layers = Literal["all", "out_proj"]
 

@@ -19,6 +19,7 @@ from seqreg.context import Context, Per
 from seqreg.divergences import DIVERGENCES, Divergence, kl
 from seqreg.errors import BadInput
 from seqreg.losses import label_smoothed_nll, squared_error
+from seqreg.projection import known
 from seqreg.views import View
 from seqreg.vocab import Detach
 
@@ -267,4 +268,4 @@ def _side(view: View, ctx: Context, needed: Tensor) -> vocab.Side:
 def keep_logits(ctx: Context, view: View, where: Tensor) -> None:
     """Compute the logits of some positions of a view, once for several evaluations; they carry no gradient."""
     if ctx.fused and view.deferred and view.known is None and view.projection is not None:
-        view.known = (*vocab.known(view.projection, where.flatten().nonzero().squeeze(1)), where.flatten())
+        view.known = (*known(view.projection, where.flatten().nonzero().squeeze(1)), where.flatten())

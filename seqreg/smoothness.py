@@ -17,8 +17,8 @@ from seqreg.context import Context
 from seqreg.errors import BadInput
 from seqreg.losses import at_least_float32
 from seqreg.noise import rms, sample
+from seqreg.projection import squared_norm
 from seqreg.views import Shift, View
-from seqreg.vocab import squared_norm
 
 Layers = Literal["all", "encoder", "decoder", "logits"]
 States = dict[str, tuple[Tensor, Tensor | None]]

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from seqreg.losses import at_least_float32
-from seqreg.vocab import Projection
+from seqreg.projection import Projection
+from seqreg.scopes import borrowed, dropout_rate, generator_state, replay, training_off
 
 Dropout = Literal["independent", "shared", "off"]
 Point = Literal["embedding", "normalised", "layernorm"]
@@ -195,7 +196,7 @@ class Forward(ABC):
         self._always = tuple(
             replace(shift, delta={name: self._once(change) for name, change in shift.delta.items()}) for shift in shifts
         )
-        self._start = _generator_state(self._device)
+        self._start = generator_state(self._device)
         with self._first_of(step):
             return self.run(self._always, hidden=hidden)
 
@@ -259,15 +260,15 @@ class Forward(ABC):
             if dropout == "shared":
                 if self._start is None:
                     raise RuntimeError('dropout="shared" replays the clean pass, and none has been made alone')
-                stack.enter_context(_replay(self._start, self._device))
+                stack.enter_context(replay(self._start, self._device))
                 self._replaying = True
                 stack.callback(setattr, self, "_replaying", False)
             if rate is not None:
-                stack.enter_context(_dropout_rate(self.module, rate, self.dropouts))
+                stack.enter_context(dropout_rate(self.module, rate, self.dropouts))
             if weights is not None:
                 if torch.is_grad_enabled():
                     raise RuntimeError("a pass with other weights carries no gradient: use grad=False")
-                stack.enter_context(_borrowed(self.module, weights))
+                stack.enter_context(borrowed(self.module, weights))
             shifts = (*self._always, *(() if shift is None else (shift,)))
             view = self.run(shifts, hidden=hidden, **({} if rows is None else {"rows": rows}))
             if weights is not None:
@@ -287,7 +288,7 @@ class Forward(ABC):
     def observed(self) -> Iterator[None]:
         """Passes inside change nothing: not the generators, nor the state of parametrized weights."""
         device = self._device
-        with _replay(_generator_state(device), device), training_off(self._parametrizations):
+        with replay(generator_state(device), device), training_off(self._parametrizations):
             self.aside = True
             try:
                 yield
@@ -335,66 +336,3 @@ def _side_by_side(
         return delta
 
     return apply
-
-
-def _generator_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    here = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
-    return torch.get_rng_state(), here
-
-
-@contextlib.contextmanager
-def _replay(state: tuple[Tensor, Tensor | None], device: torch.device) -> Iterator[None]:
-    on_cpu = device.type == "cpu"
-    with torch.random.fork_rng([] if on_cpu else [device], device_type="cuda" if on_cpu else device.type):
-        torch.set_rng_state(state[0])
-        if state[1] is not None:
-            torch.get_device_module(device).set_rng_state(state[1], device)
-        yield
-
-
-@contextlib.contextmanager
-def training_off(modules: Iterator[nn.Module]) -> Iterator[None]:
-    """These modules are in evaluation mode inside: no dropout, no power iteration."""
-    switched = [module for module in modules if module.training]
-    try:
-        for module in switched:
-            module.training = False
-        yield
-    finally:
-        for module in switched:
-            module.training = True
-
-
-@contextlib.contextmanager
-def _dropout_rate(module: nn.Module, rate: float, dropouts: tuple[type[nn.Module], ...]) -> Iterator[None]:
-    """Another dropout probability inside: `dropouts` have it in `p`, transformers in modules or their configuration."""
-    changed: list[tuple[Any, str, Any]] = []
-    owners = {id(owner): owner for part in module.modules() for owner in (part, getattr(part, "config", part))}
-    try:
-        for owner in owners.values():
-            for name, value in list(vars(owner).items()):
-                known = name == "p" if isinstance(owner, dropouts) else "dropout" in name
-                if known and isinstance(value, (int, float)) and not isinstance(value, bool):
-                    changed.append((owner, name, value))
-                    setattr(owner, name, rate)
-        yield
-    finally:
-        for owner, name, value in changed:
-            setattr(owner, name, value)
-
-
-@contextlib.contextmanager
-def _borrowed(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Other values in some parameters inside. Only the storage is exchanged: graphs that saved the originals hold."""
-    own = {name: parameter.data for name, parameter in module.named_parameters() if name in weights}
-    torch.clear_autocast_cache()  # of casts of the same parameters
-    try:
-        for name, parameter in module.named_parameters():
-            if name in weights:
-                parameter.data = weights[name].to(parameter.dtype)
-        yield
-    finally:
-        for name, parameter in module.named_parameters():
-            if name in own:
-                parameter.data = own[name]
-        torch.clear_autocast_cache()

@@ -9,7 +9,6 @@ are taken in the forward pass, so that nothing of size [tokens, V] outlives its 
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,17 +16,15 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from seqreg.divergences import DIVERGENCES, Divergence, kl_summand
-from seqreg.losses import Smoothing, at_least_float32, shares
+from seqreg.losses import Smoothing, shares
+from seqreg.projection import Head, Projection, refuse_second_derivative, space
 
 Detach = Literal["none", "first", "second", "teachers"]
 
 ROWS = 1024
 """Rows of logits that are held at a time; a token has one for every side."""
-CLASSES = 1024
-"""Width of the blocks of the head product."""
 CELLS = 2**18
 """Logits that the elementwise work takes on at a time, so that they stay in cache."""
 KL_FAMILY: Mapping[Divergence, tuple[float, float]] = {
@@ -36,31 +33,6 @@ KL_FAMILY: Mapping[Divergence, tuple[float, float]] = {
     "reverse_kl": (0.0, 1.0),
 }
 """How often KL(p || q) and KL(q || p) are in a divergence. Their gradients are written out, those of others derived."""
-
-
-@dataclass(frozen=True)
-class Projection:
-    """Logits that have not been computed: states @ weight.T + bias.
-
-    Args:
-        states: what the head is given                              # [B, T, D]
-        weight: of the head                                         # [V, D]
-        bias: of the head, and what the model adds afterwards       # [V]
-        dtype: of the product; lower than that of the weight under autocast
-        live: whether gradients may flow; False for a pass without them
-    """
-
-    states: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    dtype: torch.dtype
-    live: bool = True
-
-    def logits(self) -> Tensor:
-        """All of them, [B, T, V], by way of autograd."""
-        with torch.set_grad_enabled(self.live):  # whoever asks: what is computed here is kept for all
-            product = functional.linear(self.states.to(self.dtype), self.weight.to(self.dtype))
-            return product if self.bias is None else product + self.bias
 
 
 @dataclass(frozen=True)
@@ -228,72 +200,6 @@ def fused(work: Work, *, head_grad: bool = True, hold: bool = False) -> Tensor:
     return result
 
 
-def known(projection: Projection, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """The logits of these positions, [n, V], without a graph, and the row of every position in them."""
-    places = positions.new_zeros(projection.states.shape[:-1].numel())
-    places[positions] = torch.arange(len(positions), device=positions.device)
-    with torch.no_grad():
-        head = _Head([Side(projection)], projection.weight, projection.bias, (False,) * 3)
-        logits = _space(len(positions), len(head.weight), head.wide, reuse=False)
-        head.project(projection.states.detach().flatten(0, -2)[positions].to(head.dtype), logits)
-    return logits, places
-
-
-def squared_norm(vectors: Tensor, weight: Tensor, weights: Tensor) -> Tensor:
-    """The sum over n of weights[n] |weight @ vectors[n]|^2, a scalar to call `backward` on, without the products.
-
-    For differences of states this is the squared difference of logits. Through the Gram matrix of the head where there
-    are more tokens than dimensions, and in blocks of classes where there are fewer.
-
-    Args:
-        vectors: differences of states                              # [N, D]
-        weight: of the head                                         # [V, D]
-        weights: of every vector; constant                          # [N]
-    """
-    result: Tensor = _SquaredNorm.apply(torch.is_grad_enabled(), vectors, weight, weights)  # type: ignore[no-untyped-call]
-    return result
-
-
-class _SquaredNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, grad: bool, vectors: Tensor, weight: Tensor, weights: Tensor) -> Tensor:
-        ctx.wanted = ctx.needs_input_grad[1:3] if grad else (False, False)
-        ctx.save_for_backward(vectors, weight, weights)
-        total, ctx.gradients = _squared_norm(vectors, weight, weights, ctx.wanted)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
-        _refuse_second_derivative()
-        gradients, ctx.gradients = ctx.gradients, None  # handed over
-        if gradients is None:  # a second backward through a retained graph
-            vectors, weight, weights = ctx.saved_tensors
-            gradients = _squared_norm(vectors, weight, weights, ctx.wanted)[1]
-        return (None, *(None if one is None else one.mul_(2 * upstream) for one in gradients), None)
-
-
-def _squared_norm(
-    vectors: Tensor, weight: Tensor, weights: Tensor, wanted: Sequence[bool]
-) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
-    """The sum, and half of the gradients of vectors and weight, as far as they are wanted."""
-    scale = weights.to(vectors.dtype).unsqueeze(1)
-    weighted = vectors * scale
-    d_weight = torch.empty_like(weight) if wanted[1] else None
-    if 2 * vectors.shape[1] < 3 * len(vectors):
-        images = vectors @ (weight.t() @ weight)  # [N, D]
-        if d_weight is not None:
-            torch.mm(weight, vectors.t() @ weighted, out=d_weight)
-    else:
-        images = torch.zeros_like(vectors)
-        for start in range(0, len(weight), CLASSES):
-            block = weight[start : start + CLASSES]
-            product = vectors @ block.t()
-            torch.addmm(images, product, block, out=images)
-            if d_weight is not None:
-                torch.mm(product.t(), weighted, out=d_weight[start : start + CLASSES])
-    return (images * weighted).sum(), (images * scale if wanted[0] else None, d_weight)
-
-
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -307,7 +213,7 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
-        _refuse_second_derivative()
+        refuse_second_derivative()
         gradients = ctx.gradients
         if not ctx.hold:
             ctx.gradients = None  # handed over, so that autograd may add to them in place
@@ -322,16 +228,11 @@ class _Fused(torch.autograd.Function):
         return (None, None, None, *narrow)
 
 
-def _refuse_second_derivative() -> None:
-    if torch.is_grad_enabled():  # that is what create_graph=True does
-        raise RuntimeError("the fused loss cannot be differentiated twice: use Criterion(..., fused=False)")
-
-
 def _compute(
     work: Work, weight: Tensor, bias: Tensor | None, wanted: Sequence[bool]
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """The loss, and the gradients of weight, bias and the states of every side, as far as they are wanted."""
-    head = _Head(work.sides, weight, bias, wanted)
+    head = Head([side.projection for side in work.sides], weight, bias, wanted)
     head.move([any(part.moves(k) for part in work.parts) for k in range(len(work.sides))])
     for part in work.parts:
         part.begin(head.wide)
@@ -357,11 +258,11 @@ def _groups(work: Work) -> Iterator[tuple[Tensor, list[int]]]:
             yield (pattern == code).nonzero().squeeze(1), [k for k in range(len(needed)) if code >> k & 1]
 
 
-def _chunk(work: Work, head: _Head, positions: Tensor, sides: Sequence[int]) -> None:
+def _chunk(work: Work, head: Head, positions: Tensor, sides: Sequence[int]) -> None:
     """Some positions, all of which need these sides."""
     sides = sorted(sides, key=lambda k: not head.live[k])  # those with a gradient come first
     size, live = len(positions), [k for k in sides if head.live[k]]
-    scores = _space(len(sides) * size, len(head.weight), head.wide)
+    scores = space(len(sides) * size, len(head.weight), head.wide)
     logits = dict(zip(sides, torch.split(scores, size), strict=True))  # [size, V] each
     places = {k: _at(work.sides[k].places, positions) for k in sides}
     states = {k: every[places[k]].to(head.dtype) for k in sides if (every := head.states[k]) is not None}
@@ -411,111 +312,3 @@ class _Block:
             self.gradients[side] += gradient
         else:
             self.gradients[side] = gradient
-
-
-class _Head:
-    """The head, and the gradients that grow on it and on the states of every side."""
-
-    def __init__(self, sides: Sequence[Side], weight: Tensor, bias: Tensor | None, wanted: Sequence[bool]) -> None:
-        projections = [side.projection for side in sides]
-        self.dtype = next(one.dtype for one in projections if one is not None)
-        self.weight, self.cast = weight.detach(), weight.detach().to(self.dtype)  # [V, D]
-        self.wide = at_least_float32(weight.detach().new_empty(0))
-        self.bias = None if bias is None or not (wanted[1] or bool(bias.any())) else bias.detach()
-        self.states = [None if one is None else one.states.detach().flatten(0, -2) for one in projections]
-        self.shapes = [() if one is None else one.states.shape for one in projections]
-        self.live = [
-            one is not None and one.live and (wanted[0] or wanted[1] or wanted[2 + k])
-            for k, one in enumerate(projections)
-        ]
-        self.wanted = wanted
-        self.d_weight: Tensor | None = None
-        self.d_bias: Tensor | None = None
-        self.d_states: list[Tensor | None] = [None for _ in sides]
-        self.untouched = True
-
-    def move(self, moves: Sequence[bool]) -> None:
-        """Make room for gradients: of the sides that have one, or zeros for all where none has (a batch of padding)."""
-        none = not any(move and live for move, live in zip(moves, self.live, strict=True))
-        if self.wanted[0]:
-            self.d_weight = torch.empty(self.weight.shape, dtype=self.wide.dtype, device=self.weight.device)
-        if self.wanted[1]:
-            self.d_bias = self.wide.new_zeros(len(self.weight))
-        for k, states in enumerate(self.states):
-            if states is not None and self.wanted[2 + k] and (moves[k] or none):
-                self.d_states[k] = torch.zeros(self.shapes[k], dtype=self.wide.dtype, device=states.device)
-        self.live = [live and move for live, move in zip(self.live, moves, strict=True)]
-
-    def project(self, states: Tensor, logits: Tensor) -> None:
-        """logits = states @ weight.T + bias, in blocks of classes: as fast as the machine multiplies."""
-        for start in range(0, len(self.cast), CLASSES):
-            block, out = self.cast[start : start + CLASSES], logits[:, start : start + CLASSES]
-            if out.dtype == self.dtype:
-                torch.mm(states, block.t(), out=out)
-            else:
-                out.copy_(states @ block.t())
-        if self.bias is not None:
-            logits += self.bias
-
-    def learn(self, gradient: Tensor, states: Tensor) -> Tensor | None:
-        """Take in the gradient of some logits, [n, V]; gives that of their states, [n, D], if anyone wants it."""
-        if self.d_bias is not None:
-            self.d_bias += gradient.sum(0)
-        wanted = any(one is not None for one in self.d_states)
-        if self.dtype != gradient.dtype:
-            return self._learn_narrow(gradient, states, wanted)
-        if self.d_weight is not None:
-            if self.untouched:
-                torch.mm(gradient.t(), states, out=self.d_weight)
-            else:  # not addmm_, which counters of operations overlook
-                torch.addmm(self.d_weight, gradient.t(), states, out=self.d_weight)
-            self.untouched = False
-        return gradient @ self.cast if wanted else None
-
-    def _learn_narrow(self, gradient: Tensor, states: Tensor, wanted: bool) -> Tensor | None:
-        """The same with products in lower precision, their sums in float32.
-
-        Gradients are brought to a sixteenth at most for the product: a loss scale comes too late for those that float16
-        would lose, and the sums must not overflow it.
-        """
-        found = gradient.new_zeros(len(gradient), states.shape[1]) if wanted else None
-        scale = 2.0 ** (-4 - torch.ceil(torch.log2(gradient.abs().amax().clamp_min(1e-30))))
-        for start in range(0, len(self.cast), CLASSES):
-            block = (gradient[:, start : start + CLASSES] * scale).to(self.dtype)
-            if self.d_weight is not None:
-                rows = self.d_weight[start : start + CLASSES]
-                product = (block.t() @ states).to(rows.dtype) / scale
-                rows.copy_(product) if self.untouched else rows.add_(product)
-            if found is not None:
-                found += (block @ self.cast[start : start + CLASSES]).to(found.dtype) / scale
-        self.untouched = False
-        return found
-
-    def gradients(self) -> tuple[Tensor | None, ...]:
-        weight = self.d_weight
-        if weight is not None:
-            weight = weight.zero_() if self.untouched else weight
-        return (weight, self.d_bias, *self.d_states)
-
-
-_spaces = threading.local()
-
-
-def _space(rows: int, width: int, like: Tensor, *, reuse: bool = True) -> Tensor:
-    """Room for [rows, width] logits. Rows begin at multiples of 16 numbers, without which products are a third slower.
-
-    On the CPU the room is kept from call to call: the system takes as long to give new pages as a product does.
-    """
-    stride = -(-width // 16) * 16
-    if not reuse or like.device.type != "cpu":
-        return like.new_empty(rows, stride)[:, :width]
-    kept: Tensor | None = getattr(_spaces, str(like.dtype), None)
-    if kept is None or kept.numel() < rows * stride:
-        kept = like.new_empty(rows * stride)
-        setattr(_spaces, str(like.dtype), kept)
-    return kept[: rows * stride].view(rows, stride)[:, :width]
-
-
-def release() -> None:
-    """Give back the room that is kept from call to call."""
-    vars(_spaces).clear()

@@ -13,13 +13,13 @@ from seqreg import BadInput, Context, Criterion
 from seqreg.context import Count
 from seqreg.integrations.hf import context
 from seqreg.integrations.hf.head import Pending
+from seqreg.projection import Projection
 from seqreg.smoothness import observe
 from seqreg.terms.jachess import JacHess
 from seqreg.terms.r3f import R3F
 from seqreg.terms.rdrop import RDrop
 from seqreg.terms.smart import SMART
 from seqreg.terms.uegr import UEGR
-from seqreg.vocab import Projection
 from tests import zoo
 
 

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from seqreg import projection as head
 from seqreg import vocab
 from seqreg.divergences import DIVERGENCES, kl
 from seqreg.losses import label_smoothed_nll
-from seqreg.vocab import Fit, Gap, Projection, Side, Work, fused, squared_norm
+from seqreg.projection import Projection, squared_norm
+from seqreg.vocab import Fit, Gap, Side, Work, fused
 
 DETACHED = ("none", "first", "second", "teachers")
 MODES = [(name, held) for name in DIVERGENCES for held in DETACHED if held != "teachers" or name == "symmetric_kl"]
@@ -25,10 +27,10 @@ MODES = [(name, held) for name in DIVERGENCES for held in DETACHED if held != "t
 def _ragged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Chunks and blocks so small that every case has several, and the last is cut short."""
     monkeypatch.setattr(vocab, "ROWS", 7)
-    monkeypatch.setattr(vocab, "CLASSES", 5)
+    monkeypatch.setattr(head, "CLASSES", 5)
     monkeypatch.setattr(vocab, "CELLS", 40)
     yield
-    vocab.release()
+    head.release()
 
 
 class Case:
@@ -195,7 +197,7 @@ def test_rows_of_a_view() -> None:
 def test_known_logits_stand_for_the_product() -> None:
     case = Case(4, 11, 13, 4, torch.float64)
     projection = Projection(case.states[0], case.weight, case.bias, torch.float64)
-    logits, places = vocab.known(projection, case.kept.nonzero().squeeze(1))
+    logits, places = head.known(projection, case.kept.nonzero().squeeze(1))
     assert not logits.requires_grad
     results = []
     for side in (Side(projection), Side(projection, None, logits, places)):
@@ -288,7 +290,7 @@ def test_squared_norm(positions: int, width: int) -> None:
 def flops(*parts: vocab.Part, sides: int, case: Case, head_grad: bool = True, known: bool = False) -> float:
     """Head products of one call and its backward."""
     of = [Projection(case.states[k], case.weight, None, torch.float32) for k in range(sides)]
-    logits = vocab.known(of[0], case.kept.nonzero().squeeze(1)) if known else None
+    logits = head.known(of[0], case.kept.nonzero().squeeze(1)) if known else None
     with FlopCounterMode(display=False) as counter:
         views = [Side(one, None, *logits) if k == 0 and logits is not None else Side(one) for k, one in enumerate(of)]
         fused(Work(views, case.labels, list(parts), 0.1), head_grad=head_grad).backward()

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from seqreg.context import Context, Per
-from seqreg.criterion import Cost, Term
 from seqreg.divergences import Divergence
 from seqreg.errors import BadInput
 from seqreg.losses import at_least_float32
 from seqreg.parts import Agreement
+from seqreg.term import Cost, Term
 from seqreg.views import Dropout
 
 

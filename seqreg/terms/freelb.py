@@ -11,9 +11,9 @@ import torch
 from seqreg import anatomy
 from seqreg.adversary import Adversarial, ascend, begin, climb, climbed
 from seqreg.context import Context
-from seqreg.criterion import Cost
 from seqreg.noise import Noise, Norm, Over
 from seqreg.parts import Joint, Task
+from seqreg.term import Cost
 
 
 @dataclass(frozen=True, kw_only=True)

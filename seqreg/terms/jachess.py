@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seqreg.context import Context
-from seqreg.criterion import Cost, Term
 from seqreg.errors import BadInput
 from seqreg.losses import at_least_float32
 from seqreg.schedules import Weight
 from seqreg.smoothness import Norms, States, differences, full_precision_weights, masked, source_gap, states
+from seqreg.term import Cost, Term
 from seqreg.views import Shift, View
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from seqreg import anatomy
 from seqreg.context import Context, Where
-from seqreg.criterion import Cost, Term
 from seqreg.errors import BadInput
 from seqreg.noise import sample
 from seqreg.schedules import weight_at
+from seqreg.term import Cost, Term
 from seqreg.views import Shift
 
 

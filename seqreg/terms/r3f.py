@@ -13,11 +13,11 @@ from torch import Tensor
 
 from seqreg import anatomy
 from seqreg.context import Context, Per, Where
-from seqreg.criterion import Cost, Term
 from seqreg.divergences import Divergence
 from seqreg.errors import BadInput
 from seqreg.noise import Noise, arithmetic_dtype, rms, sample, too_small
 from seqreg.parts import Agreement
+from seqreg.term import Cost, Term
 from seqreg.views import Dropout, Extra, Shift, View
 
 

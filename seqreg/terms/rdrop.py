@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from seqreg.context import Context, Per
-from seqreg.criterion import Cost, Term
 from seqreg.divergences import Divergence
 from seqreg.parts import Agreement, Joint, Task
+from seqreg.term import Cost, Term
 from seqreg.views import Extra, Shift
 
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from seqreg.adversary import Adversarial, begin, climb
 from seqreg.context import Context
-from seqreg.criterion import Cost
 from seqreg.divergences import js_of
 from seqreg.errors import BadInput
 from seqreg.noise import Norm, Over
 from seqreg.parts import Joint, Task
+from seqreg.term import Cost
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from seqreg import vocab
+from seqreg import projection
 from seqreg.workbench.bench_steps import SIZES, Step, Variant
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler is silent
@@ -34,7 +34,7 @@ def count_flops(step: Step) -> int:
 def peak_memory(step: Step, model: nn.Module) -> int:
     """Bytes that are allocated at the same time at most: parameters, and all that a step comes to hold."""
     gc.collect()  # what earlier steps left behind is not this one's to free
-    vocab.release()  # what was kept from other steps is counted where it is needed
+    projection.release()  # what was kept from other steps is counted where it is needed
     model.zero_grad(set_to_none=True)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         step()

@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.syntax import Syntax
 from rich.table import Table
 
-from seqreg.criterion import Cost, Term
+from seqreg.term import Cost, Term
 from seqreg.workbench import layers, models
 from seqreg.workbench.config import Run
 from seqreg.workbench.train import Workshop, prepare

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from seqreg.errors import BadInput
 from seqreg.integrations.fairseq_plugin import model as fs
 from seqreg.integrations.tap import EmbeddingTap, Stack, Tapped, readers
+from seqreg.projection import Projection
 from seqreg.views import Forward, Shift, Site, View
-from seqreg.vocab import Projection
 
 
 class FairseqForward(Forward):

@@ -11,9 +11,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import to_absolute_path
 
 from seqreg.build import build_term
-from seqreg.criterion import Term
 from seqreg.errors import BadInput, nearest
 from seqreg.integrations import strict_yaml
+from seqreg.term import Term
 
 FLAG = "--seqreg-terms"
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
-from seqreg.vocab import Projection
+from seqreg.projection import Projection
 
 
 @dataclass

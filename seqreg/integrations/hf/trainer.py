@@ -12,17 +12,19 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import Tensor, nn
-from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
+from transformers import Seq2SeqTrainer, Trainer
 
 from seqreg import heads
 from seqreg.context import Context, Count
 from seqreg.criterion import Criterion, LossReport
 from seqreg.errors import BadInput
 from seqreg.gradients import Update
+from seqreg.integrations.hf.callbacks import Alternate, Around, Nothing
 from seqreg.integrations.hf.context import context, count
+from seqreg.integrations.hf.window import Window
 from seqreg.losses import IGNORE
+from seqreg.scopes import training_off
 from seqreg.smoothness import observe, source_gap
-from seqreg.views import training_off
 
 RAW_HEAD = "seqreg_head.safetensors"
 """Raw weights of a spectrally normalised head, beside the folded ones that `from_pretrained` reads."""
@@ -71,15 +73,15 @@ class RegularizedTrainer(Trainer):
             raise BadInput(f"smoothness_steps={smoothness_steps!r}: expected a whole number >= 0")
         self.criterion, self.anatomy_steps, self.smoothness_steps = criterion, anatomy_steps, smoothness_steps
         self._reference: dict[str, Tensor] | None = None
-        self._window = _Window(criterion)
+        self._window = Window(criterion)
         self._anatomy: dict[str, float] = {}
         self._anatomy_at = self._smoothness_at = -1
         self.unlearnable = False
         """Whether no row of the present step has a label."""
-        self.add_callback(_Nothing(self))
+        self.add_callback(Nothing(self))
         self.update = update
         if update is not None:
-            self.add_callback(_Around(update))
+            self.add_callback(Around(update))
         self.unlabeled_dataset = unlabeled_dataset
         self._unlabelled: dict[str, list[Tensor]] = defaultdict(list)
         waiting = [term.name for term in criterion.terms if getattr(term, "mode", None) == "alternate"]
@@ -90,7 +92,7 @@ class RegularizedTrainer(Trainer):
                 raise BadInput("unlabeled_dataset: expected rows that can be counted and indexed, at least one")
             if not any(term.takes_unlabelled for term in criterion.terms):
                 raise BadInput("unlabeled_dataset: no term of this criterion takes unlabelled data; JacHess does")
-            self.add_callback(_Alternate(self))
+            self.add_callback(Alternate(self))
         settings = self.args
         if settings.label_smoothing_factor:
             raise BadInput(
@@ -105,7 +107,7 @@ class RegularizedTrainer(Trainer):
         settings.logging_nan_inf_filter = False  # a NaN must be seen in the log, not replaced by the last good loss
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        self._window, self._anatomy_at, self._smoothness_at, self._reference = _Window(self.criterion), -1, -1, None
+        self._window, self._anatomy_at, self._smoothness_at, self._reference = Window(self.criterion), -1, -1, None
         self.criterion.memory.clear()  # a resumed training loads it
         return super().train(*args, **kwargs)
 
@@ -307,41 +309,6 @@ def _is_folded(key: str, raw: Mapping[str, Tensor]) -> bool:
     return f"{layer}.parametrizations.{name}.original" in raw
 
 
-class _Nothing(TrainerCallback):
-    """Without a label there is no gradient, and the optimizer must not move by its momentum and weight decay alone."""
-
-    def __init__(self, trainer: RegularizedTrainer) -> None:
-        self.trainer = trainer
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        if self.trainer.unlearnable and self.trainer.accelerator.scaler is None:  # a scaler wants to see gradients
-            for parameter in model.parameters():
-                parameter.grad = None
-
-
-class _Around(TrainerCallback):
-    """Lets an update do its work before and after the optimizer's step."""
-
-    def __init__(self, update: Update) -> None:
-        self.update = update
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        self.update.before(list(model.parameters()))
-
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        self.update.after(list(model.parameters()))
-
-
-class _Alternate(TrainerCallback):
-    """A step on unlabelled rows after every step on labelled ones."""
-
-    def __init__(self, trainer: RegularizedTrainer) -> None:
-        self.trainer = trainer
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.trainer.regularizer_step(state.global_step - 1)
-
-
 class RegularizedSeq2SeqTrainer(RegularizedTrainer, Seq2SeqTrainer):
     """`transformers.Seq2SeqTrainer` with `criterion=`: a `RegularizedTrainer` that can generate while it evaluates."""
 
@@ -365,37 +332,3 @@ class RegularizedSeq2SeqTrainer(RegularizedTrainer, Seq2SeqTrainer):
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = self.compute_loss(model, inputs).detach()
         return loss, generated, inputs["labels"]
-
-
-class _Window:
-    """Parts of the loss since the last log, weighted exactly as the Trainer's own `loss`, so that they add up."""
-
-    def __init__(self, criterion: Criterion) -> None:
-        self.criterion = criterion
-        self.sums: dict[str, Tensor] = {}
-        self.steps: dict[str, float] = defaultdict(float)
-
-    def add(self, report: LossReport, share: float) -> None:
-        """Take in one micro-batch, which is `share` of an optimizer step."""
-        for prefix, numbers in (("part", report.parts), ("value", report.values)):
-            for name, number in numbers.items():
-                key = f"{prefix}/{name}"
-                self.sums[key] = self.sums.get(key, torch.zeros_like(number)) + number
-                self.steps[key] += share
-        for name, weight in report.weights.items():
-            key = f"weight/{name}"
-            self.sums[key] = self.sums.get(key, torch.tensor(0.0)) + weight * share
-        self.steps["all"] += share
-
-    def flush(self, accelerator: Any) -> dict[str, float]:
-        """Means over the window and over the ranks: parts and weights over all steps, values over active ones."""
-        names = [term.name for term in self.criterion.terms]
-        keys = ["part/base", "value/nll", *(f"{kind}/{name}" for name in names for kind in ("part", "value", "weight"))]
-        keys = [key for key in keys if key in self.sums]
-        if not keys:
-            return {}
-        steps = [self.steps[key] if key.startswith("value/") else self.steps["all"] for key in keys]
-        means = torch.stack([self.sums[key].float().to(accelerator.device) for key in keys])
-        means = accelerator.reduce(means / torch.tensor(steps, device=accelerator.device), "mean")
-        self.sums, self.steps = {}, defaultdict(float)
-        return dict(zip(keys, means.tolist(), strict=True))

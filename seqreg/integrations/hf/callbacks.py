@@ -1,0 +1,47 @@
+"""What the trainers do around an optimizer step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback
+
+from seqreg.gradients import Update
+
+if TYPE_CHECKING:
+    from seqreg.integrations.hf.trainer import RegularizedTrainer
+
+
+class Nothing(TrainerCallback):
+    """Without a label there is no gradient, and the optimizer must not move by its momentum and weight decay alone."""
+
+    def __init__(self, trainer: RegularizedTrainer) -> None:
+        self.trainer = trainer
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if self.trainer.unlearnable and self.trainer.accelerator.scaler is None:  # a scaler wants to see gradients
+            for parameter in model.parameters():
+                parameter.grad = None
+
+
+class Around(TrainerCallback):
+    """Lets an update do its work before and after the optimizer's step."""
+
+    def __init__(self, update: Update) -> None:
+        self.update = update
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        self.update.before(list(model.parameters()))
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        self.update.after(list(model.parameters()))
+
+
+class Alternate(TrainerCallback):
+    """A step on unlabelled rows after every step on labelled ones."""
+
+    def __init__(self, trainer: RegularizedTrainer) -> None:
+        self.trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer.regularizer_step(state.global_step - 1)
