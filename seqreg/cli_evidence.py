@@ -35,6 +35,7 @@ def compare(
     collect: Annotated[bool, typer.Option("--collect", help="Train nothing; judge what has come back.")] = False,
     extend: Annotated[bool, typer.Option("--extend", help="Add seeds or methods to a comparison.")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Train again what has failed by itself.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Compare terms over seeds: train them all, test the differences, and say what they are worth.
 
@@ -49,7 +50,7 @@ def compare(
     from seqreg.workbench import commands
 
     ways = {"baseline": baseline, "alpha": alpha, "jobs": jobs, "launcher": launcher, "collect": collect}
-    ways |= {"variants": variant or [], "settings": settings or [], "extend": extend, "retry": retry}
+    ways |= {"variants": variant or [], "settings": settings or [], "extend": extend, "retry": retry, "trust": trust}
     commands.compare(recipe, terms or [], seeds, output, **ways)
 
 

@@ -19,6 +19,7 @@ def compare(
     recipe: str, methods: Sequence[str], seeds: str, folder: Path, *, variants: Sequence[str] = (),
     settings: Sequence[str] = (), alpha: float = 0.05, baseline: str = comparison.BASELINE, jobs: int = 1,
     launcher: str | None = None, collect: bool = False, extend: bool = False, retry: bool = False,
+    trust: bool = False,
 ) -> Plan | None:  # fmt: skip
     """Train what is missing; the plan if there is something to judge, None if others were asked to train.
 
@@ -28,6 +29,7 @@ def compare(
         collect: train nothing
         extend: allow seeds and methods to be added to a comparison that is there
         retry: train again what failed by itself
+        trust: let code run that comes with a model
     """
     if jobs < 1:
         raise BadInput(f"--jobs {jobs}: expected a whole number from 1")
@@ -42,10 +44,10 @@ def compare(
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
             plan.write(folder)
-            return None if _left(plan, folder, jobs, launcher, collect, retry) else plan
+            return None if _left(plan, folder, jobs, launcher, collect, retry, trust) else plan
 
 
-def _left(plan: Plan, folder: Path, most: int, launcher: str | None, collect: bool, retry: bool) -> bool:
+def _left(plan: Plan, folder: Path, most: int, launcher: str | None, collect: bool, retry: bool, trust: bool) -> bool:
     """Train what is missing; whether it was left to others."""
     everything = plan.jobs(folder)
     states = {job: trainings.state(job) for job in everything}
@@ -56,19 +58,19 @@ def _left(plan: Plan, folder: Path, most: int, launcher: str | None, collect: bo
     if collect or not todo:
         return False
     if launcher == "print":
-        print("\n".join(trainings.lines(plan, todo)))
+        print("\n".join(trainings.lines(plan, todo, trust)))
     elif launcher is not None:
-        trainings.submit(launcher, trainings.lines(plan, todo))
+        trainings.submit(launcher, trainings.lines(plan, todo, trust))
         say(f"{len(todo)} trainings submitted; gather them with the same command and --collect")
     else:
-        _work(plan, todo, most)
+        _work(plan, todo, most, trust)
     return launcher is not None
 
 
-def _work(plan: Plan, todo: Sequence[Job], most: int) -> None:
+def _work(plan: Plan, todo: Sequence[Job], most: int, trust: bool) -> None:
     kept = signal.signal(signal.SIGTERM, trainings.stop)
     try:
-        trainings.work(plan, todo, most)
+        trainings.work(plan, todo, most, trust)
     except KeyboardInterrupt:
         raise Interrupted(signal.SIGINT, "stopped; the same command goes on") from None
     finally:

@@ -78,7 +78,7 @@ def held(folder: Path) -> str:
     return ""
 
 
-def work(plan: Plan, jobs: Sequence[Job], most: int) -> None:
+def work(plan: Plan, jobs: Sequence[Job], most: int, trust: bool = False) -> None:
     """Run trainings, `most` at a time; they end with this process, however that ends."""
     pending, running, total = list(jobs), dict[Job, subprocess.Popen[bytes]](), len(jobs)
     began, told = time.monotonic(), False
@@ -89,7 +89,7 @@ def work(plan: Plan, jobs: Sequence[Job], most: int) -> None:
             free = next((job for job in pending if not held(job.folder)), None) if len(running) < most else None
             if free is not None:
                 pending.remove(free)
-                running[free] = start(plan, free)
+                running[free] = start(plan, free, trust)
                 continue
             if pending and not running and not told:
                 say(f"waiting for {held(pending[0].folder)}, which works in {pending[0].folder}")
@@ -102,14 +102,15 @@ def work(plan: Plan, jobs: Sequence[Job], most: int) -> None:
             process.wait()
 
 
-def start(plan: Plan, job: Job) -> subprocess.Popen[bytes]:
+def start(plan: Plan, job: Job, trust: bool = False) -> subprocess.Popen[bytes]:
     """Start one training; what it prints goes to its log."""
     job.folder.parent.mkdir(parents=True, exist_ok=True)
     job.code.unlink(missing_ok=True)
     say(f"{job.method}, seed {job.seed}: begins", "dim")
     with job.log.open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "seqreg.cli", *plan.words(job)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            [sys.executable, "-m", "seqreg.cli", *words(plan, job, trust)],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             start_new_session=True, preexec_fn=_end_with_parent(),  # a Ctrl-C reaches them through us, once
         )  # fmt: skip
 
@@ -138,34 +139,39 @@ def _ended(job: Job, code: int, done: int, total: int, began: float) -> None:
         raise BadInput(f"{job.method}, seed {job.seed}: {found.line.removeprefix('seqreg: ')}")
 
 
-def lines(plan: Plan, jobs: Sequence[Job]) -> list[str]:
+def words(plan: Plan, job: Job, trust: bool) -> list[str]:
+    """The arguments of one training. Trust is given each time, and never written down with the plan."""
+    return [*plan.words(job), *(["--trust-remote-code"] if trust else [])]
+
+
+def lines(plan: Plan, jobs: Sequence[Job], trust: bool = False) -> list[str]:
     """One line of shell for every training, which leaves the same files as a training that was started here."""
     found = []
     for job in jobs:
         log, code = shlex.quote(str(job.log)), shlex.quote(str(job.code))
         made = f"mkdir -p {shlex.quote(str(job.folder.parent))}; rm -f {code}"
-        found.append(f"{made}; {shlex.join(['seqreg', *plan.words(job)])} >> {log} 2>&1; echo $? > {code}")
+        found.append(f"{made}; {shlex.join(['seqreg', *words(plan, job, trust)])} >> {log} 2>&1; echo $? > {code}")
     return found
 
 
 def submit(template: str, commands: Sequence[str]) -> None:
     """Give every line of shell to a launcher, in place of its {}."""
     try:
-        words = shlex.split(template)
+        parts = shlex.split(template)
     except ValueError:  # an open quotation mark
-        words = []
-    if not any("{}" in word for word in words):
+        parts = []
+    if not any("{}" in part for part in parts):
         raise BadInput(
             f"--launcher {template!r}: expected 'print', or a command with {{}}, such as 'sbatch --wrap={{}}'"
         )
     for place, command in enumerate(commands):
         try:
-            result = subprocess.run([word.replace("{}", command) for word in words], check=False)
+            result = subprocess.run([part.replace("{}", command) for part in parts], check=False)
         except OSError as error:
-            raise BadInput(f"--launcher: {words[0]}: {error.strerror}") from None
+            raise BadInput(f"--launcher: {parts[0]}: {error.strerror}") from None
         if result.returncode:
             so_far = f"{place} of {len(commands)} trainings are submitted"
-            raise BadInput(f"--launcher: {words[0]} ended with exit code {result.returncode}: {so_far}")
+            raise BadInput(f"--launcher: {parts[0]} ended with exit code {result.returncode}: {so_far}")
 
 
 def stop(number: int, _: object) -> None:

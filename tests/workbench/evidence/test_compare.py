@@ -31,7 +31,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, script: str = "exit 0") -> list[tup
     started: list[tuple[str, int]] = []
     finished = json.dumps({"run": "x", "settings": {}, "versions": {}, "finished": True})
 
-    def start(_: comparison.Plan, job: comparison.Job) -> subprocess.Popen[bytes]:
+    def start(_: comparison.Plan, job: comparison.Job, trust: bool = False) -> subprocess.Popen[bytes]:
         started.append((job.method, job.seed))
         job.folder.mkdir(parents=True, exist_ok=True)
         done = f"echo {shlex.quote(finished)} > {shlex.quote(str(job.folder / 'run.json'))}"
@@ -173,6 +173,10 @@ def test_a_launcher_takes_lines_of_shell_and_collect_gathers(
     assert compare("quickstart", ["r3f"], "2", folder, launcher="print") is None
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
+    assert not any("trust" in line for line in lines)
+    assert compare("quickstart", ["r3f"], "2", folder, launcher="print", trust=True) is None
+    assert all(" --trust-remote-code >> " in line for line in capsys.readouterr().out.splitlines())
+    assert "trust" not in (folder / comparison.PLAN).read_text()
     stub = tmp_path / "bin" / "seqreg"
     stub.parent.mkdir()
     stub.write_text('#!/bin/sh\necho "$@"\nexit 3\n')
@@ -193,7 +197,7 @@ def test_sigterm_ends_the_trainings_too(tmp_path: Path, monkeypatch: pytest.Monk
     running = jobs.start
     pids = []
 
-    def start(chosen: comparison.Plan, job: comparison.Job) -> subprocess.Popen[bytes]:
+    def start(chosen: comparison.Plan, job: comparison.Job, trust: bool = False) -> subprocess.Popen[bytes]:
         process = running(chosen, job)
         pids.append(process)
         signal.setitimer(signal.ITIMER_REAL, 0.3)
