@@ -101,6 +101,29 @@ def test_the_preset_is_fairseqs_r3f(pairs: Path, released: Any, kind: str, avera
     made.assert_same_gradients(found[3], expected[3], 1e-6)
 
 
+@pytest.mark.parametrize("quiet", [[], QUIET], ids=["dropout", "no dropout"])
+def test_on_a_fresh_model_only_rounding_differs(
+    pairs: Path, released: Any, quiet: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float64, with fairseq's own casts to float32 taken away; its uniform noise would still be rounded to it."""
+    plain = {
+        "softmax": lambda x, dim, **_: torch.softmax(x, dim),
+        "log_softmax": lambda x, dim, **_: torch.log_softmax(x, dim),
+    }
+    monkeypatch.setitem(released.forward.__globals__, "F", SimpleNamespace(kl_div=torch.nn.functional.kl_div, **plain))
+    for name, function in plain.items():
+        monkeypatch.setattr(utils, name, function)
+    terms = "{terms: {r3f: {preset: fairseq, weight: 50.0, scale: 0.1, noise: normal}}}"
+    ours = seqreg(pairs, made.BART, terms, *quiet)
+    ours.model.double()
+    theirs = released(ours.task, False, 0.1, 0.1, 50.0, "normal")
+    sample = made.batch(ours, *range(8), pad=1)
+    expected, found = made.loss_and_gradients(ours, sample, theirs), made.loss_and_gradients(ours, sample)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-11, atol=0)
+    torch.testing.assert_close(float(found[2]["value/r3f"]), expected[2]["symm_kl"], rtol=1e-8, atol=0)
+    made.assert_same_gradients(found[3], expected[3], 1e-11)
+
+
 def test_fairseqs_r3f_fails_where_ours_works(pairs: Path, released: Any) -> None:
     ours = seqreg(pairs, made.TRANSFORMER, "{terms: {r3f: {preset: fairseq, scale: 1e-2}}}")
     sample = made.batch(ours, *range(4))
