@@ -212,7 +212,8 @@ def space(rows: int, width: int, like: Tensor, *, reuse: bool = True) -> Tensor:
         return like.new_empty(rows, stride)[:, :width]
     kept: Tensor | None = getattr(_spaces, str(like.dtype), None)
     if kept is None or kept.numel() < rows * stride:
-        kept = like.new_empty(rows * stride)
+        with torch.inference_mode(False):  # what an evaluation leaves here, training writes to
+            kept = torch.empty(rows * stride, dtype=like.dtype)
         setattr(_spaces, str(like.dtype), kept)
     return kept[: rows * stride].view(rows, stride)[:, :width]
 

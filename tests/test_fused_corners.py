@@ -201,3 +201,13 @@ def test_a_model_that_assigns_into_its_logits() -> None:
     report = Criterion()(ctx)
     assert report.paths["base"] == "plain"
     assert (ctx.clean.logits[..., 3] == -50.0).all()
+
+
+def test_training_after_an_evaluation_in_inference_mode() -> None:
+    """The room that is kept from call to call is not one that only inference may write to."""
+    net = zoo.make("bart")
+    with torch.inference_mode():
+        loss = Criterion()(context(net.eval(), zoo.batch("bart"))).total
+    again = Criterion()(context(net, zoo.batch("bart"))).total
+    assert again.item() == loss.item()
+    assert gradients(net, again).isfinite().all()
