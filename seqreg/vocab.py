@@ -93,13 +93,13 @@ class Fit(Part):
 
     def add_to(self, block: _Block) -> None:
         (side,), at = self.sides, block.positions
-        logits, norm = block.logits[side], block.norms[side]
+        logits, top, norm = block.logits[side], block.tops[side], block.norms[side]
         labels = block.work.labels[at].clamp_min(0).unsqueeze(1)
         own, spread = shares(logits.shape[1], block.work.label_smoothing, block.work.smoothing)
-        nll = (norm - logits.gather(1, labels)).squeeze(1)
+        nll = (top - logits.gather(1, labels) + norm).squeeze(1)
         values = own * nll
         if spread:
-            values = values + spread * (logits.shape[1] * norm.squeeze(1) - logits.sum(1))
+            values = values + spread * ((top - logits).sum(1) + logits.shape[1] * norm.squeeze(1))
         where, weight = self.where[at], self.weight[at].to(logits.dtype).unsqueeze(1)
         self.values[at], self.nll[at] = values.masked_fill(~where, 0.0), nll.masked_fill(~where, 0.0)
         if block.live[side]:
@@ -134,7 +134,8 @@ class Gap(Part):
         """With d = log p - log q, KL(p || q) has the gradients p (d - KL) on the left and q - p on the right."""
         first, second = self.sides
         p, q = block.probabilities[first], block.probabilities[second]
-        d = (block.logits[first] - block.logits[second]).sub_(block.norms[first] - block.norms[second])
+        shift = (block.tops[first] - block.tops[second]) + (block.norms[first] - block.norms[second])
+        d = (block.logits[first] - block.logits[second]).sub_(shift)
         apart, (forward, backward) = p - q, KL_FAMILY[self.divergence]
         weight, held = self.weight[block.positions].to(d.dtype).unsqueeze(1), self._held(block)
         for side, own, left, right, sign in ((first, p, forward, backward, 1), (second, q, backward, forward, -1)):
@@ -293,19 +294,24 @@ def _at(places: Tensor | None, positions: Tensor) -> Tensor:
 
 
 class _Block:
-    """Some rows of logits of every side, while they are in cache."""
+    """Some rows of logits of every side, while they are in cache.
+
+    The log of a softmax is logits - top - norm, kept apart: where all logits lie far from 0, their sum has no digits
+    left for the norm.
+    """
 
     def __init__(self, work: Work, positions: Tensor, logits: Mapping[int, Tensor], live: Sequence[bool]) -> None:
         self.work, self.positions, self.logits, self.live = work, positions, logits, live
         self.probabilities: dict[int, Tensor] = {}
+        self.tops: dict[int, Tensor] = {}
         self.norms: dict[int, Tensor] = {}
         self.gradients: dict[int, Tensor] = {}
         for side, rows in logits.items():
-            top = rows.amax(1, keepdim=True)
-            powers = (rows - top).exp_()
+            self.tops[side] = rows.amax(1, keepdim=True)
+            powers = (rows - self.tops[side]).exp_()
             total = powers.sum(1, keepdim=True)
             self.probabilities[side] = powers.div_(total)
-            self.norms[side] = top + total.log()
+            self.norms[side] = total.log()
 
     def add(self, side: int, gradient: Tensor) -> None:
         if side in self.gradients:

@@ -126,6 +126,25 @@ def test_values_and_gradients(
     agree(Case(**shape, dtype=dtype, **options), divergence, detach, tolerance)
 
 
+@pytest.mark.parametrize("divergence", ["kl", "reverse_kl", "symmetric_kl", "js"])
+@pytest.mark.parametrize("offset", [-1e4, 1e3])
+def test_logits_far_from_zero(divergence: Any, offset: float) -> None:
+    """What all classes have in common changes neither a loss nor a divergence, of logits that are the same numbers."""
+    drawn = torch.Generator().manual_seed(0)
+    logits = torch.randint(-3000, 3000, (2, 6, 500), generator=drawn).float() / 1024  # exact after the offset, too
+    labels, ones = torch.randint(0, 500, (6,), generator=drawn), torch.ones(6, dtype=torch.float64)
+    head = Projection(torch.zeros(1, 6, 1), torch.zeros(500, 1), None, torch.float32)
+    every = torch.arange(6)
+    found = []
+    for shift in (0.0, offset):
+        sides = [Side(head, None, one + shift, every) for one in logits]
+        parts = [Fit(0, ones, ones > 0), Gap(0, 1, divergence, "none", ones, ones > 0)]
+        fused(Work(sides, labels, parts, 0.1))
+        found.append([part.values for part in parts] + [parts[0].nll])  # type: ignore[attr-defined]
+    for near, far in zip(*found, strict=True):
+        torch.testing.assert_close(far, near, rtol=1e-6, atol=0.0)
+
+
 @pytest.mark.parametrize(
     ("divergence", "detach"),
     [mode for mode in MODES if mode[0] not in ("stable_kl", "symmetric_ce") and mode[1] != "teachers"],
