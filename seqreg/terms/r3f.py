@@ -111,8 +111,8 @@ class R3F(Term):
         return Cost(forwards, 1 if self.grad == "noised" else forwards)
 
     def extra(self, ctx: Context) -> Extra | None:
-        if self.dropout != "independent" or self.grad == "clean":
-            return None
+        if self.dropout != "independent" or self.grad == "clean" or (self.relative and self.rows < 1):
+            return None  # the RMS is that of all rows, which noise for some has to know
         rows = self._rows(ctx)
         return Extra(Shift({site: partial(self._noise, ctx, site, rows) for site in ctx.sites(self.where)}), rows)
 
@@ -167,10 +167,15 @@ class R3F(Term):
     ) -> Tensor:
         site, mask = ctx.forward.sites[name], ctx.real(name, embeds, rows)
         absolute = site.scale if self.inject == "word" else 1.0  # what the model scales, it scales noise and RMS alike
-        scale = self.scale * (float(rms(embeds, mask)) if self.relative else absolute)
+        scale = self.scale * (self._size(ctx, name, embeds, rows) if self.relative else absolute)
         complaint = too_small(scale, embeds, mask, dtype or arithmetic_dtype(embeds)) if self.scale else None
         if complaint and self.unresolved == "error":
             raise BadInput(f"{self.name}: {complaint}")
         if complaint:
             warnings.warn(f"{self.name}: {complaint}", stacklevel=2)
         return sample(self.noise, embeds, scale, None if self.padding else mask)
+
+    def _size(self, ctx: Context, name: str, embeds: Tensor, rows: Tensor | None) -> float:
+        """The RMS of the batch's embeddings, also where only some rows are noised: theirs would depend on the draw."""
+        whole = embeds if rows is None else ctx.reference(self.dropout).embeds[name, "embedding"]
+        return float(rms(whole, ctx.real(name, whole)))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from seqreg import BadInput, Cost, Criterion
 from seqreg.integrations.hf import context, count
+from seqreg.noise import sample
 from seqreg.parts import Task
 from seqreg.terms.r3f import R3F
 from tests import zoo
@@ -344,6 +345,25 @@ def test_a_share_of_the_batch_is_unbiased(settings: Any) -> None:
     assert error > 0
     assert abs(draws.mean() - whole) < 4 * error
     assert error < 0.1 * whole
+
+
+@pytest.mark.parametrize("dropout", ["independent", "off"])
+def test_relative_noise_does_not_depend_on_the_rows_that_are_drawn(dropout: Any, monkeypatch: Any) -> None:
+    """Or a share would be biased: rows of large embeddings would be noised by their own size, and others by theirs."""
+    net, batch = zoo.make("bart"), zoo.batch("bart", rows=4)
+    net.get_input_embeddings().weight.data[batch["input_ids"][0]] *= 9
+    scales = []
+
+    def record(noise: Any, like: Tensor, scale: float, mask: Tensor | None) -> Tensor:
+        scales.append(scale)
+        return sample(noise, like, scale, mask)
+
+    monkeypatch.setattr("seqreg.terms.r3f.sample", record)
+    for seed, rows in enumerate([1.0, *[0.25] * 8]):
+        torch.manual_seed(seed)
+        Criterion(R3F(scale=0.1, relative=True, rows=rows, dropout=dropout))(context(net, batch))
+    assert len(scales) == 9
+    assert max(scales) == pytest.approx(min(scales), rel=1e-6)
 
 
 def test_rows_need_masks_of_their_own() -> None:
