@@ -224,6 +224,10 @@ def bench(
     """
     from seqreg.workbench import bench_show
 
+    if rouge and batches:
+        raise BadInput("--rouge and --batches: each is measured alone")
+    if (rouge or batches) and (terms or rounds or plot):
+        raise BadInput("--rouge and --batches measure no steps: leave out --terms, --rounds and --plot")
     if rouge:
         bench_show.scores(as_json=as_json)
     elif batches:

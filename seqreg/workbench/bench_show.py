@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,10 +28,7 @@ def steps(
 ) -> None:
     """Measure steps, and print a table or JSON."""
     if plot is not None:
-        if plot.suffix not in (".png", ".svg", ".pdf"):
-            raise BadInput(f"--plot {plot}: expected a file that ends in .png, .svg or .pdf")
-        if not plot.absolute().parent.is_dir():
-            raise BadInput(f"--plot {plot}: the folder does not exist")
+        _check_plot(plot)
     rounds = rounds or (9 if size == "bart-base" else 5)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
@@ -42,8 +40,21 @@ def steps(
                 console.print(f"  {done} of {whole}: {what}")
 
         found = bench.measure(size, terms or None, rounds, threads, presets, tell)
-    if plot is not None:
+    _show(found, as_json)
+    if plot is not None:  # after the numbers, which are not lost if it fails
         bench.plot(found, str(plot))
+
+
+def _check_plot(plot: Path) -> None:
+    if plot.suffix not in (".png", ".svg", ".pdf"):
+        raise BadInput(f"--plot {plot}: expected a file that ends in .png, .svg or .pdf")
+    if not plot.absolute().parent.is_dir():
+        raise BadInput(f"--plot {plot}: the folder does not exist")
+    if plot.is_dir() or not os.access(plot if plot.exists() else plot.absolute().parent, os.W_OK):
+        raise BadInput(f"--plot {plot}: it cannot be written; a folder, or not yours to write?")
+
+
+def _show(found: bench.Bench, as_json: bool) -> None:
     if as_json:
         print(json.dumps(found.json(), indent=2))
         return

@@ -122,7 +122,7 @@ def variants(terms: Sequence[str] | None = None, presets: bool = True) -> list[V
         presets: also what released code computes
     """
     found = [Variant(HF), Variant(PLAIN)]
-    for term in term_names() if terms is None else terms:
+    for term in dict.fromkeys(term_names() if terms is None else terms):
         if term not in term_names():
             raise BadInput(f"unknown term {term!r}; {nearest(term, term_names())}")
         found.append(Variant(term, term))

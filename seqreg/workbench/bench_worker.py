@@ -6,9 +6,11 @@ given new pages by the system and looks cheaper than in a training. So every var
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -20,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from seqreg import projection
+from seqreg.errors import Stopped
 from seqreg.workbench.bench_steps import SIZES, Step, Variant
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler is silent
@@ -65,6 +68,7 @@ def _clock() -> float:
 
 def _work(pipe: Connection, size: str, variant: Variant, threads: int) -> None:
     """Answer questions about a step until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which stops its processes
     torch.set_num_threads(threads)
     model = SIZES[size].model()
     step = variant.step(model, SIZES[size].batch())
@@ -85,9 +89,10 @@ def _work(pipe: Connection, size: str, variant: Variant, threads: int) -> None:
     answers: dict[str, Callable[[], Any]] = {
         "seconds": seconds, "operations": operations, "memory": memory, "peak": matmul_peak
     }  # fmt: skip
-    pipe.send("ready")
-    while (question := pipe.recv()) != "stop":
-        pipe.send(answers[question]())
+    with contextlib.suppress(EOFError, ConnectionError):  # nobody asks any more
+        pipe.send("ready")
+        while True:
+            pipe.send(answers[pipe.recv()]())
 
 
 class Worker:
@@ -104,15 +109,16 @@ class Worker:
 
     def ask(self, question: str) -> Any:
         """Its answer: "seconds", "operations", "memory" or "peak"."""
-        self._pipe.send(question)
+        with contextlib.suppress(ConnectionError):  # if it is gone, there is no answer either
+            self._pipe.send(question)
         return self.wait()
 
     def wait(self) -> Any:
         try:
             return self._pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             self._process.join()
-            raise RuntimeError(
+            raise Stopped(
                 f"the process of {self.variant.name!r} ended with code {self._process.exitcode}; -9: too little memory"
             ) from None
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import pytest
 import torch
 
 from seqreg import BadInput, Criterion, build_term
-from seqreg.workbench import bench, bench_steps, bench_worker
+from seqreg.errors import Stopped
+from seqreg.workbench import bench, bench_show, bench_steps, bench_worker
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +102,46 @@ def test_measure_and_plot(tmp_path: Path) -> None:
 def test_mistakes_are_named(arguments: Any, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         bench.measure(**{"size": "tiny", **arguments})
+
+
+def test_a_term_that_is_named_twice_is_measured_once() -> None:
+    assert bench_steps.variants(["rdrop", "rdrop"]) == bench_steps.variants(["rdrop"])
+
+
+def test_a_process_that_is_gone_is_named() -> None:
+    """While it is idle, and while it works: one line, and no pipe that is taken for the reader of our output."""
+    for killed_at in ("idle", "work"):
+        worker = bench_worker.Worker("tiny", bench_steps.Variant(bench_steps.PLAIN), threads=1)
+        try:
+            worker.wait()
+            if killed_at == "work":
+                worker._pipe.send("peak")
+            worker._process.kill()
+            if killed_at == "idle":
+                worker._process.join()
+            with pytest.raises(Stopped, match="'plain seqreg' ended with code -9"):
+                worker.ask("seconds")
+        finally:
+            worker.stop()
+
+
+def test_processes_leave_an_interrupt_to_the_command(capfd: pytest.CaptureFixture[str]) -> None:
+    worker = bench_worker.Worker("tiny", bench_steps.Variant(bench_steps.PLAIN), threads=1)
+    worker.wait()
+    assert worker._process.pid is not None
+    os.kill(worker._process.pid, signal.SIGINT)
+    assert worker.ask("seconds") > 0
+    worker._pipe.close()  # as if the command had been killed
+    worker._process.join(30)
+    assert worker._process.exitcode == 0
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "cost.png").mkdir()
+    for plot, message in (("cost.png", "cannot be written"), ("cost.jpg", r"ends in \.png"), ("no/cost.png", "folder")):
+        with pytest.raises(BadInput, match=message):
+            bench_show.steps("tiny", [], 1, 1, True, as_json=False, plot=tmp_path / plot)
 
 
 def test_a_step_that_is_timed_once_lies_within_its_range() -> None:
