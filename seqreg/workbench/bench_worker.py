@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from seqreg import projection
 from seqreg.errors import Stopped
@@ -28,8 +28,23 @@ from seqreg.workbench.bench_steps import SIZES, Step, Variant
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler is silent
 
 
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+
+
+def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_backward_flop_count(gradient, query, key, value))  # type: ignore[no-untyped-call]
+
+
+ATTENTION: dict[Any, Callable[..., int]] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}
+"""Shapes to operations of what torch's counter knows on other devices and overlooks on the CPU."""
+
+
 def count_flops(step: Step) -> int:
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:
         step()
     return int(counter.get_total_flops())
 
