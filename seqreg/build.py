@@ -108,7 +108,7 @@ def build_criterion(config: Mapping[str, Any]) -> Criterion:
     """
     if not isinstance(config, Mapping):
         raise BadInput(f"criterion: expected a mapping, such as {{'terms': {{'r3f': {{}}}}}}, not {config!r}")
-    known = {"label_smoothing", "smoothing", "per", "terms"}
+    known = {"label_smoothing", "smoothing", "per", "fused", "terms"}
     for key in config.keys() - known:
         raise BadInput(f"criterion: unknown setting {key!r}; {nearest(key, known)}")
     settings = dict(config)

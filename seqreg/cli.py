@@ -197,7 +197,7 @@ def show(
 def bench(
     size: Annotated[
         Literal["tiny", "small", "bart-base"],
-        typer.Option(help="The model and batch: `tiny` in seconds, `small` in minutes, `bart-base` in half an hour."),
+        typer.Option(help="The model and batch; `tiny` takes minutes, `bart-base` an hour. One term is quicker."),
     ] = "small",
     terms: Annotated[
         Optional[list[str]], typer.Option("--terms", "-t", help="Only these terms; may be repeated. All by default.")

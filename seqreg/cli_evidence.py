@@ -196,7 +196,10 @@ def chain(
     ] = None,
     pooling: Annotated[Literal["mean", "first"], typer.Option(help="Of a text's tokens into one vector.")] = "mean",
     rows: Rows = 5000,
-    output: Annotated[Optional[Path], typer.Option(help="The folder of all runs; by default the plan's.")] = None,
+    output: Annotated[
+        Optional[Path],
+        typer.Option(help="Of all runs; by default the plan's, or runs/chain-FILE."),
+    ] = None,
     as_json: Json = False,
     trust: Trust = False,
 ) -> None:

@@ -53,7 +53,7 @@ class Interrupted(Stopped):
 
     def __init__(self, number: int, message: str = "") -> None:
         super().__init__(message or f"stopped by signal {number}")
-        self.code = 128 + number
+        self.number, self.code = number, 128 + number
 
 
 def yaml_hint(value: object) -> str:

@@ -37,7 +37,7 @@ class R3F(Term):
         weight: the paper searches 0.1 to 5 on GLUE; 0.01 to 1 is usual for generation
         scale: standard deviation (normal) or bound (uniform) of the noise; 1e-5 in the paper; 0 leaves dropout alone to
             tell the passes apart, which is R-Drop
-        noise: "normal" or "uniform"; the paper uses both
+        noise: "normal" or "uniform"; the paper uses both. "clamped" is normal, cut at two standard deviations
         relative: multiply the scale by the RMS of the batch's embeddings
         where: "input" (the encoder, or the only stack), "encoder", "decoder" or "both"
         inject: "scaled" adds the noise to what the stack consumes; "word" to the word embeddings before the model

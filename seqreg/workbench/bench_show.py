@@ -14,6 +14,7 @@ from rich.table import Table
 from seqreg.errors import BadInput
 from seqreg.workbench import bench, bench_batches, bench_rouge
 from seqreg.workbench.console import console
+from seqreg.workbench.untrusted import plain
 
 
 def steps(
@@ -43,6 +44,7 @@ def steps(
     _show(found, as_json)
     if plot is not None:  # after the numbers, which are not lost if it fails
         bench.plot(found, str(plot))
+        console.print(f"Drawn in {plain(plot)}", markup=False)
 
 
 def _check_plot(plot: Path) -> None:
@@ -62,11 +64,12 @@ def _show(found: bench.Bench, as_json: bool) -> None:
     out = out if out.is_terminal else Console(highlight=False, width=110)
     out.print(table(found))
     out.print(
-        f"Ratios to plain transformers: medians of {found.rounds} rounds in turns, with their range; {found.threads} "
-        f"thread(s). Memory: the peak with parameters, without an optimizer. Limit: the {found.peak / 1e9:.0f} GFLOP/s "
-        "of a large matrix product on this machine.\nA preset is what released code computes; 'from logits', also the "
-        "way it does."
+        f"Ratios to plain transformers: medians over rounds ({found.rounds}) in turns, with their range; "
+        f"{found.threads} thread(s). Memory: the peak with parameters, without an optimizer. "
+        f"Limit: the {found.peak / 1e9:.0f} GFLOP/s of a large matrix product on this machine."
     )
+    if any("preset" in row.name for row in found.rows):
+        out.print("A preset is what released code computes; 'from logits', also the way it does.")
 
 
 def table(found: bench.Bench) -> Table:

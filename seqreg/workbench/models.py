@@ -298,6 +298,8 @@ def fetched(auto: Any, name: str, what: str, trust: bool, **settings: Any) -> An
             ) from None
         if folder:
             raise BadInput(f"{name}: no {what} can be loaded from this folder: {_reason(error)}") from None
+        if name.startswith((".", "/", "~")) or name.count("/") > 1:  # on the hub there is one at most
+            raise BadInput(f"{name}: no such folder, for the {what}; relative paths count from {os.getcwd()}") from None
         offline = " (HF_HUB_OFFLINE=1 is set)" if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
         raise BadInput(
             f"the {what} {name} is not on this machine and cannot be downloaded{offline}: run `hf download {name}` "

@@ -64,7 +64,7 @@ def write_card(folder: Path, run: Run, metrics: Mapping[str, Any]) -> None:
     """README.md in the manner of the hub: the method, its settings and its scores."""
     config, card = run.config, run.card
     criterion = code(config.criterion(), most=2000)
-    base = prose(config.model.name or f"a {config.model.architecture} from scratch")
+    base = f"Fine-tuned from {prose(config.model.name)}" if config.model.name else "Trained from scratch"
     scores = [
         f"| {prose(split)} | {name} | {value:.2f} | {_interval(numbers['intervals'].get(name))} |"
         for split, numbers in metrics["scores"].items()
@@ -77,7 +77,7 @@ def write_card(folder: Path, run: Run, metrics: Mapping[str, Any]) -> None:
     about = {"library_name": "transformers", **base_model, "pipeline_tag": kind, "tags": ["seqreg", *config.terms]}
     lines = [
         "---", f"{layers.dump(about)}---", "", f"# {prose(card.title)}: {prose(config.method)}", "",
-        f"Fine-tuned from {base} on {prose(card.title)} with [seqreg](https://pypi.org/project/seqreg/) {__version__}.",
+        f"{base} on {prose(card.title)} with seqreg {__version__}.",
         "", f"Loss: {criterion}", "",
         "| split | score | value (%) | interval |", "|---|---|---|---|", *scores, "",
         *(f"Signature: {code(signature).replace('¦', '|')}" for signature in signatures), "",

@@ -46,7 +46,7 @@ def checked(section: type[S], values: Any, origin: Callable[[str], str]) -> S:
         message = message[0].lower() + message[1:].replace("Input should be", "expected")
         message = message.replace("input should be", "expected")
         given = fault["input"]
-        if isinstance(given, dict):  # about several keys at once: their values are in the message
+        if isinstance(given, dict) and fault["type"] == "value_error":  # about several keys: values are in the message
             paths = [".".join([*loc, name]) for name in given if name in message]
             where = " and ".join(dict.fromkeys(origin(path) for path in paths)) or where
             raise BadInput(f"{where}: {message}") from None

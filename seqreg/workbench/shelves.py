@@ -95,6 +95,10 @@ def _show_one(name: str) -> None:
 
 
 def _show_runs(folders: Sequence[str]) -> None:
+    for name in folders:
+        inside = sorted(path.parent.name for path in Path(name).glob("*/metrics.json"))
+        if inside and not (Path(name) / "metrics.json").is_file():
+            raise BadInput(f"{name}: holds runs, and is none: name one or several: {' '.join(inside)}")
     runs = {name: scores_of(Path(name)) for name in folders}
     short = {name: metrics.get("method", name) for name, metrics in runs.items()}
     unique = len(set(short.values())) == len(short)

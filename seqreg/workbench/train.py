@@ -83,7 +83,7 @@ def train(
         if place.finished:
             if not first_process():
                 return {}
-            say(f"{folder}: this run is finished, nothing to do; --overwrite trains it again")
+            say(f"{folder}: this run is finished, nothing to do (seqreg train --overwrite begins it anew)")
             return outputs.read_metrics(folder)
         shop = prepare(run, splits=splits)
         scorer = Scorer(splits.sets["validation"], run, shop.tokenizer)

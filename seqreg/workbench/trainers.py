@@ -21,7 +21,7 @@ from seqreg.workbench.guard import Signals
 from seqreg.workbench.health import Attempt, Health, not_finite
 from seqreg.workbench.models import ROW
 from seqreg.workbench.resuming import ResumingTrainer
-from seqreg.workbench.watch import Watch
+from seqreg.workbench.watch import Watch, stopped_at
 
 MINUTE = 60.0
 
@@ -137,10 +137,10 @@ class SteadyTrainer(ResumingTrainer):
     def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super()._evaluate(*args, **kwargs)
-        except Interrupted:
+        except Interrupted as error:
             self._owed = True  # a resumed run makes it first
             self._save_checkpoint(self.model_wrapped, None)
-            raise
+            raise Interrupted(error.number, stopped_at(self.state.global_step)) from None
 
     def stopping(self) -> bool:
         """Whether a signal came, to any of the processes."""

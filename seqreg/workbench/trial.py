@@ -22,10 +22,10 @@ def trial(config: Config, model: Any, tokenizer: Any, examples: Sequence[Example
     """Compute the loss once; generators, weights and the mode of the model are as before."""
     short = {"max_source": min(TOKENS, config.data.max_source), "max_target": min(TOKENS, config.data.max_target)}
     rows = Encoded(examples[:2], tokenizer, config.model_copy(update={"data": config.data.model_copy(update=short)}))
-    collate = DataCollatorForSeq2Seq if model.config.is_encoder_decoder else DataCollatorWithPadding
-    batch = collate(tokenizer)([rows[index] for index in range(len(rows))])
+    collate = DataCollatorWithPadding if examples[0].target is None else DataCollatorForSeq2Seq
     training, bf16 = model.training, config.optimisation.precision == "bf16"
     try:
+        batch = collate(tokenizer)([rows[index] for index in range(len(rows))])
         ctx = context(model.train(), {**batch}, step=0)
         with ctx.forward.observed(), torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=bf16):
             config.criterion()(ctx)

@@ -9,6 +9,11 @@ from transformers import TrainerCallback
 from seqreg.errors import Interrupted
 
 
+def stopped_at(step: int) -> str:
+    """What a user is told whose run was stopped with a checkpoint."""
+    return f"stopped at step {step} with everything saved: the same command goes on from there"
+
+
 class Watch(TrainerCallback):
     """Looks up from the work after every step and every batch of an evaluation."""
 
@@ -34,7 +39,4 @@ class Watch(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.trainer.stopping():
-            raise Interrupted(
-                self.trainer.signals.received or 15,
-                f"stopped at step {state.global_step} with everything saved: the same command goes on from there",
-            )
+            raise Interrupted(self.trainer.signals.received or 15, stopped_at(state.global_step))

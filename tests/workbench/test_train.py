@@ -59,6 +59,21 @@ def test_every_glue_card_trains(task: str, tmp_path: Path) -> None:
     assert list(model.config.id2label.values()) == (run.card.labels or ["score"])
 
 
+@pytest.mark.parametrize("architecture", ["bart", "t5"])
+def test_a_classifier_with_a_decoder(architecture: str, tmp_path: Path) -> None:
+    """Its labels are classes, although the model is an encoder-decoder."""
+    t5 = "model.settings={d_model: 16, num_layers: 1, num_heads: 2, d_ff: 16, d_kv: 8}"
+    size = f"model.settings={samples.TINY_BART}" if architecture == "bart" else t5
+    plain = config.resolve("glue", variants=["sst2"])
+    folder = samples.folder(tmp_path / "data", plain.card, train=16, held=6)
+    settings = [*samples.tiny("bart", folder), f"model.architecture={architecture}", "model.settings=null", size]
+    run = config.resolve("glue", variants=["sst2"], terms=["r3f"], overrides=[*settings, f"output={tmp_path / 'run'}"])
+    before = train.train(run)["scores"]["validation"]
+    assert train.evaluate_run(tmp_path / "run")["scores"]["validation"]["accuracy"] == before["accuracy"]
+    rows = [json.loads(line) for line in (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()]
+    assert [set(row["probabilities"]) for row in rows] == [{"negative", "positive"}] * 6
+
+
 def test_xnli_is_averaged_over_languages(tmp_path: Path) -> None:
     run = run_of("xnli", tmp_path, "logging.tensorboard=false", variants=[])
     scores = train.train(run)["scores"]

@@ -115,18 +115,19 @@ def study(
 ) -> Finding:
     """Train what is not trained yet, probe all tasks after every step, and write down what was found."""
     lens = Lens(chain.tasks, pooling, trust=trust)
+    doing = "probing" if chain.tasks[0].run is None else "scoring"
     found: Found = {}
     with Signals():
         for (method, seed), links in chain.links.items():
             for number, link in enumerate(links, start=1):
                 say(f"{method}, seed {seed}, step {number} of {len(links)}: {link.title}")
                 train(link.run)
-        say(f"probing {len(chain.tasks)} tasks in {PRETRAINED} {chain.pretrained}")
+        say(f"{doing} {len(chain.tasks)} tasks in {PRETRAINED} {chain.pretrained}")
         start = lens.look(chain.pretrained, chain.pretrained, PRETRAINED)
         for key, links in chain.links.items():
             found[key] = [start]
             for link in links:
-                say(f"probing {len(chain.tasks)} tasks in {link.folder}")
+                say(f"{doing} {len(chain.tasks)} tasks in {link.folder}")
                 found[key].append(lens.look(str(link.folder), chain.pretrained, link.title))
     collapse_figures.chain(chain, found, output / "chain.svg", output / "chain.png")
     finding = Finding(
@@ -191,7 +192,7 @@ def sentences(chain: Chain, found: Found, cycles: int) -> list[str]:
         means = series(chain, found, method, source).mean(0)
         lines.append(
             f"{method}: {source} scores {means[0]:.1f} in the pretrained model, {means[1]:.1f} after its own training "
-            f"and {means[-1]:.1f} after {len(means) - 2} more steps ({means[-1] - means[1]:+.1f})."
+            f"and {means[-1]:.1f} after {_more(len(means) - 2)} ({means[-1] - means[1]:+.1f})."
         )
         if cycles > 1:
             ends = [len(chain.tasks) * cycle for cycle in range(1, cycles + 1)]
@@ -200,8 +201,12 @@ def sentences(chain: Chain, found: Found, cycles: int) -> list[str]:
             lines.append(f"{method}: all {len(chain.tasks)} tasks score {shown_ends} on average after every cycle.")
         ranks = [float(np.mean(last_layer(found, method, number)[0])) for number in (0, len(means) - 1)]
         lines.append(f"{method}: the effective rank of the last layer goes from {ranks[0]:.1f} to {ranks[1]:.1f}.")
-    few = "One seed: it shows two trainings, not two methods." if seeds == 1 else f"Means over {seeds} seeds."
+    few = "One seed: trainings, not methods." if seeds == 1 else f"Means over {seeds} seeds, ± their deviation."
     return [*lines, few]
+
+
+def _more(steps: int) -> str:
+    return "one more step" if steps == 1 else f"{steps} more steps"
 
 
 def values(chain: Chain, found: Found) -> dict[str, object]:

@@ -50,7 +50,7 @@ def chain(
             raise BadInput(f"--terms {name}: unknown; {nearest(name, known)}")
     for word in settings:
         if word.partition("=")[0] in ("output", "seed"):
-            raise BadInput(f"{word}: not here: --output and --seeds say so")
+            raise BadInput(f"{word}: a chain sets it itself: see --seeds and --output")
     from seqreg.workbench.console import quiet
     from seqreg.workbench.evidence import chain as work
     from seqreg.workbench.evidence import showing

@@ -150,6 +150,12 @@ def _same_scores(found: Gathered) -> None:
                 )
 
 
+def _alike(ones: list[str], others: list[str]) -> float:
+    """Mean ROUGE-L of texts with each other, 1 for those that are equal: also for two that are empty."""
+    scores = rouge(ones, others, kinds=("rougeL",), resamples=1, jobs=1).scores["rougeL"][:, 2]
+    return float(np.where([one == other for one, other in zip(ones, others, strict=True)], 1.0, scores).mean())
+
+
 def agreement(method: Method, texts: bool) -> dict[str, float] | None:
     """How alike two seeds of a method predict, mean over pairs: share of equal predictions; of texts ROUGE-L too.
 
@@ -164,6 +170,5 @@ def agreement(method: Method, texts: bool) -> dict[str, float] | None:
     same = float(np.mean([np.mean([one == other for one, other in zip(*pair, strict=True)]) for pair in pairs]))
     found = {"equal": 100 * same}
     if texts:
-        alike = [rouge(*pair, kinds=("rougeL",), resamples=1, jobs=1).means["rougeL"] for pair in pairs]
-        found["rougeL"] = 100 * float(np.mean(alike))
+        found["rougeL"] = 100 * float(np.mean([_alike(*pair) for pair in pairs]))
     return found

@@ -30,13 +30,13 @@ AXES = {
 
 @dataclass(frozen=True)
 class Point:
-    """A run, a noise and a level: means over draws, and the standard deviation of the score."""
+    """A run, a noise and a level: means over draws, and the standard deviation of the score, if there are several."""
 
     run: str
     noise: str
     level: float
     score: float
-    spread: float
+    spread: float | None
     agreement: float
     loss: float
 
@@ -49,7 +49,7 @@ def points(rows: Sequence[Row]) -> list[Point]:
     return [
         Point(
             *key, float(np.mean([row.score for row in found])),
-            float(np.std([row.score for row in found], ddof=1)) if len(found) > 1 else 0.0,
+            float(np.std([row.score for row in found], ddof=1)) if len(found) > 1 else None,
             float(np.mean([row.agreement for row in found])), float(np.mean([row.loss for row in found])),
         )
         for key, found in groups.items()
@@ -65,7 +65,11 @@ def tables(rows: Sequence[Row], card: Card, about: str) -> list[Table]:
     found = points(rows)
     clean = {point.run: point.score for point in found if point.noise == CLEAN}
     columns = ["run", "noise", "level", metric(card), "sd over draws", "change", "agreement", "loss"]
-    lines = [[p.run, p.noise, p.level, p.score, p.spread, p.score - clean[p.run], p.agreement, p.loss] for p in found]
+    lines: list[list[Any]] = [
+        [p.run, p.noise, None if p.noise in (CLEAN, *WHOLE) else p.level,
+         p.score, p.spread, p.score - clean[p.run], p.agreement, p.loss]
+        for p in found
+    ]  # fmt: skip
     shown = [Table(f"{about}; scores in percent", columns, lines)]
     if len(clean) > 1:
         noises = list(dict.fromkeys(point.noise for point in found))
@@ -155,5 +159,5 @@ def _curves(axis: Any, found: Sequence[Point], noise: str, value: str) -> None:
             label = run if line == "-" else None
             axis.plot(levels, heights, line, color=colour, marker=marker, label=label)
             if value == "score":
-                spread = np.array([point.spread for point in chosen])
+                spread = np.array([point.spread or 0.0 for point in chosen])
                 axis.fill_between(levels, heights - spread, heights + spread, color=colour, alpha=0.15)

@@ -76,6 +76,14 @@ class Plan(Section):
     output: str | None = None
 
     @model_validator(mode="after")
+    def _own(self) -> Plan:
+        """What a chain says about every training is not said a second time, and then not heard."""
+        for word in [*self.settings, *(word for step in self.steps for word in step.settings)]:
+            if word.partition("=")[0].strip() in ("seed", "output"):
+                raise ValueError(f"settings: {word}: a chain sets it itself: see seeds and output of the plan")
+        return self
+
+    @model_validator(mode="after")
     def _named(self) -> Plan:
         titles = [step.title for step in self.steps]
         for title in titles:

@@ -129,6 +129,18 @@ FAULTS = {
     "a name that is a path": ({"steps": [{"recipe": "glue", "name": "../a"}, {"recipe": "glue"}]}, "another name"),
     "two kinds": ({"steps": [{"recipe": "glue"}, {"recipe": "xsum"}]}, "a chain has steps of one kind"),
     "scratch": ({"steps": [{"recipe": "glue", "variants": ["rte", "tiny"]}, {"recipe": "glue"}]}, "set model.name"),
+    "a seed": (
+        {"settings": ["seed=3"], "steps": [{"recipe": "glue"}, {"recipe": "glue", "name": "b"}]},
+        "settings: seed=3: a chain sets it itself: see seeds and output of the plan",
+    ),
+    "an output": (
+        {"steps": [{"recipe": "glue", "settings": ["output=x"]}, {"recipe": "glue", "name": "b"}]},
+        "settings: output=x: a chain sets it itself",
+    ),
+    "settings as a mapping": (
+        {"settings": {"seed": 3}, "steps": [{"recipe": "glue"}, {"recipe": "glue", "name": "b"}]},
+        "settings={'seed': 3}: expected a valid list",
+    ),
     "no data": (
         {"settings": ["data.path=gone"], "steps": [{"recipe": "glue"}, {"recipe": "glue", "name": "b"}]},
         "data.path=gone: no such file or folder",
@@ -151,5 +163,8 @@ def test_faults_of_the_command(tmp_path: Path) -> None:
     path = toys.plan(tmp_path, "colour", "size")
     assert "--terms r3: unknown; did you mean 'r3f'?" in seqreg("chain", path, "-t", "r3", cwd=tmp_path, code=2).stderr
     assert "gone.yaml: no such file" in seqreg("chain", "gone.yaml", cwd=tmp_path, code=2).stderr
-    assert "--output and --seeds say so" in seqreg("chain", path, "seed=3", cwd=tmp_path, code=2).stderr
+    assert (
+        "seed=3: a chain sets it itself: see --seeds and --output"
+        in seqreg("chain", path, "seed=3", cwd=tmp_path, code=2).stderr
+    )
     assert not (tmp_path / "runs").exists()
