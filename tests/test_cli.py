@@ -17,7 +17,7 @@ import transformers
 import typer
 from rouge_score.rouge_scorer import RougeScorer
 
-from seqreg import __version__, cli
+from seqreg import BadInput, __version__, cli
 from seqreg.metrics import rouge
 from seqreg.workbench import cards, catalogue
 from tests.workbench import samples
@@ -164,3 +164,11 @@ def test_what_stops_any_command_is_one_line(
         cli.main()
     assert stopped.value.code == code
     assert capsys.readouterr().err == f"{line}\n"
+
+
+@pytest.mark.parametrize(
+    "options", [["--rouge", "--batches"], ["--batches", "--plot", "a.png"], ["--rouge", "-t", "r3f"]]
+)
+def test_bench_options_that_would_be_ignored_are_refused(options: list[str]) -> None:
+    with pytest.raises(BadInput, match="--rouge and --batches"):
+        cli.app(["bench", *options], standalone_mode=False)
