@@ -253,7 +253,10 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal cannot show is spelt out
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
+        if code == 128 + signal.SIGINT:  # what typer makes of Ctrl-C
+            raise KeyboardInterrupt
+        sys.exit(code)
     except (BadInput, Stopped) as error:
         print("seqreg: " + "\n".join(plain(line) for line in error.lines), file=sys.stderr)
         sys.exit(error.code)

@@ -166,6 +166,22 @@ def test_what_stops_any_command_is_one_line(
     assert capsys.readouterr().err == f"{line}\n"
 
 
+def test_an_interrupt_inside_a_command_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """typer gives it back as an exit code."""
+
+    def struck(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("seqreg.workbench.bench_show.padding", struck)
+    monkeypatch.setattr(sys, "argv", ["seqreg", "bench", "--batches"])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err.strip() == "seqreg: stopped"
+
+
 @pytest.mark.parametrize(
     "options", [["--rouge", "--batches"], ["--batches", "--plot", "a.png"], ["--rouge", "-t", "r3f"]]
 )
