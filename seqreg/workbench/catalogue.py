@@ -40,7 +40,7 @@ def find(kind: Shelf, name: str) -> Path:
         return Path(name)
     what = {"recipes": "recipe", "tasks": "task", "recipes/terms": "term recipe"}[kind]
     if not _NAME.fullmatch(name) or name not in names(kind):
-        raise BadInput(f"unknown {what} {name!r}; {nearest(name, names(kind))}, or give the path of a .yaml file")
+        raise BadInput(f"unknown {what} {name!r}; {nearest(name, names(kind))} (or the path of a .yaml file)")
     path = inside(shelf(kind), f"{name}.yaml")
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 

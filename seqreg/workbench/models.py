@@ -272,7 +272,7 @@ def _check_fit(model: Any, tokenizer: Any, config: Config, seq2seq: bool) -> Non
         lengths |= {"data.max_target": config.data.max_target, "generation.max_length": config.generation.max_length}
     for key, length in lengths.items():
         if room is not None and length > room:
-            raise BadInput(f"{key}={length}: the model has only {room} positions")
+            raise BadInput(f"{key}={length}: the model has only {room} positions: set {key} to that or less")
 
 
 def positions(model: Any) -> int | None:

@@ -44,7 +44,7 @@ def checked(section: type[S], values: Any, origin: Callable[[str], str]) -> S:
             raise BadInput(f"{where}: {key} is missing") from None
         message = fault["msg"].removeprefix("Value error, ")
         message = message[0].lower() + message[1:].replace("Input should be", "expected")
-        message = message.replace("input should be", "expected")
+        message = message.replace("input should be", "expected").replace(" after validation", "")
         given = fault["input"]
         if isinstance(given, dict) and fault["type"] == "value_error":  # about several keys: values are in the message
             paths = [".".join([*loc, name]) for name in given if name in message]
