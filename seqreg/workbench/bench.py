@@ -178,18 +178,17 @@ def plot(bench: Bench, path: str) -> None:
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 1.2 + 0.28 * len(rows)), sharey=True, layout="constrained")
     places = range(len(rows))
     for axis, title in zip(axes, ("time", "peak memory"), strict=True):
-        values = [row.time if title == "time" else row.memory or 0.0 for row in rows]
-        colours = [
-            "#999999" if row.name == HF else "#d55e00" if "from logits" in row.name else "#0072b2" for row in rows
-        ]
-        axis.barh(places, values, color=colours, height=0.7)
+        timed = title == "time"
+        values = [row.time if timed else row.memory or 0.0 for row in rows]
+        ends = [row.time_range[1] for row in rows] if timed else values
+        axis.barh(places, values, color=[_colour(row.name) for row in rows], height=0.7)
         axis.axvline(1.0, color="black", linewidth=0.8)
         axis.set_title(f"{title}, plain transformers = 1")
-        widest = max(value for value in values if value < HEAVY)  # a heavy one leaves the picture, and its number stays
+        widest = max(end for end in ends if end < HEAVY)  # a heavy one leaves the picture, and its number stays
         axis.set_xlim(0, 1.15 * widest)
-        for place, value in zip(places, values, strict=True):
+        for place, value, end in zip(places, values, ends, strict=True):
             shown = f" {value:.2f}" if value else " not measured"
-            axis.text(min(value, 1.02 * widest), place, shown, va="center", fontsize=8)
+            axis.text(min(end, 1.02 * widest), place, shown, va="center", fontsize=8)
     spread = [[row.time - row.time_range[0] for row in rows], [row.time_range[1] - row.time for row in rows]]
     axes[0].errorbar(
         [row.time for row in rows], places, xerr=[[max(x, 0.0) for x in side] for side in spread],

@@ -66,7 +66,10 @@ def check_room(encoder: Encoder, task: str, data: Data) -> None:
     """Refuse texts that are longer than a model has places for, before they become an index error."""
     room = models.positions(encoder.module)
     if room is not None and data.max_source > room:
-        raise BadInput(f"{task}: data.max_source={data.max_source}: {encoder.name} has only {room} positions; set it in the file of tasks")
+        raise BadInput(
+            f"{task}: data.max_source={data.max_source}: {encoder.name} has only {room} positions; set it in the file "
+            "of tasks"
+        )
 
 
 @torch.no_grad()
