@@ -35,7 +35,7 @@ class Watch(TrainerCallback):
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.trainer.stopping():
-            raise Interrupted(self.trainer.signals.received or 15)
+            raise Interrupted(self.trainer.signals.received or 15, "stopped in an evaluation: the same command goes on")
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.trainer.stopping():

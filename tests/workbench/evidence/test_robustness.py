@@ -80,6 +80,9 @@ def test_a_writer_through_the_command(writer: Path, capsys: pytest.CaptureFixtur
         "none", "word-drop", "embeddings", "embeddings", "adversary", "random", "order",
     ]  # fmt: skip
     assert all(0 <= row["agreement"] <= 100 for row in found.values["rows"])
+    (table,) = found.tables
+    assert [row[table.columns.index("sd over draws")] for row in table.rows] == [None] * 7
+    assert [row[table.columns.index("level")] for row in table.rows] == [None, 0.3, 0.5, 2.0, 0.2, 0.2, None]
 
 
 def test_an_ascent_hurts_more_than_random_noise_of_its_norm(classifier: Path, writer: Path, tmp_path: Path) -> None:

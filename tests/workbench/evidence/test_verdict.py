@@ -7,6 +7,7 @@ import json
 import shutil
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from seqreg.metrics import statistics
 from seqreg.workbench.evidence import comparison, verdict
 from seqreg.workbench.evidence.comparison import Plan
 from seqreg.workbench.evidence.findings import FOLDER, Finding
-from seqreg.workbench.evidence.gather import _split, gather
+from seqreg.workbench.evidence.gather import _split, agreement, gather
 from tests.workbench.evidence import made
 
 
@@ -241,3 +242,9 @@ def test_what_a_launched_training_was_refused_for_is_said(tmp_path: Path) -> Non
         "1 of 4 trainings are not finished; r3f, seed 2 was stopped with exit code 2: seqreg: data.path=x: no such file"
     )
     assert said in verdict.judge(tmp_path).summary[0]
+
+
+def test_equal_texts_agree_although_they_are_empty() -> None:
+    rows = {seed: [{"prediction": text} for text in ("", "a b", last)] for seed, last in ((1, "c d"), (2, "c e"))}
+    found = agreement(SimpleNamespace(rows=rows), texts=True)  # type: ignore[arg-type]
+    assert found == {"equal": pytest.approx(200 / 3), "rougeL": pytest.approx(250 / 3)}
