@@ -201,8 +201,9 @@ def sentences(chain: Chain, found: Found, cycles: int) -> list[str]:
             lines.append(f"{method}: all {len(chain.tasks)} tasks score {shown_ends} on average after every cycle.")
         ranks = [float(np.mean(last_layer(found, method, number)[0])) for number in (0, len(means) - 1)]
         lines.append(f"{method}: the effective rank of the last layer goes from {ranks[0]:.1f} to {ranks[1]:.1f}.")
-    few = "One seed: trainings, not methods." if seeds == 1 else f"Means over {seeds} seeds, ± their deviation."
-    return [*lines, few]
+    if seeds == 1:
+        return [*lines, "One seed: it shows trainings, not methods."]
+    return [*lines, f"Means over {seeds} seeds; ± is their standard deviation, brackets are over examples."]
 
 
 def _more(steps: int) -> str:

@@ -60,16 +60,8 @@ def chain(
     into = showing.place([where], where / FOLDER)
     laid = work.lay(plan, str(file), where, methods, cycles, settings, rows, trust)
     words = ["chain", file, *(word for name in methods for word in ("--terms", name)), "--cycles", cycles, *settings]
-    words += [
-        "--seeds",
-        write_seeds(list(dict.fromkeys(plan.seeds))),
-        "--rows",
-        rows,
-        "--pooling",
-        pooling,
-        "--output",
-        where,
-    ]
+    words += ["--seeds", write_seeds(list(dict.fromkeys(plan.seeds)))]
+    words += ["--rows", rows, "--pooling", pooling, "--output", where]
     finding = work.study(laid, into, command=_command(*words), cycles=cycles, pooling=pooling, trust=trust)
     showing.show(finding, into, as_json=as_json)
 
