@@ -42,11 +42,12 @@ TINY = [
 class Command:
     """One `seqreg` command, started at once; what it prints goes to a file."""
 
-    def __init__(self, *words: str | Path, log: Path, file_size: int | None = None) -> None:
+    def __init__(self, *words: str | Path, log: Path, file_size: int | None = None, **around: Any) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["tests.forked"])
         self.log = log
-        self.process = context.Process(target=_main, args=([str(word) for word in words], str(log), file_size))
+        arguments = ([str(word) for word in words], str(log), file_size)
+        self.process = context.Process(target=_main, args=arguments, kwargs=around)
         self.process.start()
 
     def wait(self, seconds: float = 120) -> int:
@@ -79,7 +80,10 @@ class Command:
         return " ".join(self.log.read_text(errors="replace").split()) if self.log.exists() else ""
 
 
-def _main(words: list[str], log: str, file_size: int | None) -> None:
+def _main(
+    words: list[str], log: str, file_size: int | None, folder: str = ".", memory: int = 0, names: Any = None
+) -> None:
+    """The command in this process: in a folder, with no more than so many further bytes, and environment variables."""
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
@@ -87,6 +91,12 @@ def _main(words: list[str], log: str, file_size: int | None) -> None:
     if file_size is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
+    if memory:
+        resource.setrlimit(resource.RLIMIT_CPU, (60, 60))  # a case that does not end, however busy the machine is
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + memory, used + memory))
+    os.chdir(folder)
+    os.environ.update(names or {})
     sys.argv = ["seqreg", *words]
     cli.main()
 

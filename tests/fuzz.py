@@ -3,7 +3,9 @@
     python -m tests.fuzz --cases 20000
 
 The command runs in this process, from its arguments to its exit code; only what comes after the input has been read
-and checked (models, training) is left out, but for the kind "model". A fault is shrunk to a small one and printed.
+and checked (models, training) is left out, but for the kind "model". What these kinds find is shrunk to a small one and
+printed. The kinds of `WHOLE` run all of it, training included, in a process of their own with a limit on time and
+memory, in a folder with a trained run; they go on after a fault, and print all of them.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -23,17 +27,31 @@ from unittest import mock
 
 import hypothesis
 import transformers
+from hypothesis import strategies as st
 from rich.console import Console
 from rich.progress import Progress
 
-from seqreg.workbench import check, data
+from seqreg.errors import BadInput
+from seqreg.workbench import cards, check, data
+from seqreg.workbench.evidence import chain, probe
+from tests import forked, fuzz_walks
 from tests import fuzz_inputs as inputs
 from tests.bad_input.table import Said, run, tree
 from tests.workbench import samples
 
 LIMIT = 20
 """Seconds of a case; a slow machine is not a hang."""
-SHARES = {"recipe": 30, "raw recipe": 10, "card": 20, "setting": 20, "data": 14, "text": 4, "model": 2}
+WHOLE_LIMIT, MEMORY = 300, 4 * 2**30
+"""Seconds and further bytes of a case that is run as a whole; of its processor, 60 seconds."""
+SHARES = {
+    "recipe": 24, "raw recipe": 10, "card": 16, "setting": 16, "data": 12, "text": 4, "misspelt key": 4, "plan": 6,
+    "own term": 3, "model": 1, "typed setting": 1, "term setting": 1, "model folder": 0.5, "run folder": 0.5,
+    "option": 0.5,
+    "environment": 0.5,
+}  # fmt: skip
+QUICK = [*forked.TINY, "optimisation.warmup=0", "optimisation.steps=1"]
+"""A training of one step."""
+WHOLE = ("typed setting", "term setting", "model folder", "run folder", "option", "environment")
 
 
 class TooLong(BaseException):
@@ -117,8 +135,161 @@ class Fuzz:
         small = samples.tiny("bart", self.folder / "good.jsonl")
         self.attempt("check", "gigaword", "task=text_pairs", *small, *words, notes=True)
 
+    def misspelt_key(self, key: str) -> None:
+        self.checked("quickstart", f"{key}=1")
+
+    def own_term(self, case: tuple[str, str]) -> None:
+        name, text = case
+        self.file("own.py", text.encode())
+        sys.modules.pop("own", None)
+        words = ["check", "quickstart", *QUICK, f'terms.mine={{term: "{name}"}}']
+        with mock.patch.object(sys, "path", [str(self.folder), *sys.path]):
+            with mock.patch.object(sys, "dont_write_bytecode", True):
+                self.attempt(*words, notes=True)
+
+    def plan(self, case: tuple[str, bytes]) -> None:
+        command, content = case
+        card, _ = cards.load("glue/rte")
+        if not (self.folder / "rte").exists():
+            samples.folder(self.folder / "rte", card)
+        path = self.file("plan.yaml", content)
+        done = BadInput("all of it is right")
+        with mock.patch.object(chain, "study", side_effect=done), mock.patch.object(probe, "trained", side_effect=done):
+            self.attempt("chain", path) if command == "chain" else self.attempt("probe", ".", "--tasks", path)
+
+    def stage(self) -> None:
+        """A folder with a trained run and odd files, whatever a case has done to it."""
+        kept = self.folder.with_name(f"{self.folder.name}-kept")
+        if not kept.exists():
+            words = [*QUICK, "output=run", "checkpoints.every=1"]
+            command = forked.Command("train", "quickstart", *words, log=self.log, folder=str(self.folder))
+            assert command.wait() == 0, command.text()
+            shutil.copytree(self.folder, kept)
+        shutil.rmtree(self.folder)
+        shutil.copytree(kept, self.folder, symlinks=True)
+        (self.folder / "loop").symlink_to("loop")
+        (self.folder / "gone").symlink_to("nothing")
+        os.mkfifo(self.folder / "pipe")
+        (self.folder / "bom.txt").write_bytes("text".encode("utf-16"))
+        (self.folder / "bits.bin").write_bytes(bytes(range(256)) * 9)
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    def whole(self, *words: str, names: dict[str, str] | None = None, long: bool = False) -> None:
+        """Run a command to its end in a process of its own; `long` ones may be stopped."""
+        self.log.unlink(missing_ok=True)
+        before = tree(self.folder)
+        around = {"folder": str(self.folder), "memory": MEMORY, "names": {"COLUMNS": "200", **(names or {})}}
+        command = forked.Command(*words, log=self.log, **around)
+        try:
+            code = command.wait(20 if long else WHOLE_LIMIT)
+        except TimeoutError:
+            assert long, f"still running: {command.text()[-500:]}"
+            code = 0
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        same = tree(self.folder) == before
+        shown = f"exit code {code}: {text[-1500:]}"
+        assert "Traceback" not in text, shown
+        assert code in (0, 2, 3, 4), shown
+        if code in (2, 4):
+            assert text.strip().splitlines()[-1].startswith("seqreg: "), shown
+            assert same or code == 4, f"a file was written: {sorted(set(tree(self.folder)) - set(before))}; {shown}"
+        if not same:
+            self.stage()
+        self.seen["refused" if code else "accepted"] += 1
+        self.done()
+
+    def typed_setting(self, case: tuple[str, Any]) -> None:
+        word = fuzz_walks.assigned(*case)
+        with mock.patch.object(check, "check", return_value="ok"):
+            said = self.attempt("check", "quickstart", *QUICK, word)
+        if not said.code and case[0] not in ("output", "data.path"):
+            long = case[0].rpartition(".")[2] in fuzz_walks.LONGER
+            self.whole("train", "quickstart", *QUICK, "output=out", word, long=long)
+
+    def term_setting(self, case: tuple[str, str, Any]) -> None:
+        name, field, value = case
+        words = [*QUICK, "-t", name, fuzz_walks.assigned(f"terms.{name}.{field}", value)]
+        with mock.patch.object(check, "check", return_value="ok"):
+            said = self.attempt("check", "quickstart", *words)
+        if not said.code:
+            self.whole("train", "quickstart", *words, "output=out")
+
+    def model_folder(self, damage: tuple[str, str, Any]) -> None:
+        fuzz_walks.spoil(self.folder / "run" / damage[0], *damage[1:])
+        words = [word for word in QUICK if not word.startswith("model.")]
+        words += [
+            "model.architecture=null",
+            "model.name=run",
+            "model.settings={}",
+            "optimisation.steps=1",
+            "output=out",
+        ]
+        try:
+            self.whole("train", "quickstart", *words)
+        finally:
+            self.stage()
+
+    def run_folder(self, case: tuple[str, tuple[str, str, Any]]) -> None:
+        command, damage = case
+        fuzz_walks.spoil(self.folder / "run" / damage[0], *damage[1:])
+        self.file("in.txt", b"a b c\n")
+        further = {"predict": ["in.txt"], "calibrate": ["--limit", "4"], "robustness": ["--limit", "4", "--draws", "1"]}
+        further |= {"shift": ["--to", "newsroom", "--share", "0"], "replay": ["crash/step-1"]}
+        try:
+            self.whole(command, "run", *further.get(command, []))
+        finally:
+            self.stage()
+
+    def option(self, case: tuple[str, str, str]) -> None:
+        command, option, value = case
+        first = {
+            "train": "quickstart",
+            "check": "quickstart",
+            "compare": "quickstart",
+            "chain": "plan.yaml",
+            "list": "terms",
+        }
+        base = {
+            "predict": ["run", "in.txt"],
+            "rouge": ["in.txt", "in.txt"],
+            "fairseq-dir": [],
+            "bench": ["--terms", "nope"],
+        }
+        words = base.get(command, [first.get(command, "run")])
+        if command in ("train", "check", "compare"):
+            words += [*QUICK]
+            words += (
+                ["output=out"] if command == "train" else ["-t", "r3f", "--seeds", "1"] if command == "compare" else []
+            )
+        words += {"robustness": ["--limit", "4"], "calibrate": ["--limit", "4"], "shift": ["--to", "newsroom"]}.get(
+            command, []
+        )
+        self.file("in.txt", b"a b c\n")
+        self.file("plan.yaml", inputs.dumped(fuzz_walks.PLAN))
+        words = (
+            [*words, option + value] if option and value[:1] == "=" else [*words, option, value] if option else [value]
+        )
+        try:
+            self.whole(command, *words)
+        finally:
+            self.stage()
+
+    def environment(self, names: dict[str, str]) -> None:
+        self.whole("train", "quickstart", *QUICK, "output=out", names=names)
+
 
 STRATEGIES: dict[str, Any] = {
+    "misspelt key": fuzz_walks.misspelt_keys(), "plan": fuzz_walks.plans(), "own term": fuzz_walks.own_terms(),
+    "typed setting": fuzz_walks.typed_settings(), "term setting": fuzz_walks.term_settings(),
+    "model folder": fuzz_walks.damage(tuple(fuzz_walks.FILES[2:7])), "option": fuzz_walks.command_lines(),
+    "run folder": st.tuples(
+        st.sampled_from(["evaluate", "predict", "calibrate", "robustness", "probe", "show", "report", "shift",
+        "replay"]),
+        fuzz_walks.damage(),
+    ), "environment": fuzz_walks.environments(),
     "recipe": inputs.recipes, "raw recipe": inputs.raw_recipes, "card": inputs.card_files, "setting": inputs.settings,
     "data": inputs.data_files, "text": inputs.texts, "model": inputs.model_settings,
 }  # fmt: skip
@@ -128,6 +299,9 @@ def fuzz(kind: str, cases: int, seed: int, folder: Path, done: Callable[[], None
     """So many cases of a kind; how many were accepted and refused. The first fault is shrunk and raised."""
     one = Fuzz(folder, done)
     try_it = getattr(one, kind.replace(" ", "_"))
+    if kind in WHOLE:
+        one.stage()
+    faults: list[str] = []
     chosen = hypothesis.settings(
         max_examples=cases, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck),
         phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink], print_blob=False,
@@ -137,9 +311,15 @@ def fuzz(kind: str, cases: int, seed: int, folder: Path, done: Callable[[], None
     @chosen
     @hypothesis.given(STRATEGIES[kind])
     def test(case: Any) -> None:
-        try_it(case)
+        if kind not in WHOLE:
+            return try_it(case)
+        try:
+            try_it(case)
+        except AssertionError as fault:
+            faults.append(f"{case!r}: {fault}")
 
     test()
+    assert not faults, "\n\n".join(faults)
     return one.seen
 
 
@@ -156,10 +336,12 @@ def main() -> int:
     out = Console(highlight=False, markup=False)
     with Progress(console=Console(stderr=True)) as progress:
         for kind, share in shares.items():
-            cases = max(1, chosen.cases * share // 100)
+            cases = max(1, int(chosen.cases * share // 100))
             bar = progress.add_task(kind, total=cases)
             with tempfile.TemporaryDirectory() as folder:
-                seen[kind] = fuzz(kind, cases, chosen.seed, Path(folder), lambda bar=bar: progress.advance(bar))
+                place = Path(folder) / "here"
+                place.mkdir()
+                seen[kind] = fuzz(kind, cases, chosen.seed, place, lambda bar=bar: progress.advance(bar))
             out.print(f"{kind}: {json.dumps(seen[kind])}")
     total = sum(seen.values(), Counter[str]())
     spent = time.perf_counter() - begin

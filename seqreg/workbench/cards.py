@@ -23,10 +23,10 @@ class Generation(Section):
         max_length: tokens of the output, its special ones included
     """
 
-    max_length: int = Field(default=64, ge=1, le=32_768)
+    max_length: int = Field(default=64, ge=2, le=32_768)
     min_length: Natural = 0
     num_beams: Count = 4
-    length_penalty: float = Field(default=1.0, allow_inf_nan=False)
+    length_penalty: float = Field(default=1.0, ge=-10, le=10)
     no_repeat_ngram_size: Natural = 0
     early_stopping: bool = True
 

@@ -47,6 +47,9 @@ class Model(Section):
         for key, value in _pairs(self.settings):
             if key.startswith("_") or key in ("auto_map", "trust_remote_code") or ("attn" in key and "/" in str(value)):
                 raise ValueError(f"model.settings.{key}={value!r}: a recipe cannot name code to run")
+            most = 1000 if "layers" in key else 10**8
+            if isinstance(value, (int, float)) and not abs(value) <= most:
+                raise ValueError(f"model.settings.{key}={value!r}: expected a finite number, at most {most:,}")
         return self
 
 

@@ -195,7 +195,7 @@ def test_b7_paths_that_lead_nowhere(tmp_path: Path) -> None:
         refused(tmp_path, "no such file", "train", name)
         refused(tmp_path, "no such file", "train", "quickstart", f"task={name}")
         refused(tmp_path, "no such file", "train", "quickstart", "-t", name)
-        refused(tmp_path, "no such file", "chain", name)
+        refused(tmp_path, "no such file|too long|too many", "chain", name)
     for name in ("x" * 300, "loop"):
         refused(tmp_path, "no such file or folder", "train", *PAIR, f"data.path={name}")
         refused(tmp_path, "cannot be read", "rouge", name, name)

@@ -16,16 +16,18 @@ from seqreg.workbench import config, outputs, train, trial, untrusted
 from seqreg.workbench.evaluate import Scored
 from seqreg.workbench.monitor import samples as shown
 from tests.bad_input.table import refused, run, tiny
-from tests.fuzz import SHARES, fuzz
+from tests.fuzz import SHARES, WHOLE, fuzz
 
 EVIL = "\x1b[31m`|<script>alert(1)</script>\r\n\r\n# big [/red] ![x](http://x) \u202e\ud800"
 
 
 @pytest.mark.parametrize("kind", SHARES)
 def test_no_traceback_no_file_no_hang(kind: str, tmp_path: Path) -> None:
-    seen = fuzz(kind, 20 if kind == "model" else 100, seed=7, folder=tmp_path)
+    cases = 4 if kind in WHOLE else 20 if kind in ("model", "own term") else 100
+    (tmp_path / "here").mkdir()
+    seen = fuzz(kind, cases, seed=7, folder=tmp_path / "here")
     assert seen["refused"] > 0
-    assert seen.total() >= 20
+    assert seen.total() >= cases
 
 
 FOUND: dict[str, tuple[list[str], str]] = {
