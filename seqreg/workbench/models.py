@@ -21,6 +21,7 @@ from transformers.models.auto import modeling_auto as auto_models
 from seqreg.errors import BadInput, nearest
 from seqreg.integrations.hf import r4f
 from seqreg.integrations.hf.model import special
+from seqreg.workbench import machine
 from seqreg.workbench.cards import Card
 from seqreg.workbench.examples import Example
 from seqreg.workbench.settings import Config
@@ -206,6 +207,8 @@ def probe(config: Config) -> None:
     refusal = f"optimisation.precision={wanted}: this machine's {device.type} cannot"
     if wanted == "fp16" and device.type == "cpu":
         raise BadInput(f"{refusal}: set optimisation.precision=fp32 or bf16")
+    if device.type == "cpu":
+        machine.settle(aloud=os.environ.get("RANK", "0") == "0")
     layer, half = torch.nn.Linear(8, 8, device=device), {"fp16": torch.float16, "bf16": torch.bfloat16}[wanted]
     try:
         with torch.autocast(device.type, dtype=half):
