@@ -25,7 +25,7 @@ class Generation(Section):
 
     max_length: Count = 64
     min_length: Natural = 0
-    num_beams: Count = 4
+    num_beams: int = Field(default=4, ge=1, le=1000)
     length_penalty: float = Field(default=1.0, allow_inf_nan=False)
     no_repeat_ngram_size: Natural = 0
     early_stopping: bool = True

@@ -13,8 +13,10 @@ from seqreg.errors import BadInput, nearest
 from seqreg.workbench import cards, catalogue, layers
 from seqreg.workbench.cards import Card
 from seqreg.workbench.files import write_text
-from seqreg.workbench.sections import checked
+from seqreg.workbench.sections import checked, texts
 from seqreg.workbench.settings import Config
+
+TEXTS = texts(Config)
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,12 @@ def resolve(
         _only(block, ("terms", "model"), str(found))
         stack.add(block, str(found))
     for assignment in overrides:
-        stack.set(assignment)
+        stack.set(assignment, texts=TEXTS)
     card, card_path = _card(stack, path)
     extra = regression if card.kind == "regression" else []
     stack = _with_card(stack, card, card_path, [(str(found), block) for found, block in extra if block])
     for assignment in overrides:
-        stack.set(assignment)
+        stack.set(assignment, texts=TEXTS)
     _drop_terms(stack)
     _refuse_trust(stack)
     name = "-".join([path.stem if path.stem != "config" else path.parent.name, *variants])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -47,6 +47,8 @@ class Model(Section):
         for key, value in _pairs(self.settings):
             if key.startswith("_") or key in ("auto_map", "trust_remote_code") or ("attn" in key and "/" in str(value)):
                 raise ValueError(f"model.settings.{key}={value!r}: a recipe cannot name code to run")
+            if key.endswith(("layer", "layers", "heads")) and isinstance(value, int) and value < 0:
+                raise ValueError(f"model.settings.{key}={value!r}: expected a whole number from 0")
         return self
 
 
@@ -103,9 +105,9 @@ class Optimisation(Section):
         patience: a step that is not finite is not made; after so many in a row the training stops
     """
 
-    learning_rate: Positive = 3e-5
+    learning_rate: float = Field(default=3e-5, gt=0, le=100)
     steps: Count | None = None
-    epochs: Positive | None = None
+    epochs: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
     batch_size: Count = 8
     accumulation: Count = 1
     warmup: NotNegative = 0.0
@@ -185,6 +187,7 @@ class Checkpoints(Section):
 class Config(Section):
     """All settings of a run."""
 
+    known_elsewhere: ClassVar[bool] = True
     task: str
     model: Model
     data: Data = Data()

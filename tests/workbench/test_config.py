@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from seqreg.errors import BadInput
-from seqreg.workbench import catalogue, config, layers
+from seqreg.workbench import aliases, catalogue, config, layers
 
 
 def test_the_order_of_layers() -> None:
@@ -117,3 +117,58 @@ def test_a_saved_run_is_a_recipe_again(tmp_path: Path) -> None:
 def test_a_term_that_needs_unlabelled_rows_is_refused_before_anything_is_written() -> None:
     with pytest.raises(BadInput, match=r"command line: terms.jachess.mode='alternate': a run has no unlabelled rows"):
         config.resolve("quickstart", terms=["jachess"], overrides=["terms.jachess.mode=alternate"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("model.settings.decoder_layers=-1", "model.settings.decoder_layers=-1: expected a whole number from 0"),
+        ("model.settings.num_attention_heads=-2", "num_attention_heads=-2: expected a whole number from 0"),
+        ("optimisation.epochs=1e308", "optimisation.epochs=1e+308: expected less than or equal to 1000000"),
+        ("optimisation.learning_rate=1e38", "optimisation.learning_rate=1e+38: expected less than or equal to 100"),
+        ("generation.num_beams=1000000000", "generation.num_beams=1000000000: expected less than or equal to 1000"),
+    ],
+)
+def test_b4_what_cannot_be_trained_is_refused_before_anything_is_written(setting: str, message: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        config.resolve("quickstart", overrides=[setting])
+    assert str(caught.value).startswith("command line: ")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("optimisation.lr=1", "optimisation.learning_rate"), ("model.path=x", "model.name"),
+        ("per_device_train_batch_size=8", "optimisation.batch_size"), ("output_dir=x", "output"),
+        ("optimisation.max_grad_norm=1", "optimisation.clip"), ("data.source_prefix=x", "data.prefix"),
+    ],
+)  # fmt: skip
+def test_a_key_that_is_called_so_elsewhere_names_the_right_one(given: str, meant: str) -> None:
+    with pytest.raises(BadInput, match=f"unknown key; did you mean '{meant}'\\?$"):
+        config.resolve("quickstart", overrides=[given])
+
+
+def test_aliases_lead_to_settings_and_are_none_themselves() -> None:
+    known = config.resolve("quickstart", terms=["neftune"]).config.model_dump(mode="json")
+    keys = {*known, *(f"{one}.{two}" for one, inner in known.items() if isinstance(inner, dict) for two in inner)}
+    for key, words in aliases.ALIASES.items():
+        assert key in keys or key == "terms.neftune.alpha", key
+        assert not keys & set(words), key
+    words = [word for one in aliases.ALIASES.values() for word in one]
+    assert sorted({word for word in words if words.count(word) > 1}) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("data.prefix=summarize: ", "summarize: "), ("data.prefix=translate ", "translate "),
+        ("data.prefix=[x] y", "[x] y"), ("data.prefix=a: b: c", "a: b: c"), ("data.prefix=# 1", "# 1"),
+        ("data.prefix='null'", "null"), ('data.prefix="a\\tb"', "a\tb"), ("data.path={a}", "{a}"),
+        ("output=runs/a #2", "runs/a #2"), ("data.path=null", None),
+    ],
+)  # fmt: skip
+def test_a_setting_that_is_text_is_read_as_text(setting: str, value: str | None) -> None:
+    found = config.resolve("quickstart", overrides=[setting]).config.model_dump()
+    key = setting.partition("=")[0].split(".")
+    assert (found[key[0]][key[1]] if key[1:] else found[key[0]]) == value
