@@ -91,8 +91,8 @@ class Adversarial(Term):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.steps < 1:
-            self.refuse("steps", "expected a whole number >= 1")
+        if not 1 <= self.steps <= 1000:
+            self.refuse("steps", "expected a whole number >= 1, and at most 1000")
         for setting in ("scale", "step_size", "radius"):
             if getattr(self, setting) <= 0:
                 self.refuse(setting, "expected a number > 0")

@@ -36,12 +36,16 @@ def term_class(name: str) -> type[Term]:
             raise BadInput(f"unknown term {name!r}; {nearest(name, term_names())}, or give a dotted name of your own")
         return _only_term(importlib.import_module(f"{terms.__name__}.{name}"))
     parent, _, attribute = name.rpartition(".")
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise BadInput(f"term {name!r}: expected a dotted name, such as my_package.MyTerm")
     try:
         if _is_module(name):
             return _only_term(importlib.import_module(name))
         found = getattr(importlib.import_module(parent), attribute)
-    except (ImportError, AttributeError) as error:
-        raise BadInput(f"term {name!r} cannot be imported: {error}") from error
+    except BadInput:
+        raise
+    except (Exception, SystemExit) as error:  # a module of the user's, which may do anything when it is imported
+        raise BadInput(f"term {name!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not (inspect.isclass(found) and issubclass(found, Term)):
         raise BadInput(f"{name!r} is not a Term")
     return found
@@ -97,7 +101,14 @@ def build_term(name: str, settings: Mapping[str, Any] | None = None) -> Term:
     cls = term_class(settings.pop("term", name))
     if "weight" in settings:
         settings["weight"] = build_weight(settings["weight"])
-    return cls(**settings)
+    if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+        raise BadInput(f"term {name!r}: {cls.__name__} is abstract: it lacks {', '.join(missing)}")
+    try:
+        return cls(**settings)
+    except BadInput:
+        raise
+    except Exception as error:  # a class of the user's may have any constructor
+        raise BadInput(f"term {name!r}: {cls.__name__} cannot be made: {type(error).__name__}: {error}") from error
 
 
 def build_criterion(config: Mapping[str, Any]) -> Criterion:

@@ -12,7 +12,7 @@ import typer
 
 from seqreg import cli_evidence
 from seqreg.cli_options import Recipe, Settings, Terms, Trained, Trust, Variants
-from seqreg.errors import DISK, BadInput, NoRoom, Stopped
+from seqreg.errors import DISK, NAMES, BadInput, NoRoom, Stopped
 from seqreg.workbench.untrusted import plain
 
 USAGE: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -202,9 +202,9 @@ def bench(
     terms: Annotated[
         Optional[list[str]], typer.Option("--terms", "-t", help="Only these terms; may be repeated. All by default.")
     ] = None,
-    rounds: Annotated[Optional[int], typer.Option(min=1, help="Every step is timed once a round.")] = None,
+    rounds: Annotated[Optional[int], typer.Option(min=1, max=100_000, help="Every step is timed once a round.")] = None,
     threads: Annotated[
-        int, typer.Option(min=1, help="Of torch. One is timed by its own clock: others do not count.")
+        int, typer.Option(min=1, max=1024, help="Of torch. One is timed by its own clock: others do not count.")
     ] = 1,
     presets: Annotated[bool, typer.Option(help="Also measure what released code computes, and its way.")] = True,
     rouge: Annotated[bool, typer.Option("--rouge", help="Measure ROUGE beside rouge-score instead.")] = False,
@@ -258,22 +258,28 @@ def main() -> None:
             raise KeyboardInterrupt
         sys.exit(code)
     except (BadInput, Stopped) as error:
-        print("seqreg: " + "\n".join(plain(line) for line in error.lines), file=sys.stderr)
+        print("seqreg: " + "\n".join(_short(plain(line)) for line in error.lines), file=sys.stderr)
         sys.exit(error.code)
     except (typer.Abort, KeyboardInterrupt):  # Ctrl-C, where nothing has to be saved first
         print("seqreg: stopped", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     except OSError as error:
-        if error.errno not in DISK:
+        if error.errno not in DISK | NAMES:
             raise
-        print(f"seqreg: {plain(error.filename or 'output')}: {error.strerror}", file=sys.stderr)
-        sys.exit(NoRoom.code)
+        print(f"seqreg: {_short(plain(error.filename or 'output'))}: {error.strerror}", file=sys.stderr)
+        sys.exit(NoRoom.code if error.errno in DISK else BadInput.code)
     except USAGE as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()
         else:
-            print(f"seqreg: {plain(error.format_message().rstrip('.'))}; see {_asked(error)} --help", file=sys.stderr)
+            message = _short(plain(error.format_message().rstrip(".")))
+            print(f"seqreg: {message}; see {_asked(error)} --help", file=sys.stderr)
         sys.exit(2)
+
+
+def _short(line: str, most: int = 2000) -> str:
+    """A line without its middle, where a value in it is very long."""
+    return line if len(line) <= most else f"{line[: most // 2]} ... {line[-most // 2 :]}"
 
 
 def _asked(error: Any) -> str:

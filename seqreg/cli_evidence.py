@@ -27,7 +27,7 @@ def compare(
     variant: Variants = None,
     baseline: Annotated[str, typer.Option(help="What all others are compared with.")] = "baseline",
     alpha: Annotated[float, typer.Option(help="The error that is allowed over all differences together.")] = 0.05,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Trainings at a time.")] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=256, help="Trainings at a time.")] = 1,
     launcher: Annotated[
         Optional[str],
         typer.Option(help="Do not train here: `print` the commands, or submit each, as in `sbatch --wrap={}`."),
@@ -82,7 +82,7 @@ def calibrate(
     run: Trained,
     settings: Settings = None,
     split: Annotated[Optional[str], typer.Option(help="Of the task; by default the one that it is judged by.")] = None,
-    bins: Annotated[int, typer.Option(help="Of the calibration errors and the diagrams.")] = 15,
+    bins: Annotated[int, typer.Option(min=1, max=1000, help="Of the calibration errors and the diagrams.")] = 15,
     limit: Annotated[
         int, typer.Option(help="At most so many examples to fit on, and to measure, by a fixed draw.")
     ] = 1000,
@@ -124,7 +124,7 @@ def robustness(
     rates: Annotated[str, typer.Option(help="Shares of characters or words that are hit.")] = "0.05,0.1,0.2",
     scales: Annotated[str, typer.Option(help="Of noise on embeddings, as shares of their RMS.")] = "0.1,0.3,1",
     radii: Annotated[str, typer.Option(help="Of the ascent, as shares of the embeddings' norm.")] = "0.01,0.03,0.1",
-    draws: Annotated[int, typer.Option(help="How often every noise is drawn.")] = 3,
+    draws: Annotated[int, typer.Option(min=1, max=1000, help="How often every noise is drawn.")] = 3,
     split: Annotated[Optional[str], typer.Option(help="Of the task; by default the one that it is judged by.")] = None,
     limit: Annotated[int, typer.Option(help="At most so many examples, by a fixed draw.")] = 500,
     output: Output = None,
@@ -190,7 +190,7 @@ def chain(
         Optional[list[str]],
         typer.Option("--terms", "-t", help="A method beside the baseline: `r3f`, or `r3f+rdrop`; may be repeated."),
     ] = None,
-    cycles: Annotated[int, typer.Option(min=1, help="How often the steps of the plan are gone through.")] = 1,
+    cycles: Annotated[int, typer.Option(min=1, max=1000, help="How often the steps of the plan are gone through.")] = 1,
     seeds: Annotated[
         Optional[str], typer.Option(help="Instead of those of the plan; how many, or which: `5`, or `3,7,11`.")
     ] = None,

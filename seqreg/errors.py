@@ -14,6 +14,8 @@ DISK = frozenset(
     (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR)
 )
 """What the system says of a disk that is full or cannot be written."""
+NAMES = frozenset((errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.EILSEQ, errno.ENXIO))
+"""What it says of a path that nothing can be read from or written to: too long, a loop of links, a device."""
 
 
 class BadInput(ValueError):  # noqa: N818 - reads as what it is

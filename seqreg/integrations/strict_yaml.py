@@ -16,6 +16,8 @@ LIMIT = 1_000_000
 """Bytes of a file that is certainly not a recipe."""
 DEPTH = 20
 """Mappings and lists inside each other; a recipe has five."""
+MOST = 50_000
+"""Values of a file, which take seconds to read; a recipe has a hundred."""
 
 _BROKEN = re.compile("[\0\ud800-\udfff]")
 
@@ -24,7 +26,7 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.2's plain values: 1e-5 is a number, `no` and 12:30 are text. No aliases, tags or duplicate keys."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML keeps them there
-    depth = 0
+    depth = count = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
@@ -34,6 +36,9 @@ class _Loader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(None, None, f"the tag {event.tag!r} is not allowed", event.start_mark)
         if self.depth == DEPTH:
             raise yaml.composer.ComposerError(None, None, f"more than {DEPTH} levels deep", event.start_mark)
+        self.count += 1
+        if self.count > MOST:
+            raise yaml.composer.ComposerError(None, None, f"more than {MOST:,} values", event.start_mark)
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1
@@ -98,9 +103,13 @@ def parse(text: str, where: str) -> Any:
 def read(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file."""
     try:
-        if path.stat().st_size > LIMIT:
+        if not path.is_file():
+            raise BadInput(f"{path}: not a file")
+        with path.open("rb") as file:
+            content = file.read(LIMIT + 1)
+        if len(content) > LIMIT:
             raise BadInput(f"{path}: larger than {LIMIT} bytes: is it a recipe?")
-        text = path.read_text(encoding="utf-8-sig")
+        text = content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
     values = parse(text, str(path))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from seqreg.errors import BadInput, nearest
 from seqreg.metrics.counts import EXTRAS, Example, Row, count_all
 from seqreg.metrics.sentences import SPLITS, Split, choose_split
-from seqreg.metrics.words import TOKENIZERS, Numbers, Tokenizer, loses_script
+from seqreg.metrics.words import TOKENIZERS, WORDS, Numbers, Tokenizer, loses_script
 from seqreg.metrics.workers import can_start, count_parallel, processors
 
 Scores = NDArray[np.float64]
@@ -21,6 +21,8 @@ Scores = NDArray[np.float64]
 KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 _ALL_KINDS = (*(f"rouge{n}" for n in range(1, 10)), "rougeL", "rougeLsum")
 _CHUNK = 128  # examples that go to a worker at once
+_RESAMPLES = 100_000
+_TEXT, _TOKENS, _WORD = 1_000_000, 40_000, 50_000  # characters, words of a text, and characters of a word
 _ENOUGH = 500_000  # characters from which workers save more than their start costs
 
 
@@ -88,9 +90,10 @@ def rouge(
         {'rouge1': 1.0, 'rouge2': 0.4, 'rougeL': 0.667, 'rougeLsum': 0.667}
     """
     kinds = _check_options(kinds, split, tokenizer, jobs, confidence, resamples, seed)
-    texts = {"predictions": _texts("predictions", predictions), "references": _texts("references", references)}
+    given = {"predictions": predictions, "references": references}
     if sources is not None:
-        texts["sources"] = _texts("sources", sources)
+        given["sources"] = sources
+    texts = {name: _texts(name, found, tokenizer) for name, found in given.items()}
     size = _same_length(texts)
     if tokenizer == "rouge":
         _warn_of_scripts(texts["predictions"], texts["references"])
@@ -203,13 +206,28 @@ def _warn_of_scripts(predictions: list[str], references: list[str]) -> None:
         )
 
 
-def _texts(name: str, texts: Iterable[str]) -> list[str]:
+def too_long(text: str, tokenizer: Tokenizer = "rouge") -> str:
+    """What is too much of a text to be compared, whose cost grows with the square of its words; "" if nothing is."""
+    if len(text) <= 8000:
+        return ""
+    if len(text) > _TEXT:
+        return f"{len(text):,} characters: ROUGE compares at most {_TEXT:,}"
+    found = WORDS[tokenizer](text)
+    longest = max(map(len, found), default=0)
+    if longest > _WORD:
+        return f"a word of {longest:,} characters: is it text? At most {_WORD:,}"
+    return f"{len(found):,} words: ROUGE compares at most {_TOKENS:,}" if len(found) > _TOKENS else ""
+
+
+def _texts(name: str, texts: Iterable[str], tokenizer: Tokenizer) -> list[str]:
     if isinstance(texts, (str, bytes)) or not isinstance(texts, Iterable):
         raise BadInput(f"{name} is {type(texts).__name__} {texts!r:.40}: expected a list of strings, one an example")
     texts = list(texts)
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             raise BadInput(f"{name}[{place}] is {text!r:.40}: expected a string ('' for an empty text)")
+        if name != "sources" and (wrong := too_long(text, tokenizer)):
+            raise BadInput(f"{name}[{place}] has {wrong}")
     if not texts:
         raise BadInput(f"{name} is empty: ROUGE needs at least one example")
     return texts
@@ -235,8 +253,8 @@ def _check_options(
     _check_name("tokenizer", tokenizer, TOKENIZERS)
     if jobs is not None and not (_is_int(jobs) and jobs >= 1):
         raise BadInput(f"jobs={jobs!r}: expected a whole number from 1, or None for one a processor")
-    if not (_is_int(resamples) and resamples >= 1):
-        raise BadInput(f"resamples={resamples!r}: expected a whole number from 1; 1000 is the usual value")
+    if not (_is_int(resamples) and 1 <= resamples <= _RESAMPLES):
+        raise BadInput(f"resamples={resamples!r}: expected a whole number from 1 to {_RESAMPLES}; 1000 is usual")
     if not (_is_int(seed) and seed >= 0):
         raise BadInput(f"seed={seed!r}: expected a whole number from 0")
     if isinstance(confidence, bool) or not isinstance(confidence, (int, float)) or not 0 < confidence < 1:

@@ -43,8 +43,8 @@ def unicode_words(text: str) -> list[str]:
     return [str(token) for token in _TOKEN.findall(folded)]
 
 
-_WORDS: dict[str, Callable[[str], list[bytes] | list[str]]] = {"rouge": rouge_words, "unicode": unicode_words}
-TOKENIZERS = tuple(_WORDS)
+WORDS: dict[str, Callable[[str], list[bytes] | list[str]]] = {"rouge": rouge_words, "unicode": unicode_words}
+TOKENIZERS = tuple(WORDS)
 
 
 def loses_script(text: str) -> bool:
@@ -78,7 +78,7 @@ class Numbers(dict[Word, int]):
 
     def __init__(self, tokenizer: Tokenizer, stem: bool) -> None:
         super().__init__()
-        self.words, self.stem = _WORDS[tokenizer], stem
+        self.words, self.stem = WORDS[tokenizer], stem
         self.stems: dict[str, int] = {}
 
     def __missing__(self, word: Word) -> int:

@@ -68,8 +68,8 @@ class UEGR(Adversarial):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.passes < 2:
-            self.refuse("passes", "expected a whole number >= 2: one pass agrees with itself")
+        if not 2 <= self.passes <= 1000:
+            self.refuse("passes", "expected a whole number >= 2, and at most 1000: one pass agrees with itself")
         if not 0 <= self.low <= self.high < 1:
             self.refuse("low", f"expected 0 <= low <= high < 1, and high is {self.high}")
         if self.alpha < 0:

@@ -14,6 +14,7 @@ from rich.table import Table
 from seqreg.errors import BadInput
 from seqreg.workbench import bench, bench_batches, bench_rouge
 from seqreg.workbench.console import console
+from seqreg.workbench.files import writable
 from seqreg.workbench.untrusted import plain
 
 
@@ -50,6 +51,7 @@ def steps(
 def _check_plot(plot: Path) -> None:
     if plot.suffix not in (".png", ".svg", ".pdf"):
         raise BadInput(f"--plot {plot}: expected a file that ends in .png, .svg or .pdf")
+    writable(plot, "--plot ")
     if not plot.absolute().parent.is_dir():
         raise BadInput(f"--plot {plot}: the folder does not exist")
     if plot.is_dir() or not os.access(plot if plot.exists() else plot.absolute().parent, os.W_OK):

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from seqreg.errors import BadInput
 from seqreg.workbench import catalogue, layers
-from seqreg.workbench.sections import Count, Natural, Section, checked
+from seqreg.workbench.sections import Count, Length, Natural, Section, checked
 
 Metric = Literal["rouge", "accuracy", "f1", "matthews", "pearson", "spearman"]
 Names = str | list[str]
@@ -23,7 +23,7 @@ class Generation(Section):
         max_length: tokens of the output, its special ones included
     """
 
-    max_length: Count = 64
+    max_length: int = Field(default=64, ge=1, le=32_768)
     min_length: Natural = 0
     num_beams: int = Field(default=4, ge=1, le=1000)
     length_penalty: float = Field(default=1.0, allow_inf_nan=False)
@@ -65,6 +65,12 @@ class Generated(Section):
     rows: dict[str, Annotated[int, Field(ge=1, le=100_000)]]
     seed: Natural = 0
 
+    @model_validator(mode="after")
+    def _not_endless(self) -> Generated:
+        if sum(self.rows.values()) > 300_000:
+            raise ValueError(f"rows={self.rows}: {sum(self.rows.values()):,} rows in all: at most 300,000 are made")
+        return self
+
 
 class Columns(Section):
     """Which columns hold what; of several names the first that is there counts.
@@ -101,8 +107,8 @@ class Replace(Section):
 class Lengths(Section):
     """Tokens after which a text is cut."""
 
-    source: Count
-    target: Count = 64
+    source: Length
+    target: Length = 64
 
 
 class Card(Section):

@@ -48,7 +48,7 @@ def find(kind: Shelf, name: str) -> Path:
 def inside(folder: Path, name: str) -> Path:
     """A file that is really in a folder: neither `..`, an absolute path nor a link leads out of it."""
     path = folder / name
-    if Path(name).is_absolute() or not path.resolve().is_relative_to(folder.resolve()):
+    if Path(name).is_absolute() or not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
         raise BadInput(f"{name!r} leads out of {folder}: what a file names must be in its own folder")
     return path
 

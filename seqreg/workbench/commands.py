@@ -12,6 +12,7 @@ from rich.console import Console
 
 from seqreg.errors import BadInput
 from seqreg.workbench import config, rows
+from seqreg.workbench.files import regular, writable
 from seqreg.workbench.tables import score_table
 from seqreg.workbench.untrusted import plain
 
@@ -33,6 +34,7 @@ def train(
     from seqreg.workbench.console import console, quiet
 
     quiet()
+    writable(run.config.output, "output=")
     metrics = work.train(run, **ways)
     if metrics:
         out.print(score_table({metrics["method"]: metrics}))
@@ -45,8 +47,10 @@ def evaluate(
     folder: Path, file: Path | None, output: Path | None, settings: Sequence[str], *, trust: bool = False
 ) -> None:
     """Score a trained model and print it."""
-    if output is not None and output.exists() and not output.is_dir():
-        raise BadInput(f"--output {output}: a file is in the way")
+    if output is not None:
+        writable(output, "--output ")
+        if output.exists() and not output.is_dir():
+            raise BadInput(f"--output {output}: a file is in the way")
     config.load(folder, settings)
     from seqreg.workbench import train as work
     from seqreg.workbench.console import console, quiet
@@ -142,8 +146,7 @@ def _texts(path: Path, key: str) -> list[str]:
                 raise BadInput(f"{where}: no text under the key {key!r}")
         return [row[key] for _, row in found]
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
-    lines = text.split("\n")
-    return [line.removesuffix("\r").replace("<n>", "\n") for line in (lines[:-1] if lines[-1] == "" else lines)]
+        texts = [line for _, line in rows.lines(regular(path))]
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
+    return [line.removesuffix("\n").removesuffix("\r").replace("<n>", "\n") for line in texts]

@@ -59,17 +59,19 @@ def resolve(
     stack, values = layers.Layers(), layers.read(path)
     for key in forget:
         layers.remove(values, key)
-    choices = values.pop("variants", {})
+    choices = _mapping(values.pop("variants", None), f"{path}: variants")
+    for variant, block in choices.items():
+        choices[variant] = _mapping(block, f"{path}: variants.{variant}")
     stack.add(values, str(path))
     for variant in variants:
-        if not isinstance(choices, dict) or variant not in choices:
+        if variant not in choices:
             hint = nearest(variant, choices) if choices else "it has none"
             raise BadInput(f"{path}: unknown variant {variant!r}; {hint}")
-        stack.add(choices[variant] or {}, f"{path} ({variant})")
+        stack.add(choices[variant], f"{path} ({variant})")
     chosen = [name for name in terms if name not in ("none", "baseline")]
     files = [(name, catalogue.find("recipes/terms", name)) for name in chosen]
     blocks = [(found, layers.read(found)) for _, found in files]
-    regression = [(found, block.pop("regression", None)) for found, block in blocks]
+    regression = [(f, _mapping(block.pop("regression", None), f"{f}: regression")) for f, block in blocks]
     for found, block in blocks:
         _only(block, ("terms", "model"), str(found))
         stack.add(block, str(found))
@@ -90,6 +92,13 @@ def resolve(
         where = stack.origin("evaluation.resamples")
         raise BadInput(f"{where}: evaluation.resamples=0: ROUGE has intervals: expected at least 1; 1000 is usual")
     return Run(config, card, stack, trust)
+
+
+def _mapping(value: Any, where: str) -> dict[str, Any]:
+    """A part of a file that is laid on top of others; nothing for null."""
+    if value is not None and not isinstance(value, dict):
+        raise BadInput(f"{where}={value!r}: expected a mapping of keys to values, such as {{seed: 2}}")
+    return value or {}
 
 
 def _only(block: dict[str, Any], known: Sequence[str], where: str) -> None:

@@ -11,9 +11,12 @@ from typing import Any
 
 from seqreg.errors import BadInput
 from seqreg.workbench.cards import Card, Names
-from seqreg.workbench.rows import Row
+from seqreg.workbench.rows import LINE, Row
 
 _BROKEN = re.compile("[\0\ud800-\udfff]")
+_WORD = re.compile(r"\w+")
+WORD = 50_000
+"""Characters of a word."""
 _IDS = ("id", "idx", "guid")
 _EMPTY = "an empty text"
 
@@ -55,7 +58,8 @@ def column_of(row: Row, names: Names, where: str) -> tuple[str, Any]:
                 raise BadInput(f"{where}: the column {name!r} is empty (null)")
             return name, row[name]
     expected = " or ".join(repr(name) for name in names_of(names))
-    raise BadInput(f"{where}: no column {expected}; it has {', '.join(map(repr, row)) or 'none'}")
+    there = ", ".join(repr(name) for name in list(row)[:20]) + (" ..." if len(row) > 20 else "")
+    raise BadInput(f"{where}: no column {expected}; it has {there or 'none'}")
 
 
 def _text(card: Card, row: Row, part: str, names: Names, where: str) -> str:
@@ -69,7 +73,25 @@ def _text(card: Card, row: Row, part: str, names: Names, where: str) -> str:
     for rule in card.clean:
         if rule.column == part:
             value = re.sub(rule.pattern, rule.by, value)
+        _check_length(card, part, name, value, where)
+    _check_length(card, part, name, value, where)
     return value.strip()
+
+
+def _check_length(card: Card, part: str, name: str, value: str, where: str) -> None:
+    """Refuse what no tokenizer or score gets through: very long texts, words without an end."""
+    if len(value) > LINE:
+        raise BadInput(f"{where}: the column {name!r} has {len(value):,} characters: at most {LINE:,}")
+    if len(value) <= 8000:  # nothing can be wrong with most texts
+        return
+    longest = max((found.end() - found.start() for found in _WORD.finditer(value)), default=0)
+    wrong = f"a word of {longest:,} characters: is it text?" if longest > WORD else ""
+    if not wrong and part == "target":
+        from seqreg.metrics.rouge import too_long
+
+        wrong = too_long(value, card.words)
+    if wrong:
+        raise BadInput(f"{where}: the column {name!r} has {wrong}")
 
 
 def _short(value: object) -> str:

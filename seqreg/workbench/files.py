@@ -2,13 +2,48 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
+from seqreg.errors import BadInput
+
 ASIDE = ".tmp-"
 """What the name of a file or folder begins with until it is complete."""
+
+
+def regular(path: Path) -> Path:
+    """A path that can be read to its end: a file, not a folder, a pipe or a device, and not larger than the memory."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not stat.S_ISREG(found.st_mode):
+        what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, a socket or a device"
+        raise BadInput(f"{path}: {what}: expected a file; write what comes out of a pipe to one first")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if found.st_size > memory:
+        raise BadInput(f"{path}: {found.st_size:,} bytes, more than the memory of this machine ({memory:,})")
+    return path
+
+
+def writable(path: str | Path, option: str) -> None:
+    """Refuse a place that nothing can be written to, whatever the disk: too long a name, a link that leads nowhere."""
+    inner = Path(path) / ("x" * 64) / ("x" * 64)  # of the files that will be in it
+    if max(len(os.fsencode(part)) for part in inner.parts) > 255:  # of a folder that is not there yet, nobody says so
+        raise BadInput(f"{option}{path}: {os.strerror(errno.ENAMETOOLONG)}: choose another")
+    try:
+        os.stat(inner)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass  # may be made; or others say what is in the way
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{option}{path}: {getattr(error, 'strerror', None) or error}: choose another") from None
+    for one in (Path(path), *Path(path).parents):
+        if one.is_symlink() and not one.exists():
+            raise BadInput(f"{option}{path}: {one} is a link that leads nowhere: choose another")
 
 
 def sync(path: Path) -> None:

@@ -21,6 +21,7 @@ from seqreg.workbench.config import Run
 from seqreg.workbench.console import console
 from seqreg.workbench.evaluate import class_row, decode
 from seqreg.workbench.examples import Example, example
+from seqreg.workbench.files import writable
 from seqreg.workbench.train import trained
 from seqreg.workbench.untrusted import one_line, plain
 
@@ -37,6 +38,8 @@ def predict(folder: Path, source: str, target: str, overrides: tuple[str, ...] =
     run = trained(folder, overrides, trust=trust)
     if source != "-" and not os.path.isfile(source):
         raise BadInput(f"{source}: no such file")
+    if target != "-":
+        writable(target, "--output ")
     if target != "-" and os.path.exists(target) and os.path.exists(source) and os.path.samefile(source, target):
         raise BadInput(f"{target}: the input would be overwritten: choose another output")
     whole = Path(source).suffix in rows.ENDINGS
@@ -94,8 +97,12 @@ def _lines(source: str, card: Card) -> Iterator[tuple[dict[str, Any], Example]]:
 
 
 def _stdin() -> Iterator[tuple[int, str]]:
+    stream = _standard(sys.stdin)
     try:
-        yield from enumerate(_standard(sys.stdin), start=1)
+        for number, line in enumerate(iter(lambda: stream.readline(rows.LINE + 1), ""), start=1):
+            if len(line) > rows.LINE:
+                raise BadInput(f"-:{number}: a line of more than {rows.LINE:,} characters: is it text?")
+            yield number, line
     except UnicodeDecodeError as error:
         raise BadInput(f"-: not UTF-8 ({error.reason})") from None
 

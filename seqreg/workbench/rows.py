@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from seqreg.errors import BadInput
+from seqreg.workbench.files import regular
 
 ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 Row = dict[str, Any]
+LINE = 10_000_000
+"""Bytes of a line, and characters of a text: a large book has a tenth of it."""
+COLUMNS = 10_000
+"""Of a table."""
 
 
 def read(path: Path) -> Iterator[tuple[str, Row]]:
@@ -21,15 +26,17 @@ def read(path: Path) -> Iterator[tuple[str, Row]]:
         raise BadInput(f"{path}: cannot tell its format: expected a name that ends in {', '.join(ENDINGS)}")
     reader = {".jsonl": _jsonl, ".json": _json, ".csv": _table, ".tsv": _table, ".parquet": _parquet}[path.suffix]
     try:
-        yield from reader(path)
+        yield from reader(regular(path))
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror or str(error).splitlines()[0]}") from None
 
 
-def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a text file, from 1."""
+def lines(path: Path, most: int = LINE) -> Iterator[tuple[int, str]]:
+    """The lines of a text file, from 1; `most` bytes each."""
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(iter(lambda: file.readline(most + 1), b""), start=1):
+            if len(line) > most:
+                raise BadInput(f"{path}:{number}: a line of more than {most:,} bytes: is it text?")
             try:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
@@ -72,7 +79,7 @@ def _fault(error: ValueError | RecursionError) -> str:
 
 
 def _json(path: Path) -> Iterator[tuple[str, Row]]:
-    text = "".join(line for _, line in lines(path))
+    text = "".join(line for _, line in lines(path, path.stat().st_size))
     if not text.strip():
         return
     try:
@@ -95,8 +102,10 @@ def _table(path: Path) -> Iterator[tuple[str, Row]]:
     """CSV with quotes; TSV without, as GLUE is distributed."""
     found = _cells(path)
     where, names = next(found, ("", []))
-    for name in names:
-        if names.count(name) > 1:
+    if len(names) > COLUMNS:
+        raise BadInput(f"{where}: {len(names):,} columns: at most {COLUMNS:,}")
+    for name, times in Counter(names).items():
+        if times > 1:
             raise BadInput(f"{where}: two columns are called {name!r}")
     for where, cells in found:
         if len(cells) != len(names):
@@ -105,7 +114,7 @@ def _table(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _cells(path: Path) -> Iterator[tuple[str, list[str]]]:
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+    csv.field_size_limit(LINE)
     tabs = path.suffix == ".tsv"
     texts = (line for _, line in lines(path))
     way: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"delimiter": ",", "strict": True}
@@ -124,10 +133,15 @@ def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
 
     number = 0
     try:
-        batches = pyarrow.parquet.ParquetFile(path).iter_batches()
+        file = pyarrow.parquet.ParquetFile(path)
+        if file.metadata.num_columns > COLUMNS:
+            raise BadInput(f"{path}: {file.metadata.num_columns:,} columns: at most {COLUMNS:,}")
+        batches = file.iter_batches(batch_size=1024)
         while (batch := next(batches, None)) is not None:
             rows = batch.to_pylist()
             yield from ((f"{path}: row {number + place}", row) for place, row in enumerate(rows, start=1))
             number += len(rows)
+    except BadInput:
+        raise
     except (pyarrow.ArrowException, ValueError, OverflowError) as error:
         raise BadInput(f"{path}: not Parquet after row {number}: {str(error).splitlines()[0]}") from None

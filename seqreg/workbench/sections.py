@@ -15,6 +15,10 @@ LARGEST = 2**31 - 1
 """Of whole numbers: what every library below can take."""
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
 Natural = Annotated[int, Field(ge=0, le=LARGEST)]
+Few = Annotated[int, Field(ge=0, le=256)]
+"""Processes and beams: what one machine can start or hold of something large."""
+Length = Annotated[int, Field(ge=1, le=1_000_000)]
+"""Tokens of a text, rows of a batch."""
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]

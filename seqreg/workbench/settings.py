@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from seqreg.workbench.cards import Generation
-from seqreg.workbench.sections import Count, Natural, NotNegative, Positive, Section, Share
+from seqreg.workbench.sections import Count, Few, Length, Natural, NotNegative, Positive, Section, Share
 
 if TYPE_CHECKING:
     from seqreg.criterion import Criterion
@@ -32,7 +32,7 @@ class Model(Section):
     name: str | None = None
     tokenizer: str | None = None
     architecture: str | None = None
-    vocabulary: int = Field(default=2000, ge=300)
+    vocabulary: int = Field(default=2000, ge=300, le=1_000_000)
     settings: dict[str, Any] = {}
     new_head: bool = False
     head: Literal["plain", "r4f"] = "plain"
@@ -78,9 +78,9 @@ class Data(Section):
     limit: dict[str, Count] = {}
     share: float = Field(default=1.0, gt=0, le=1)
     prefix: str = ""
-    max_source: Count = 512
-    max_target: Count = 64
-    workers: Natural = 0
+    max_source: Length = 512
+    max_target: Length = 64
+    workers: Few = 0
     group: bool = False
     most_empty: Share = 0.1
 
@@ -108,8 +108,8 @@ class Optimisation(Section):
     learning_rate: float = Field(default=3e-5, gt=0, le=100)
     steps: Count | None = None
     epochs: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
-    batch_size: Count = 8
-    accumulation: Count = 1
+    batch_size: Length = 8
+    accumulation: Length = 1
     warmup: NotNegative = 0.0
     schedule: Literal["linear", "polynomial", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"] = "linear"
     optimizer: Literal["adamw", "adafactor"] = "adamw"
@@ -146,11 +146,11 @@ class Evaluation(Section):
     """
 
     every: Natural = 0
-    batch_size: Count = 16
+    batch_size: Length = 16
     before: bool = False
     best: bool = False
     confidence: float = Field(default=0.95, gt=0, lt=1)
-    resamples: Natural = 1000
+    resamples: int = Field(default=1000, ge=0, le=100_000)
 
 
 class Logging(Section):
@@ -165,7 +165,7 @@ class Logging(Section):
 
     every: Count = 50
     tensorboard: bool = True
-    samples: Natural = 4
+    samples: Few = 4
     anatomy_steps: Natural = 500
     smoothness_steps: Natural = 0
 

@@ -40,8 +40,8 @@ def calibrate(
     trust: bool = False,
 ) -> Finding:
     """Measure, draw, and write down what was found."""
-    if bins < 1:
-        raise BadInput(f"--bins {bins}: expected at least 1")
+    if not 1 <= bins <= 1000:
+        raise BadInput(f"--bins {bins}: expected 1 to 1000")
     if limit < 2:
         raise BadInput(f"--limit {limit}: expected at least 2 examples")
     where = place([folder], output)

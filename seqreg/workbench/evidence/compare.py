@@ -12,6 +12,7 @@ from seqreg.workbench.console import say
 from seqreg.workbench.evidence import comparison
 from seqreg.workbench.evidence import jobs as trainings
 from seqreg.workbench.evidence.comparison import Job, Plan
+from seqreg.workbench.files import writable
 from seqreg.workbench.runs import locked
 
 
@@ -33,6 +34,7 @@ def compare(
     """
     if jobs < 1:
         raise BadInput(f"--jobs {jobs}: expected a whole number from 1")
+    writable(folder, "--output ")
     wanted, run = comparison.make(
         recipe, methods, seeds, variants=variants, settings=settings, alpha=alpha, baseline=baseline
     )

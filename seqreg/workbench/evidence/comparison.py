@@ -14,6 +14,7 @@ from seqreg.workbench import config
 from seqreg.workbench.config import Run
 from seqreg.workbench.files import write_text
 from seqreg.workbench.layers import assigned
+from seqreg.workbench.sections import LARGEST
 
 PLAN = "comparison.json"
 BASELINE = "baseline"
@@ -127,7 +128,8 @@ def read_seeds(text: str) -> list[int]:
         found = []
     if "," not in text and len(found) == 1:
         found = list(range(1, found[0] + 1)) if found[0] <= 1000 else []
-    if not found or min(found) < 0 or len(set(found)) < len(found):
+    wrong = not found or len(found) > 1000 or min(found) < 0 or max(found) > LARGEST or len(set(found)) < len(found)
+    if wrong:
         raise BadInput(f"--seeds {text}: expected how many, such as 5, or different ones with commas, such as 3,7,11")
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -135,7 +136,7 @@ def study(
     pooling: Pooling = "mean", pretrained: str | None = None, trust: bool = False,
 ) -> Finding:  # fmt: skip
     """Probe the encoders of runs, and the pretrained models that they began with, on the tasks of a file."""
-    if len({folder.resolve() for folder in folders}) < len(folders):
+    if len({os.path.realpath(folder) for folder in folders}) < len(folders):
         raise BadInput(f"{', '.join(map(str, folders))}: the same run twice")
     runs = {folder: trained(folder, trust) for folder in folders}
     names = labels(runs)

@@ -18,7 +18,7 @@ from seqreg.workbench.evidence.curves import curves
 from seqreg.workbench.evidence.findings import Finding
 from seqreg.workbench.evidence.gather import Gathered, gather
 from seqreg.workbench.evidence.pages import latex_page, markdown_page
-from seqreg.workbench.files import write_text
+from seqreg.workbench.files import writable, write_text
 
 TEMPLATE = "report.html"
 _KINDS = {".svg": "image/svg+xml", ".png": "image/png"}
@@ -45,6 +45,7 @@ def report(folder: Path, output: Path | None, *, markdown: bool = False, latex: 
     if markdown and latex:
         raise BadInput("--markdown and --latex: choose one, and run the command twice for both")
     target = output or folder / ("report.md" if markdown else "report.tex" if latex else "report.html")
+    writable(target, "--output ")
     if target.is_dir():
         raise BadInput(f"--output {target}: is a folder: name a file")
     found = gather(folder)

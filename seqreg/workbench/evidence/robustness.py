@@ -112,7 +112,7 @@ def robustness(
 ) -> Finding:
     """Ask every run under every condition, draw, and write down what was found."""
     _check(noises, rates, scales, radii, draws, limit)
-    names, where = _names(folders, overrides), place(folders, output)
+    where, names = place(folders, output), _names(folders, overrides)
     asked = conditions(noises, rates, scales, radii, draws)
     runs = [subject.prepare(folder, overrides, trust=trust) for folder in folders]
     chosen, shared = _examples(runs, split, limit)
@@ -170,10 +170,10 @@ def _check(
         for value in values:
             if not 0 < value <= most or value == float("inf"):
                 raise BadInput(f"--{key}: {value:g}: expected numbers above 0{' and up to 1' if most == 1 else ''}")
-        if not values or len(set(values)) < len(values):
-            raise BadInput(f"--{key}: expected at least one number, and none twice")
-    if draws < 1:
-        raise BadInput(f"--draws {draws}: expected at least 1")
+        if not 1 <= len(values) <= 100 or len(set(values)) < len(values):
+            raise BadInput(f"--{key}: expected at least one number, at most 100, and none twice")
+    if not 1 <= draws <= 1000:
+        raise BadInput(f"--draws {draws}: expected 1 to 1000")
     if limit < 2:
         raise BadInput(f"--limit {limit}: expected at least 2 examples")
 

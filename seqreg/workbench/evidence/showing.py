@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,7 @@ from rich.table import Table as Shown
 from seqreg.errors import BadInput
 from seqreg.workbench.console import console
 from seqreg.workbench.evidence.findings import FOLDER, Finding, Table
+from seqreg.workbench.files import writable
 from seqreg.workbench.untrusted import plain
 
 Tell = Callable[[str], None]
@@ -24,10 +26,11 @@ Tell = Callable[[str], None]
 
 def place(folders: Sequence[Path], output: Path | None) -> Path:
     """Where a study of runs is written: in its run, or beside several of them; refuses a file in the way."""
-    beside = {folder.resolve().parent for folder in folders}
+    beside = {os.path.dirname(os.path.realpath(folder)) for folder in folders}
     if output is None and len(folders) > 1 and len(beside) > 1:
         raise BadInput("the runs are in different folders: say where to write with --output FOLDER")
     chosen = output or (folders[0] if len(folders) == 1 else folders[0].parent) / FOLDER
+    writable(chosen, "--output ")
     for path in (chosen, *chosen.parents):
         if path.exists() and not path.is_dir():
             raise BadInput(f"--output {chosen}: {path} is a file and in the way: choose another")

@@ -39,7 +39,7 @@ class Probed(Section):
 class ProbeFile(Section):
     """What `seqreg probe --tasks` reads."""
 
-    tasks: list[Probed] = Field(min_length=1)
+    tasks: list[Probed] = Field(min_length=1, max_length=1000)
 
 
 class Step(Section):
@@ -70,9 +70,9 @@ class Plan(Section):
         output: the folder of the study; runs/chain-<name of the file> by default
     """
 
-    steps: list[Step] = Field(min_length=2)
+    steps: list[Step] = Field(min_length=2, max_length=1000)
     settings: list[str] = []
-    seeds: list[Natural] = Field(default=[1], min_length=1)
+    seeds: list[Natural] = Field(default=[1], min_length=1, max_length=1000)
     output: str | None = None
 
     @model_validator(mode="after")
