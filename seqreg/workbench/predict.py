@@ -43,7 +43,7 @@ def predict(folder: Path, source: str, target: str, overrides: tuple[str, ...] =
     read = _rows if whole else _lines
     size = None if source == "-" else sum(1 for _ in read(source, run.card))  # and all of it is right
     tokenizer = models.load_tokenizer(run.config, (), trust=trust)
-    model = models.load_model(run.config, run.card, tokenizer, trust=trust).eval()
+    model = models.load_model(run.config, run.card, tokenizer, trust=trust, trained=True).eval()
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     written = 0
     with _standard(sys.stdout) if target == "-" else _opened(target) as out:

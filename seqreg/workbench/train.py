@@ -256,7 +256,8 @@ def evaluate_run(
         splits = data.load(run.card, run.config.data, needs_train=False)
         names = list(dict.fromkeys(["validation", *splits.evaluations(run.card)]))
     tokenizer = models.load_tokenizer(run.config, (), trust=trust)
-    shop = Workshop(run, splits, tokenizer, models.load_model(run.config, run.card, tokenizer, trust=trust))
+    model = models.load_model(run.config, run.card, tokenizer, trust=trust, trained=True)
+    shop = Workshop(run, splits, tokenizer, model)
     with tempfile.TemporaryDirectory() as scratch:
         trainer = make_trainer(shop, Path(scratch))
         found = {name: evaluate(trainer, run, tokenizer, splits.sets[name], name) for name in names}
