@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -21,6 +20,7 @@ from seqreg.workbench.config import Run
 from seqreg.workbench.console import console
 from seqreg.workbench.evaluate import class_row, decode
 from seqreg.workbench.examples import Example, example
+from seqreg.workbench.files import to_json
 from seqreg.workbench.train import trained
 from seqreg.workbench.untrusted import one_line, plain
 
@@ -102,7 +102,7 @@ def _stdin() -> Iterator[tuple[int, str]]:
 
 def _write(out: TextIO, row: dict[str, Any], found: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        line = json.dumps({**row, **found}, ensure_ascii=False, default=str)
+        line = to_json({**row, **found}, ensure_ascii=False, default=str)
         out.write((plain(line) if out.isatty() else line) + "\n")
     else:
         text = one_line(str(found["prediction"]))
