@@ -11,7 +11,19 @@ import errno
 from collections.abc import Iterable
 
 DISK = frozenset(
-    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR)
+    (
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EROFS,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EIO,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+    )
 )
 """What the system says of a disk that is full or cannot be written."""
 NAMES = frozenset((errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.EILSEQ, errno.ENXIO))

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from seqreg.errors import BadInput
 from seqreg.workbench import catalogue, layers
-from seqreg.workbench.sections import Count, Length, Natural, Section, checked
+from seqreg.workbench.sections import Length, Natural, Section, checked
 
 Metric = Literal["rouge", "accuracy", "f1", "matthews", "pearson", "spearman"]
 Names = str | list[str]

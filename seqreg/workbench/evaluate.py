@@ -154,6 +154,8 @@ def evaluate(
         trainer.compute_metrics = kept
     scored = scorer.last
     scored.metrics["loss"] = float(output.metrics[f"{name}_loss"])
+    if not np.isfinite(scored.metrics["loss"]):
+        warn(f"{name}: the loss is not finite: what the model says means nothing")
     scored.metrics["rows"], scored.metrics["seconds"] = len(examples), time.perf_counter() - begin
     return scored
 

@@ -38,8 +38,8 @@ class _Split(BaseModel):
     """The numbers of a split."""
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, float] = {}
-    intervals: dict[str, tuple[float, float]] = {}
+    __pydantic_extra__: dict[str, float | None] = {}
+    intervals: dict[str, tuple[float | None, float | None]] = {}
     signature: str = ""
 
 
@@ -92,11 +92,13 @@ def _lines(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 def _cell(numbers: Mapping[str, Any], key: str, wide: bool) -> str | Text:
     if key not in numbers:
         return ""
+    if numbers[key] is None:
+        return "not finite"
     if key == "empty":
         return f"{numbers[key]:.0f} texts"
     if key == "gen_len":
         return f"{numbers[key]:.1f} words"
     pair = numbers.get("intervals", {}).get(key)
-    if not (pair and wide):
+    if not (pair and wide) or None in pair:
         return f"{numbers[key]:.2f}"
     return Text.assemble(f"{numbers[key]:.2f}  ", (f"{pair[0]:.2f} to {pair[1]:.2f}", "dim"))

@@ -79,7 +79,7 @@ class Material:
     def open(self, *, trust: bool = False) -> Subject:
         """With its model."""
         tokenizer = models.load_tokenizer(self.run.config, (), trust=trust)
-        model = models.load_model(self.run.config, self.card, tokenizer, trust=trust).eval()
+        model = models.load_model(self.run.config, self.card, tokenizer, trust=trust, trained=True).eval()
         model.to("cuda" if torch.cuda.is_available() else "cpu")
         return Subject(self.folder, self.method, self.run, self.splits, tokenizer, model)
 
