@@ -40,6 +40,10 @@ class BadInput(ValueError):  # noqa: N818 - reads as what it is
         self.lines = (line, *more)
 
 
+class Advice(UserWarning):
+    """What a user should know about a term: that it does nothing, or too much."""
+
+
 class Stopped(Exception):  # noqa: N818 - reads as what it is
     """A run that ends before its time: one line, and the exit code of the command."""
 

@@ -98,7 +98,7 @@ class Monitor(TrainerCallback):
             return
         score = self.scorer.last.metrics.get("score")
         shown = "" if score is None else f"{score:.2f}"
-        self.epochs.append(f"| {state.epoch:.2f} | {state.global_step} | {self.loss:.4f} | {shown} |")
+        self.epochs.append(f"| {state.epoch:.2f} | {state.global_step} | {self.loss:.4g} | {shown} |")
         table = "| epoch | step | loss | last score |\n|---|---|---|---|\n" + "\n".join(self.epochs[-200:])
         with self._spared():
             self.writer.add_text("epochs", table)  # always at step 0: the newest replaces the others
@@ -155,7 +155,7 @@ def layout(run: Run) -> dict[str, dict[str, list[Any]]]:
             "tokens per second": ["Multiline", ["train/tokens_per_second$"]],
         },
         "4 What the terms do": {
-            "share of the loss": ["Multiline", ["train/anatomy/.*/share_of_loss$"]],
+            "part over base loss": ["Multiline", ["train/anatomy/.*/part_over_base$"]],
             "anatomy": ["Multiline", ["train/anatomy/.*"]],
             "weights of the terms": ["Multiline", ["train/weight/.*"]],
         },

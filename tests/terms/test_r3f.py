@@ -413,4 +413,4 @@ def test_passes_are_apart_where_masks_are_shared() -> None:
     clean = ctx.clean
     shares = criterion.anatomy(ctx)
     assert ctx.clean is clean
-    assert shares["r3f/noise_share"] < 0.1 < shares["r3f/dropout_share"]
+    assert shares["r3f/noise_over_value"] < 0.1 < shares["r3f/dropout_over_value"]

@@ -171,7 +171,7 @@ def test_tensorboard_tells_the_story(summarizer: tuple[Path, dict[str, Any]]) ->
     scalars = set(events.Tags()["scalars"])
     assert {
         "train/loss", "train/part/base", "train/part/r3f", "train/weight/r3f", "train/value/nll", "train/grad_norm",
-        "train/learning_rate", "train/tokens_per_second", "train/anatomy/r3f/noise_share", "eval/rougeL",
+        "train/learning_rate", "train/tokens_per_second", "train/anatomy/r3f/noise_over_value", "eval/rougeL",
         "eval/rougeL_low", "eval/rougeL_high", "eval/loss", "eval/gen_len", "eval/score", "final/test/rouge1",
     } <= scalars  # fmt: skip
     assert [event.step for event in events.Scalars("eval/rougeL")] == [3, 6]
