@@ -184,10 +184,11 @@ def _from_scratch(auto: Any, config: Config, tokenizer: Any, labels: Mapping[str
 
 
 def _forbid_special(model: Any, tokenizer: Any) -> None:
-    """Generate what targets look like: `<s>` first where they begin with it, and neither it nor padding later."""
+    """Generate what targets look like: `<s>` first where they begin with it, then no token that is no text."""
     if tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id:
         model.generation_config.forced_bos_token_id = tokenizer.bos_token_id
-    never = {tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.mask_token_id} - {None, tokenizer.eos_token_id}
+    never = {tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.mask_token_id, tokenizer.unk_token_id}
+    never -= {None, tokenizer.eos_token_id}
     model.generation_config.bad_words_ids = [[token] for token in sorted(never)] or None
 
 

@@ -1,6 +1,6 @@
 """Short news stories with headlines, made by seeded grammars: text with real structure, and nothing to download.
 
-There are two kinds. They share names, places and most words; what happens, how it is told and what a headline says differ.
+There are two kinds. They share names, places and most words, and differ in what happens and what a headline says.
 """
 
 from __future__ import annotations
