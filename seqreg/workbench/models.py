@@ -216,13 +216,25 @@ def _from_scratch(auto: Any, config: Config, tokenizer: Any, labels: Mapping[str
         raise BadInput(f"model.architecture={name!r}: unknown; {nearest(name, transformers.CONFIG_MAPPING.keys())}")
     _check_kind(name, f"model.architecture={name}", seq2seq)
     try:
-        return auto.from_config(_fresh_config(config, tokenizer, labels))
+        model = auto.from_config(_fresh_config(config, tokenizer, labels))
+        if seq2seq:
+            _forbid_special(model, tokenizer)
+        return model
     except BadInput:
         raise
     except Exception as error:  # configurations and models of any architecture: of any kind, and all mean the same
         raise BadInput(
             f"model.architecture={name} cannot be built with model.settings={config.model.settings}: {_reason(error)}"
         ) from None
+
+
+def _forbid_special(model: Any, tokenizer: Any) -> None:
+    """Generate what targets look like: `<s>` first where they begin with it, then no token that is no text."""
+    if tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id:
+        model.generation_config.forced_bos_token_id = tokenizer.bos_token_id
+    never = {tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.mask_token_id, tokenizer.unk_token_id}
+    never -= {None, tokenizer.eos_token_id}
+    model.generation_config.bad_words_ids = [[token] for token in sorted(never)] or None
 
 
 def _check_kind(kind: str, where: str, seq2seq: bool, trust: bool = False) -> None:

@@ -65,6 +65,8 @@ class Data(Section):
 
     Args:
         path: a file or a folder to use instead of the hub, with the card's columns
+        also: further tasks that a trained model is scored on, to see what it still knows: name -> file or folder, null
+            for the hub. Lengths, generation and metric are those of the run
         limit: at most so many rows of a split
         share: of the training rows, by a fixed shuffle: the same rows for every model and seed
         prefix: put before every source text, as T5 wants it
@@ -75,6 +77,7 @@ class Data(Section):
     """
 
     path: str | None = None
+    also: dict[str, str | None] = {}
     limit: dict[str, Count] = {}
     share: float = Field(default=1.0, gt=0, le=1)
     prefix: str = ""
@@ -99,7 +102,7 @@ class Optimisation(Section):
     Args:
         steps: optimizer steps; or `epochs`
         batch_size: rows in one pass on one device; times `accumulation` times devices in one step
-        warmup: steps, or below 1 a share of all steps
+        warmup: steps, or below 1 a share of all steps, which fits any number of them
         clip: the largest gradient norm; 0 for none
         precision: of the passes; weights are always float32
         patience: a step that is not finite is not made; after so many in a row the training stops
@@ -127,12 +130,18 @@ class Optimisation(Section):
             raise ValueError(
                 f"set one of optimisation.steps={self.steps} and optimisation.epochs={self.epochs}, the other to null"
             )
-        warm = self.warmup if self.warmup >= 1 else math.ceil(self.warmup * (self.steps or 0))
-        if self.steps is not None and warm >= self.steps:
+        if self.steps is not None and self.warmup_steps >= self.steps:
             raise ValueError(
                 f"optimisation.warmup={self.warmup:g} leaves nothing of optimisation.steps={self.steps}: set both"
             )
         return self
+
+    @property
+    def warmup_steps(self) -> float:
+        """As transformers takes it: steps; or a share where the number of steps is not known yet."""
+        if self.warmup >= 1:
+            return int(self.warmup)
+        return self.warmup if self.steps is None else min(math.ceil(self.warmup * self.steps), self.steps - 1)
 
 
 class Evaluation(Section):

@@ -211,7 +211,7 @@ def arguments(config: Config, folder: Path, seq2seq: bool) -> TrainingArguments:
     settings = {
         "output_dir": str(folder), "seed": config.seed, "report_to": "none", "disable_tqdm": True,
         "use_cpu": not torch.accelerator.is_available(),  # said out loud, or several processes on CPUs are not a group
-        "learning_rate": opt.learning_rate, "lr_scheduler_type": opt.schedule, "warmup_steps": opt.warmup,
+        "learning_rate": opt.learning_rate, "lr_scheduler_type": opt.schedule, "warmup_steps": opt.warmup_steps,
         "optim": "adafactor" if opt.optimizer == "adafactor" else "adamw_torch", "weight_decay": opt.weight_decay,
         "adam_beta1": opt.betas[0], "adam_beta2": opt.betas[1], "adam_epsilon": opt.epsilon,
         "max_grad_norm": opt.clip or NO_CLIPPING, "bf16": opt.precision == "bf16", "fp16": opt.precision == "fp16",
@@ -226,8 +226,6 @@ def arguments(config: Config, folder: Path, seq2seq: bool) -> TrainingArguments:
         "metric_for_best_model": "score" if evaluation.best else None, "greater_is_better": True,
         "dataloader_num_workers": config.data.workers, "dataloader_pin_memory": torch.cuda.is_available(),
     }  # fmt: skip
-    if opt.warmup >= 1:
-        settings["warmup_steps"] = int(opt.warmup)
     return (
         Seq2SeqTrainingArguments(**settings, predict_with_generate=True) if seq2seq else TrainingArguments(**settings)
     )
