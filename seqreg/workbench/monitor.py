@@ -87,7 +87,7 @@ class Monitor(TrainerCallback):
         with self._spared():
             for key, value in (metrics or {}).items():
                 name = key.removeprefix("eval_")
-                if name != "epoch" and not name.endswith(("runtime", "per_second")):
+                if name != "epoch" and not name.endswith(("runtime", "per_second", "_references", "_reference")):
                     self.writer.add_scalar(f"eval/{name}", value, state.global_step)
             if shown:
                 self.writer.add_text("samples", shown, state.global_step)
@@ -162,6 +162,7 @@ def layout(run: Run) -> dict[str, dict[str, list[Any]]]:
         "5 Text and smoothness": {
             "words of an output": ["Multiline", ["eval/gen_len$"]],
             "novelty and repetition": ["Multiline", ["eval/novelty$", "eval/repetition$"]],
+            "distinct predictions and the most common one (%)": ["Multiline", ["eval/distinct$", "eval/most_common$"]],
             "smoothness": ["Multiline", ["train/smoothness/.*"]],
         },
     }
