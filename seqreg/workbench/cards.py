@@ -146,7 +146,7 @@ class Card(Section):
         drop: labels whose rows are left out
         sentences: how ROUGE-Lsum finds sentences
         words: how ROUGE finds words; "unicode" for text that is not in Latin letters
-        average: report the mean over all evaluation sets, as XNLI does
+        average: report the mean over the sets that a model is judged by in the end, as XNLI does; not over validation
     """
 
     title: str
@@ -181,6 +181,13 @@ class Card(Section):
         if (self.kind == "generation") != (self.metric == ["rouge"]):
             raise ValueError(f"metric={self.metric}: generated text is scored by rouge, and only that")
         return self
+
+    @property
+    def score(self) -> str:
+        """What the score that decides is called."""
+        if self.kind == "generation":
+            return "rougeL"
+        return self.metric[0] if len(self.metric) == 1 else f"mean of {' and '.join(self.metric)}"
 
     @property
     def evaluations(self) -> list[str]:

@@ -29,9 +29,14 @@ def warn(text: str) -> None:
 
 
 class Bars(TrainerCallback):
-    """A bar for training, one for every evaluation, and the parts of the loss in a line."""
+    """A bar for training, one for every evaluation, and the parts of the loss in a line.
 
-    def __init__(self) -> None:
+    Args:
+        score: what the score that decides between checkpoints is called
+    """
+
+    def __init__(self, score: str = "score") -> None:
+        self.score = score
         self.progress = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
             TimeRemainingColumn(), TextColumn("{task.fields[note]}", style="dim", markup=False), console=console,
@@ -68,7 +73,7 @@ class Bars(TrainerCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
         self._evaluated()
         if self.training is not None and metrics and "eval_score" in metrics:
-            console.print(f"  step {state.global_step:5d}  validation score {metrics['eval_score']:.2f}")
+            console.print(f"  step {state.global_step:5d}  validation {self.score} {metrics['eval_score']:.2f}")
 
     def on_predict(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._evaluated()

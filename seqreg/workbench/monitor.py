@@ -23,14 +23,14 @@ from seqreg.workbench.evaluate import Scored, Scorer
 from seqreg.workbench.untrusted import code, fenced
 
 _UNUSED = ("epoch", "num_input_tokens_seen", "total_flos", "train_runtime", "train_loss")
-_TIMES = ("epoch", "runtime", "per_second", "preparation_time")
+_NOT_SHOWN = ("epoch", "runtime", "per_second", "preparation_time", "_references", "_reference")
 
 
 def tag_of_log(key: str) -> str:
     """Where a number of the training is shown.
 
-    >>> tag_of_log("part/r3f"), tag_of_log("anatomy/r3f/noise_share")
-    ('train/part/r3f', 'train_anatomy/r3f/noise_share')
+    >>> tag_of_log("part/r3f"), tag_of_log("anatomy/r3f/noise_over_value")
+    ('train/part/r3f', 'train_anatomy/r3f/noise_over_value')
     """
     head, slash, _ = key.partition("/")
     return f"train/{key}" if not slash or head in ("part", "value", "weight") else f"train_{key}"
@@ -112,7 +112,7 @@ class Monitor(TrainerCallback):
         with self._spared():
             for key, value in (metrics or {}).items():
                 name = key.removeprefix("eval_")
-                if not name.endswith(_TIMES):
+                if not name.endswith(_NOT_SHOWN):
                     self.writer.add_scalar(tag_of_score(name, self.run.card.metric), value, state.global_step)
             if shown:
                 self.writer.add_text("samples", shown, state.global_step)
@@ -187,6 +187,10 @@ def layout(run: Run) -> dict[str, dict[str, list[Any]]]:
         "5 Text and smoothness": {
             "words of an output": ["Multiline", ["validation_outputs/gen_len$"]],
             "novelty and repetition": ["Multiline", ["validation_outputs/novelty$", "validation_outputs/repetition$"]],
+            "distinct predictions and the most common one (%)": [
+                "Multiline",
+                ["validation_outputs/distinct$", "validation_outputs/most_common$"],
+            ],
             "smoothness": ["Multiline", ["train_smoothness/.*"]],
         },
     }

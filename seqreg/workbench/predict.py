@@ -17,7 +17,7 @@ from seqreg.errors import BadInput
 from seqreg.workbench import models, rows
 from seqreg.workbench.cards import Card
 from seqreg.workbench.config import Run
-from seqreg.workbench.console import console
+from seqreg.workbench.console import console, warn
 from seqreg.workbench.evaluate import class_row, decode
 from seqreg.workbench.examples import Example, example
 from seqreg.workbench.files import to_json, writable
@@ -47,7 +47,7 @@ def predict(folder: Path, source: str, target: str, overrides: tuple[str, ...] =
     tokenizer = models.load_tokenizer(run.config, (), trust=trust)
     model = models.load_model(run.config, run.card, tokenizer, trust=trust, trained=True).eval()
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    written = 0
+    written = empty = 0
     with _standard(sys.stdout) if target == "-" else _opened(target) as out:
         columns = (TextColumn("predicting"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True) as progress:
@@ -56,7 +56,10 @@ def predict(folder: Path, source: str, target: str, overrides: tuple[str, ...] =
                 as_json = whole or target.endswith(".jsonl")
                 _write(out, row, found, as_json)
                 written += 1
+                empty += found["prediction"] == ""
                 progress.advance(bar)
+    if empty:
+        warn(f"seqreg: warning: {empty} of {written} predictions are empty")
     return written
 
 

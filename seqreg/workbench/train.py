@@ -200,7 +200,7 @@ def make_trainer(shop: Workshop, folder: Path, scorer: Scorer | None = None) -> 
     if config.data.group and "train" in sets:
         trainer.order = _order(sets["train"], config, trainer.args.world_size)
     trainer.remove_callback(transformers.PrinterCallback)
-    trainer.bars = Bars()
+    trainer.bars = Bars(run.card.score)
     trainer.add_callback(trainer.bars)
     return trainer
 
