@@ -1,26 +1,29 @@
-# Sourced by the recipes' scripts: `run RECIPE TERM [VARIANT...] [key=value...]` trains, evaluates and prints the table.
+# Sourced by the recipes' scripts: `run RECIPE [TERM [VARIANT...]] [key=value...]` trains, evaluates and prints scores.
 #
 #   NPROC=8 bash recipes/gigaword.sh r3f            # eight processes with torchrun
 #   bash recipes/gigaword.sh r3f tiny data.path=FILE.jsonl
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source tools/environment.sh
-export HF_HUB_OFFLINE="${SEQREG_OFFLINE:-0}"  # recipes download what is missing; SEQREG_OFFLINE=1 forbids it
+export HF_HUB_OFFLINE="${SEQREG_OFFLINE:-${HF_HUB_OFFLINE:-0}}"  # recipes download what is missing; 1 forbids it
+source tools/environment.sh ""  # without the "" it would see the arguments of the script
 
 run() {
-    local recipe="$1" term="${2:-baseline}" variants=() settings=() name="$1"
-    shift; shift || true
+    local recipe="$1" term=baseline words=()
+    shift
+    case "${1:-}" in
+        "" | *=*) ;;
+        *) term="$1"; shift ;;
+    esac
     for word in "$@"; do
         case "$word" in
-            *=*) settings+=("$word") ;;
-            *) variants+=(--variant "$word"); name="$name-$word" ;;
+            *=*) words+=("$word") ;;
+            *) words+=(--variant "$word") ;;
         esac
     done
-    local start=(seqreg)
-    if [ "${NPROC:-1}" -gt 1 ]; then
-        start=(torchrun --standalone --nproc_per_node "$NPROC" -m seqreg.cli)
-    fi
-    local output="runs/$name/$term"
-    "${start[@]}" train "$recipe" --terms "$term" "${variants[@]}" "${settings[@]}" "output=$output"
-    "${start[@]}" evaluate "$output"
-    seqreg show "$output"
+    local processes="${NPROC:-1}" start=(seqreg)
+    case "$processes" in
+        1) ;;
+        [1-9] | [1-9][0-9] | [1-9][0-9][0-9]) start=(torchrun --standalone --nproc_per_node "$processes" -m seqreg.cli) ;;
+        *) echo "NPROC=$processes: expected a whole number of processes from 1 to 999" >&2; exit 2 ;;
+    esac
+    "${start[@]}" train "$recipe" --terms "$term" "${words[@]}"
 }

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Trains recipes/gigaword.yaml with a term, evaluates it and prints the table. See there for hardware and published scores.
+# Trains recipes/gigaword.yaml with a term, evaluates it and prints its scores. See there for hardware and published scores.
 #
 #   bash recipes/gigaword.sh r3f
 #   NPROC=8 bash recipes/gigaword.sh r3f                       # eight processes with torchrun
 #   bash recipes/gigaword.sh r3f tiny data.path=FILE_OR_FOLDER
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_run.sh"
-run gigaword "${1:-baseline}" "${@:2}"
+run gigaword "$@"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Trains recipes/glue.yaml on a task with a term, evaluates it and prints the table. See there for published scores.
+# Trains recipes/glue.yaml on a task with a term, evaluates it and prints its scores. See there for published scores.
 #
 #   bash recipes/glue.sh r3f rte                         # tasks: cola sst2 mrpc qqp stsb mnli qnli rte wnli
 #   NPROC=8 bash recipes/glue.sh r4f mnli                # eight processes with torchrun
 #   bash recipes/glue.sh r3f rte tiny data.path=FOLDER
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_run.sh"
-run glue "${1:-baseline}" "${@:2}"
+run glue "$@"

@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -84,6 +84,9 @@ class Adversarial(Term):
     dropout: Dropout = "shared"
     embedding_grad: bool = True
     padding: bool = False
+
+    remedy: ClassVar[str] = "raise radius and step_size"
+    gentler: ClassVar[str] = "lower radius and step_size, or weight"
 
     @property
     def ascends(self) -> bool:
@@ -249,7 +252,8 @@ class AdversarialAgreement(Adversarial):
 
     Args:
         inner: divergence of the clean output from the perturbed one that the ascent increases
-        inner_mean: take its mean over positions, not their sum; matters for rule="raw" alone
+        inner_per: its "sum" over positions, or that divided by positions ("token") or by rows ("sequence"); matters for
+            rule="raw" alone
         divergence: of the term itself
         grad: the sides that learn: "both", "clean", "perturbed", or "students" (the right side of each KL)
         per: averaged per "token", per "sequence" (summed over its tokens), or as released code does
@@ -257,7 +261,7 @@ class AdversarialAgreement(Adversarial):
     """
 
     inner: Divergence = "symmetric_kl"
-    inner_mean: bool = False
+    inner_per: Literal["sum", "token", "sequence"] = "sum"
     divergence: Divergence = "symmetric_kl"
     grad: Grad = "both"
     per: Per = "token"
@@ -282,10 +286,10 @@ class AdversarialAgreement(Adversarial):
             self.refuse("inner", "a KL is 0 on a regression head: use inner='mse' and divergence='mse'")
 
         def objective(view: View) -> Tensor:
-            total = Agreement(reference, view, self.inner, "first").sum(ctx, kept)
-            return total / kept.sum().clamp_min(1) if self.inner_mean else total
+            return Agreement(reference, view, self.inner, "first").sum(ctx, kept) / divisor
 
         kept = torch.ones_like(ctx.mask) if self.padding else ctx.mask
+        divisor = {"sum": 1, "token": max(int(kept.sum()), 1), "sequence": len(kept)}[self.inner_per]
         with _precisely(ctx, clean, self.dropout) as reference:
             keep_logits(ctx, reference, kept)
             return ascend(self, ctx, clean, objective)
@@ -298,7 +302,7 @@ class AdversarialAgreement(Adversarial):
         return {
             **climbed(self, ascent),
             **anatomy.size(ctx, clean, shift),
-            **anatomy.shares(ctx, clean, shift, self.dropout, lambda a, b: self.agreement(a, b).value(ctx)),
+            **anatomy.sources(ctx, clean, shift, self.dropout, lambda a, b: self.agreement(a, b).value(ctx)),
         }
 
     def agreement(self, clean: View, view: View) -> Agreement:

@@ -13,12 +13,15 @@ from seqreg.views import Dropout, Shift, View
 Numbers = dict[str, float]
 
 
-def shares(ctx: Context, clean: View, shift: Shift, dropout: Dropout, value: Callable[[View, View], Tensor]) -> Numbers:
-    """Where the value of a perturbation term comes from, as shares of that value.
+def sources(
+    ctx: Context, clean: View, shift: Shift, dropout: Dropout, value: Callable[[View, View], Tensor]
+) -> Numbers:
+    """Where the value of a perturbation term comes from: the value of one cause alone, over that of all together.
 
-    noise_share: the same perturbation with the dropout masks of the clean pass, in float32; dropout_share: no
-    perturbation, new masks; rounding_share: what lower precision adds to the noise's value. They need not add up to 1.
-    A model whose own weights are in lower precision has no float32 pass to compare with, and no rounding_share.
+    noise_over_value: the same perturbation with the dropout masks of the clean pass, in float32; dropout_over_value: no
+    perturbation, new masks; rounding_over_value: what lower precision adds to the noise's value. Each is a ratio of two
+    draws, no share: it can be above 1, and they need not add up to 1. A model whose own weights are in lower precision
+    has no float32 pass to compare with, and no rounding_over_value.
     """
     same: Dropout = "off" if dropout == "off" else "shared"
     forward = ctx.forward
@@ -26,15 +29,15 @@ def shares(ctx: Context, clean: View, shift: Shift, dropout: Dropout, value: Cal
     total = float(value(clean, forward(shift, dropout=dropout))) - nothing
     noise = exact = float(value(clean, forward(shift, dropout=same))) - nothing
     masks = float(value(clean, forward(dropout=dropout))) - nothing if dropout == "independent" else 0.0
-    found = {"dropout_share": _ratio(masks, total)}
+    found = {"dropout_over_value": _ratio(masks, total)}
     own = next(forward.module.parameters(), torch.empty(0)).dtype
     if own in (torch.float32, torch.float64):
         if clean.dtype not in (None, own):
             with forward.full_precision():
                 base = forward(dropout=same)
                 exact = float(value(base, forward(shift, dropout=same))) - float(value(base, base))
-        found["rounding_share"] = _ratio(abs(noise - exact), total)
-    return {"noise_share": _ratio(exact, total), **found}
+        found["rounding_over_value"] = _ratio(abs(noise - exact), total)
+    return {"noise_over_value": _ratio(exact, total), **found}
 
 
 def size(ctx: Context, clean: View, shift: Shift) -> Numbers:

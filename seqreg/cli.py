@@ -71,6 +71,29 @@ def train(
 
 
 @app.command()
+def quickstart(
+    words: Annotated[
+        Optional[list[str]], typer.Argument(help="Terms, r3f by default, and key=value for the fine-tunings.")
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder of all its trainings.")] = Path(
+        "runs/quickstart-people"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Pretrain a small BART, fine-tune it without and with a term, and show what is left of the first task.
+
+    Offline, on news that are made here, in two minutes. The pretraining is done once.
+
+    seqreg quickstart
+
+    seqreg quickstart smart optimisation.steps=200
+    """
+    from seqreg.workbench import commands
+
+    commands.quickstart(words or [], output, as_json=as_json)
+
+
+@app.command()
 def replay(
     crash: Annotated[Path, typer.Argument(help="A folder that a training wrote: RUN/crash/step-N.")],
 ) -> None:

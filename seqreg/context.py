@@ -110,6 +110,8 @@ class Context:
         self.memory = {}
         self.beside: list[tuple[object, View]] = []
         """What the `extras` gave, by term."""
+        self.notes: dict[str, str] = {}
+        """What terms have to say to the user about this batch, by name; the criterion says it once."""
         self.paths: set[str] = set()
         """How parts of the loss were computed: "fused" or "plain"."""
 

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from seqreg.advice import Advisor
 from seqreg.context import Context, Count
 from seqreg.errors import BadInput
 from seqreg.losses import Base, Smoothing, check_smoothing
@@ -29,6 +30,7 @@ class LossReport:
         parts: weighted contributions, detached; they add up to `total`
         values: the same terms unweighted, and the plain negative log-likelihood
         weights: the weight of every active term at this step
+        tasks: how much of a part is the task loss of a further pass, where a term adds one (R-Drop)
         paths: how each part was computed: "fused", "plain" (from all logits) or "own" (by the term itself)
     """
 
@@ -37,18 +39,30 @@ class LossReport:
     values: Mapping[str, Tensor] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
     paths: Mapping[str, Path] = field(default_factory=dict)
+    tasks: Mapping[str, Tensor] = field(default_factory=dict)
 
     def scalars(self) -> dict[str, float]:
-        """Everything for a log: part/<name> (these add up), value/<name>, weight/<name>."""
+        """Everything for a log: part/<name> (these add up), task/<name>, value/<name>, weight/<name>."""
         return {
             **{f"part/{name}": float(part) for name, part in self.parts.items()},
+            **{f"task/{name}": float(task) for name, task in self.tasks.items()},
             **{f"value/{name}": float(value) for name, value in self.values.items()},
             **{f"weight/{name}": weight for name, weight in self.weights.items()},
         }
 
     def __str__(self) -> str:
-        parts = " + ".join(f"{name} {float(part):.4g}" for name, part in self.parts.items())
-        return f"loss {float(self.total.detach()):.4g} = {parts}"
+        return shown(float(self.total.detach()), self.scalars())
+
+
+def shown(loss: float, scalars: Mapping[str, float]) -> str:
+    """A loss and its parts in a line, of numbers as `LossReport.scalars` has them."""
+    parts = []
+    for key, part in scalars.items():
+        kind, _, name = key.partition("/")
+        if kind == "part":
+            task = scalars.get(f"task/{name}")
+            parts.append(f"{name} {part:.4g}" + ("" if task is None else f" ({task:.4g} of it a second task loss)"))
+    return f"loss {loss:.4g} = {' + '.join(parts)}"
 
 
 @dataclass(frozen=True)
@@ -84,6 +98,13 @@ class _Declared:
         for (factor, part), one in zip(self.joint.parts, found, strict=True):
             value = value + factor * one.mean(part, ctx)
         return value
+
+    def task(self, ctx: Context, found: Sequence[Found]) -> Tensor | None:
+        """The task loss of further passes in the value; None where it is only held against that of the clean pass."""
+        tasks = [(f, p, one) for (f, p), one in zip(self.joint.parts, found, strict=True) if isinstance(p, Task)]
+        if sum(factor for factor, _, _ in tasks) <= 0:
+            return None
+        return torch.stack([factor * one.mean(part, ctx) for factor, part, one in tasks]).sum()
 
     def path(self, found: Sequence[Found]) -> Path:
         paths = {*self.paths, *(one.path for one in found)}
@@ -134,6 +155,7 @@ class Criterion:
         self.label_smoothing, self.smoothing, self.per = label_smoothing, smoothing, per
         self.fused = fused
         self.memory: dict[str, dict[str, Tensor]] = {}
+        self._advisor = Advisor()
 
     def __repr__(self) -> str:
         shown = [
@@ -168,6 +190,7 @@ class Criterion:
         total, found = evaluate([*base, *(item for one in declared for item in one.items)], ctx)
         values: dict[str, Tensor] = {}
         parts, paths = {"base": torch.zeros((), device=ctx.mask.device)}, {}
+        tasks: dict[str, Tensor] = {}
         for factor, task in base:
             of_base, found = found[0], found[1:]
             paths["base"], parts["base"] = of_base.path, factor * of_base.mean(task, ctx)
@@ -177,9 +200,15 @@ class Criterion:
             mine, found = found[: len(one.items)], found[len(one.items) :]
             value, name = one.value(ctx, mine), one.term.name
             values[name], parts[name], paths[name] = value, one.weight * value, one.path(mine)
+            second = one.task(ctx, mine)
+            if second is not None:
+                tasks[name] = one.weight * second
+            self._advisor.look(one.term, one.weight, value if second is None else value - second, parts["base"])
             if one.joint.rest is not None:
                 total = total + one.weight * one.joint.rest
-        return LossReport(total, parts, values, {term.name: weight for term, weight in weighted}, paths)
+        for name, note in ctx.notes.items():
+            self._advisor.say(name, "note", note)
+        return LossReport(total, parts, values, {term.name: weight for term, weight in weighted}, paths, tasks)
 
     def without(self, *names: str) -> Criterion:
         """The same criterion, with the same memory, without some of its terms."""
@@ -190,7 +219,7 @@ class Criterion:
     def anatomy(self, ctx: Context) -> dict[str, float]:
         """What every active term is really doing on this batch, as <term>/<number>.
 
-        For all of them `share_of_loss`, the weighted term over the base loss. Costs several passes, and changes
+        For all of them `part_over_base`, the weighted term over the base loss. Costs several passes, and changes
         nothing: no gradient, generator, or result of training.
         """
         active = [(term, weight) for term, weight in self._weighted(ctx) if weight > 0]
@@ -217,7 +246,7 @@ class Criterion:
             for term, weight in active:
                 one = _Declared.of(term, weight, ctx)
                 value = weight * float(one.value(ctx, evaluate(one.items, ctx)[1]))
-                found[f"{term.name}/share_of_loss"] = value / base if base else 0.0
+                found[f"{term.name}/part_over_base"] = value / base if base else 0.0
                 found |= {f"{term.name}/{key}": number for key, number in term.anatomy(ctx).items()}
         return found
 

@@ -11,7 +11,19 @@ import errno
 from collections.abc import Iterable
 
 DISK = frozenset(
-    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR)
+    (
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EROFS,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EIO,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+    )
 )
 """What the system says of a disk that is full or cannot be written."""
 NAMES = frozenset((errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.EILSEQ, errno.ENXIO))
@@ -26,6 +38,10 @@ class BadInput(ValueError):  # noqa: N818 - reads as what it is
     def __init__(self, line: str, *more: str) -> None:
         super().__init__("\n".join((line, *more)))
         self.lines = (line, *more)
+
+
+class Advice(UserWarning):
+    """What a user should know about a term: that it does nothing, or too much."""
 
 
 class Stopped(Exception):  # noqa: N818 - reads as what it is

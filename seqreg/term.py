@@ -74,6 +74,12 @@ class Term(ABC, metaclass=_Settings):
     """True for a term that can count on unlabelled batches."""
     remembers: ClassVar[bool] = False
     """True for a term that keeps something from step to step in `Context.memory`."""
+    starts_at_zero: ClassVar[bool] = False
+    """True for a term whose value is 0 when training begins although it works: it is then not said to do nothing."""
+    remedy: ClassVar[str] = "raise weight, or leave the term out"
+    """What to set where the term does nothing."""
+    gentler: ClassVar[str] = "lower weight"
+    """What to set where the term is larger than the base loss."""
 
     def __post_init__(self) -> None:
         if not self.name:

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import gc
+import os
 
 import pytest
 import torch
 import transformers
 
-torch.set_num_threads(1)
+from seqreg.workbench import machine
+
+machine.settle()  # before the first product; workers of pytest-xdist inherit it
+if "OMP_NUM_THREADS" not in os.environ:
+    torch.set_num_threads(1)
 transformers.utils.logging.disable_progress_bar()
 gc.freeze()  # trainers collect garbage when they start: what was imported is none
 

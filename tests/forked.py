@@ -25,7 +25,8 @@ import torch.utils.tensorboard as _board  # noqa: F401
 from seqreg import cli
 from seqreg.workbench import train as _imported  # noqa: F401
 
-torch.set_num_threads(1)
+if "OMP_NUM_THREADS" not in os.environ:
+    torch.set_num_threads(1)
 gc.freeze()
 
 TINY = [

@@ -19,7 +19,7 @@ if [ "${1:-}" = "--fast" ]; then
     chosen=(-m "not slow")
     shift
 fi
-export OMP_NUM_THREADS=1
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 ruff check .
 ruff format --check --quiet .
 mypy

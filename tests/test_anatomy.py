@@ -24,15 +24,15 @@ def anatomy(net: Any, name: str, *terms: Any) -> dict[str, float]:
 
 def test_the_published_r3f_is_dropout() -> None:
     found = anatomy(zoo.make("bart"), "bart", R3F())
-    assert found["r3f/dropout_share"] == pytest.approx(1, rel=0.5)  # two draws of the masks differ
-    assert found["r3f/noise_share"] < 1e-4
+    assert found["r3f/dropout_over_value"] == pytest.approx(1, rel=0.5)  # two draws of the masks differ
+    assert found["r3f/noise_over_value"] < 1e-4
     assert found["r3f/delta_over_embedding"] < 1e-2
 
 
 def test_r3f_with_shared_masks_is_noise() -> None:
     found = anatomy(zoo.make("bart"), "bart", R3F(scale=0.05, relative=True, dropout="shared"))
-    assert found["r3f/noise_share"] > 0.9
-    assert found["r3f/dropout_share"] == 0
+    assert found["r3f/noise_over_value"] > 0.9
+    assert found["r3f/dropout_over_value"] == 0
     assert found["r3f/delta_over_embedding"] == pytest.approx(0.05, rel=0.1)
 
 
@@ -43,8 +43,8 @@ def test_rounding_is_told_from_noise() -> None:
     exact = anatomy(net, "bart", R3F(scale=1e-2, dropout="shared"))
     with torch.autocast("cpu", torch.bfloat16):
         coarse = anatomy(net, "bart", R3F(scale=1e-4, dropout="shared", unresolved="warn"))
-    assert exact["r3f/rounding_share"] < 0.05
-    assert coarse["r3f/rounding_share"] > 0.5
+    assert exact["r3f/rounding_over_value"] < 0.05
+    assert coarse["r3f/rounding_over_value"] > 0.5
 
 
 def test_an_ascent_tells_where_it_points() -> None:
@@ -68,7 +68,7 @@ def test_others() -> None:
 @pytest.mark.parametrize("model", ["bart", "roberta", "gpt2"])
 def test_every_term_has_one_and_it_is_finite(term: str, model: str) -> None:
     found = anatomy(zoo.make(model), model, build_term(term))
-    assert f"{term}/share_of_loss" in found
+    assert f"{term}/part_over_base" in found
     assert all(torch.isfinite(torch.tensor(number)) for number in found.values())
 
 
@@ -113,7 +113,7 @@ def test_trainers_log_it_and_train_the_same(tmp_path: Path) -> None:
         assert torch.equal(a, b)
     with_it = [any(key.startswith("anatomy/") for key in row) for row in losses(observed)]
     assert with_it == [True, False, True, False]
-    assert {"anatomy/r3f/dropout_share", "anatomy/smart/delta_over_radius"} <= losses(observed)[0].keys()
+    assert {"anatomy/r3f/dropout_over_value", "anatomy/smart/delta_over_radius"} <= losses(observed)[0].keys()
     assert not any(key.startswith("anatomy/") for row in losses(plain) for key in row)
 
 
@@ -121,13 +121,21 @@ def test_entropies_are_not_mistaken_for_dropout() -> None:
     from seqreg.terms.sift import SiFT
 
     found = anatomy(zoo.dropout_off(zoo.make("bart")), "bart", SiFT(preset="deberta"))
-    assert abs(found["sift/dropout_share"]) < 0.01
+    assert abs(found["sift/dropout_over_value"]) < 0.01
     assert "sift/delta_over_radius" not in found
 
 
-def test_share_of_loss_is_weighted() -> None:
+@pytest.mark.parametrize("term", term_names())
+def test_w18_names_say_what_the_numbers_are(term: str) -> None:
+    """Ratios may be above 1, so that none is called a share."""
+    found = anatomy(zoo.make("bart"), "bart", build_term(term))
+    assert found
+    assert not any("share" in name for name in found)
+
+
+def test_part_over_base_is_weighted() -> None:
     net = zoo.make("bart")
     torch.manual_seed(0)
-    one = anatomy(net, "bart", R3F(weight=1.0))["r3f/share_of_loss"]
+    one = anatomy(net, "bart", R3F(weight=1.0))["r3f/part_over_base"]
     torch.manual_seed(0)
-    assert anatomy(net, "bart", R3F(weight=3.0))["r3f/share_of_loss"] == pytest.approx(3 * one, rel=1e-5)
+    assert anatomy(net, "bart", R3F(weight=3.0))["r3f/part_over_base"] == pytest.approx(3 * one, rel=1e-5)

@@ -23,7 +23,7 @@ def room(parts: tuple[str, ...]) -> str:
         return "package"
     if parts[0] in ("terms", "integrations", "metrics", "workbench"):
         return parts[0]
-    if parts[0].startswith("cli"):
+    if parts[0].startswith("cli") or parts[0] == "__main__":
         return "cli"
     return parts[0] if parts[0] == "build" else "core"
 

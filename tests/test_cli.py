@@ -27,9 +27,10 @@ ROOT = Path(__file__).parents[1]
 
 def seqreg(*words: str | Path, cwd: Path, code: int = 0, text: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run the command in a shell of its own."""
-    further = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "seqreg.cli", *map(str, words)]
-    result = subprocess.run(command, cwd=cwd, env={**os.environ, **further}, capture_output=True, text=True, input=text)
+    further = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "COLUMNS": "120"}
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, **further}
+    command = [sys.executable, "-m", "seqreg", *map(str, words)]
+    result = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, input=text)
     assert result.returncode == code, result.stderr
     return result
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from seqreg import BadInput, Context, Cost, Criterion, Every, Term, Warmup, build_criterion, build_term
+from seqreg import BadInput, Context, Cost, Criterion, Every, LossReport, Term, Warmup, build_criterion, build_term
 from seqreg.terms.r3f import R3F
+from seqreg.terms.rdrop import RDrop
 from tests.stubs import Played
 
 
@@ -49,6 +51,22 @@ def test_parts_add_up_and_are_named() -> None:
     }  # fmt: skip
     assert not any(part.requires_grad for part in report.parts.values())
     assert str(report).startswith("loss ")
+
+
+def test_a_second_task_loss_is_shown_as_one() -> None:
+    report = Criterion(RDrop(weight=0.5, alpha=0.7))(ctx())
+    only = Criterion(RDrop(weight=0.5, alpha=0.7, task="none"))(ctx())
+    assert list(report.tasks) == ["rdrop"]
+    assert not only.tasks
+    assert not Criterion(RDrop(task="mean"))(ctx()).tasks
+    assert re.search(r"rdrop [\d.]+ \([\d.]+ of it a second task loss\)$", str(report))
+    assert report.scalars()["task/rdrop"] == float(report.tasks["rdrop"])
+    assert 0 < report.tasks["rdrop"] < report.parts["rdrop"]
+
+
+def test_small_parts_are_shown_with_their_digits() -> None:
+    report = LossReport(torch.tensor(2.0), {"base": torch.tensor(2.0), "smart": torch.tensor(1.234567e-7)})
+    assert str(report) == "loss 2 = base 2 + smart 1.235e-07"
 
 
 def test_weight_is_a_function_of_the_step() -> None:

@@ -113,6 +113,42 @@ def test_mtdnn_smart(run: str, start: Callable[[str], None]) -> None:
         close(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad, f"{key}.grad.{name}")
 
 
+def smart_pytorch(toy: Toy, noise: Tensor, step_size: float) -> Tensor:
+    """smart-pytorch, written out: the inner KL is `batchmean`, which divides by rows, whatever the outputs are."""
+
+    def logits(delta: Tensor) -> Tensor:
+        return toy((Shift({"encoder": delta}),))
+
+    def kl(of: Tensor, target: Tensor, reduction: str) -> Tensor:
+        return functional.kl_div(of.log_softmax(-1), target.detach().softmax(-1), reduction=reduction)
+
+    state = toy(())
+    noise = noise.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(kl(logits(noise), state, "batchmean"), noise)
+    moved = noise.detach() + step_size * gradient
+    final = logits(moved / (moved.abs().amax(-1, keepdim=True) + 1e-6))
+    return kl(final, state, "sum") + kl(state, final, "sum")
+
+
+@pytest.mark.parametrize("head", ["tok", "cls"])
+def test_w7_smart_pytorch_divides_the_inner_loss_by_rows(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy, reference = Toy(head), Toy(head)
+    noise = 0.1 * torch.randn(toy.E.shape)
+    monkeypatch.setattr("seqreg.adversary.sample", lambda *_: noise.clone())
+    labels = golden("in.TGT") if head == "tok" else torch.tensor([2, 0])
+    kind: Literal["tokens", "classes"] = "tokens" if head == "tok" else "classes"
+    term = SMART(preset="smart_pytorch", inject="scaled", scale=0.1, step_size=1.0)
+    report = Criterion(term)(Context(ToyForward(toy), labels, kind=kind))
+    slow = smart_pytorch(reference, noise, 1.0)
+    torch.testing.assert_close(report.values["smart"], slow.detach(), rtol=1e-5, atol=1e-7)
+    plain = Criterion()(Context(ToyForward(toy), labels, kind=kind)).total
+    (report.total - plain).backward()
+    slow.backward()
+    for one, other in zip(toy.parameters(), reference.parameters(), strict=True):
+        if other.grad is not None:
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
+
+
 def test_alum(start: Callable[[str], None]) -> None:
     """Sum of the masked-token loss plus ten times KL both ways over the masked tokens; embeddings get no gradient."""
     start("alum.init_noise")
@@ -188,8 +224,8 @@ def test_rdrop_fairseq(alpha: float) -> None:
     close(second.grad, f"rdrop.fairseq_bart_gradQ_alpha{alpha}")
 
 
-@pytest.mark.parametrize("preset", ["hf_neftune", None])
-def test_neftune(preset: str | None) -> None:
+@pytest.mark.parametrize("preset", ["hf_neftune", "paper"])
+def test_neftune(preset: str) -> None:
     """The stored batch has no padding that a mask would tell of, so both forms are transformers' numbers."""
     embeds = functional.embedding(golden("neft.ids"), golden("neft.weight"))
     context = Context(Played(), torch.zeros(2, 3, dtype=torch.long), kind="tokens")

@@ -213,7 +213,8 @@ def test_rows_of_a_view() -> None:
         torch.testing.assert_close(own, other)
 
 
-def test_known_logits_stand_for_the_product() -> None:
+def test_b3_known_logits_stand_for_the_product() -> None:
+    """To the rounding of float64: the products have other shapes, and so may have another order of summation."""
     case = Case(4, 11, 13, 4, torch.float64)
     projection = Projection(case.states[0], case.weight, case.bias, torch.float64)
     logits, places = head.known(projection, case.kept.nonzero().squeeze(1))
@@ -222,8 +223,7 @@ def test_known_logits_stand_for_the_product() -> None:
     for side in (Side(projection), Side(projection, None, logits, places)):
         loss = fused(Work([side], case.labels, [Fit(0, case.weights[0], case.kept)], 0.1))
         results.append((loss, gradients(loss, case.leaves)))
-    assert results[0][0] == results[1][0]
-    assert all(torch.equal(a, b) for a, b in zip(results[0][1], results[1][1], strict=True))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-12, atol=1e-14)
 
 
 def test_scaled_and_repeated_backward() -> None:
@@ -268,7 +268,7 @@ def test_a_pass_without_grad_has_no_gradient() -> None:
         gap = Gap(0, 1, "symmetric_kl", "none" if not live else "second", case.weights[0], case.kept)
         loss = fused(Work([Side(Projection(first, case.weight, None, torch.float64)), other], case.labels, [gap]))
         found.append(gradients(loss, [case.weight, first]))
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-14)
 
 
 def test_bfloat16_products_have_float32_sums() -> None:

@@ -5,12 +5,15 @@ Everything takes one number an example (or a token) and works in float64. Logits
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import minimize_scalar
+from scipy.special import logsumexp
 
 from seqreg.errors import BadInput
 
@@ -170,47 +173,28 @@ class Temperature:
     @property
     def at_end(self) -> bool:
         """Whether the best one lies outside the range that was searched: the data cannot tell it."""
-        return not COLDEST < self.value < HOTTEST
+        return not COLDEST * (1 + 1e-6) < self.value < HOTTEST * (1 - 1e-6)
 
 
-def fit_temperature(chunks: Chunks, *, tolerance: float = 1e-7, most: int = 50) -> Temperature:
-    """The temperature with the lowest NLL, which is convex in its inverse: Newton's method inside a bracket."""
-    low, high, inverse = 1 / HOTTEST, 1 / COLDEST, 1.0
-    start = found = _slopes(chunks, inverse)
-    seen = {inverse}
-    for _ in range(most):
-        _, slope, curve = found
-        low, high = (inverse, high) if slope < 0 else (low, inverse)
-        step = inverse - slope / curve if curve > 0 else (low if slope > 0 else high)
-        new = min(max(step, low), high)
-        new = (low + high) / 2 if new in seen else new
-        if abs(new - inverse) <= tolerance * inverse:
-            break
-        inverse, found = new, _slopes(chunks, new)
-        seen.add(new)
-    if found[0] >= start[0]:
-        return Temperature(1.0, start[0], start[0])
-    return Temperature(1 / inverse, start[0], found[0])
+def fit_temperature(chunks: Chunks) -> Temperature:
+    """The temperature with the lowest mean NLL, which is convex in its inverse."""
 
+    def nll(log_inverse: float) -> float:
+        total, count, inverse = 0.0, 0, math.exp(log_inverse)
+        for logits, labels in chunks():
+            scores, truth = _checked(logits, labels)
+            scores = scores * inverse
+            total += float((logsumexp(scores, axis=-1) - scores[np.arange(len(truth)), truth]).sum())
+            count += len(truth)
+        if not count:
+            raise BadInput("a temperature needs at least one example")
+        return total / count
 
-def _slopes(chunks: Chunks, inverse: float) -> tuple[float, float, float]:
-    """The mean NLL and its first two derivatives by the inverse temperature."""
-    total, count = np.zeros(3), 0
-    for logits, labels in chunks():
-        scores, truth = _checked(logits, labels)
-        scores = scores - scores.max(-1, keepdims=True)
-        own = scores[np.arange(len(truth)), truth]
-        powers = np.exp(inverse * scores)
-        scores = np.where(powers > 0, scores, 0.0)  # a class that is impossible weighs nothing: not 0 times infinity
-        sums = powers.sum(-1)
-        mean = (powers * scores).sum(-1) / sums
-        spread = (powers * np.square(scores)).sum(-1) / sums - np.square(mean)
-        total += [(np.log(sums) - inverse * own).sum(), (mean - own).sum(), spread.sum()]
-        count += len(truth)
-    if not count:
-        raise BadInput("a temperature needs at least one example")
-    value, slope, curve = total / count
-    return float(value), float(slope), float(curve)
+    before, ends = nll(0.0), (-math.log(HOTTEST), -math.log(COLDEST))
+    best = minimize_scalar(nll, bounds=ends, method="bounded", options={"xatol": 1e-7})
+    candidates = [(before, 0.0), (float(best.fun), float(best.x)), *((nll(end), end) for end in ends)]
+    after, log_inverse = min(candidates)
+    return Temperature(math.exp(-log_inverse), before, after)
 
 
 @dataclass(frozen=True)

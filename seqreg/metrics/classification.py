@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import rankdata
 
 from seqreg.errors import BadInput
+from seqreg.metrics import bootstrap
 
 Array = NDArray[Any]
 
@@ -40,21 +43,14 @@ def matthews(predictions: Array, labels: Array) -> float:
 
 def pearson(predictions: Array, labels: Array) -> float:
     """Pearson's correlation; 0 where one side is constant."""
-    a, b = predictions - predictions.mean(), labels - labels.mean()
-    size = float(np.sqrt((a @ a) * (b @ b)))
-    return float(a @ b) / size if size else 0.0
+    if np.ptp(predictions) == 0 or np.ptp(labels) == 0:
+        return 0.0
+    return float(np.corrcoef(predictions, labels)[0, 1])
 
 
 def spearman(predictions: Array, labels: Array) -> float:
     """Pearson's correlation of ranks; equal values share the mean of their ranks."""
-    return pearson(_ranks(predictions), _ranks(labels))
-
-
-def _ranks(values: Array) -> Array:
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    ranks: Array = (ends - (counts - 1) / 2)[inverse]
-    return ranks
+    return pearson(rankdata(predictions), rankdata(labels))
 
 
 METRICS: Mapping[str, Callable[[Array, Array], float]] = {
@@ -89,16 +85,8 @@ def classification(
     if not np.isfinite(predicted).all():
         raise BadInput("some predictions are not finite numbers: has training diverged?")
     scores = {name: METRICS[name](predicted, true) for name in names}
-    dice = np.random.default_rng(seed)
-    drawn: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(resamples):
-        chosen = dice.integers(len(true), size=len(true))
-        for name in names:
-            drawn[name].append(METRICS[name](predicted[chosen], true[chosen]))
-    tail = (1 - confidence) / 2
-    intervals = {
-        name: (float(np.quantile(values, tail)), float(np.quantile(values, 1 - tail)))
-        for name, values in drawn.items()
-        if values
-    }
-    return scores, intervals
+    if not resamples:
+        return scores, {}
+    indices = itertools.chain.from_iterable(bootstrap.resamples(len(true), resamples, np.random.default_rng(seed)))
+    draws = np.array([[METRICS[name](predicted[rows], true[rows]) for name in names] for rows in indices]).T
+    return scores, dict(zip(names, bootstrap.percentile_intervals(draws, confidence), strict=True))

@@ -1,22 +1,13 @@
 """What ROUGE counts, on texts that are already numbers: a token is an int, a text a list of sentences.
 
-This file is also the program that a worker process runs (see `workers.py`). It therefore imports nothing but the
-standard library's smallest parts, and starts in about 10 ms.
-
 Every kind of ROUGE comes down to three whole numbers: hits, size of the prediction, size of the reference. Precision is
 hits / predicted, recall is hits / wanted.
 """
 
 from __future__ import annotations
 
-import marshal
-import sys
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import chain
-
-TYPE_CHECKING = False  # as in typing, which takes longer to import than all the rest
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Sequence
-    from typing import IO, Any
 
 Sentence = list[int]
 Text = list[Sentence]
@@ -162,36 +153,3 @@ def count(example: Example, kinds: Sequence[str]) -> Row:
     known = set(ngrams(source, 2))
     row += bigrams, sum([pair not in known for pair in ngrams(predicted, 2)]) if source else bigrams
     return row
-
-
-def count_all(examples: Iterable[Example], kinds: Sequence[str]) -> list[Row]:
-    return [count(example, kinds) for example in examples]
-
-
-def send(values: Any, sink: IO[bytes]) -> None:
-    """Writes plain values (lists, tuples, ints, strings) after their length."""
-    data = marshal.dumps(values)
-    sink.write(len(data).to_bytes(8, "little") + data)
-    sink.flush()
-
-
-def receive(source: IO[bytes]) -> Any:
-    """Reads what `send` wrote; EOFError at the end."""
-    size = source.read(8)
-    if len(size) < 8:
-        raise EOFError
-    return marshal.loads(source.read(int.from_bytes(size, "little")))
-
-
-def serve() -> None:
-    """A worker: answers (examples, kinds) with rows, in order, until its input ends."""
-    while True:
-        try:
-            examples, kinds = receive(sys.stdin.buffer)
-            send(count_all(examples, kinds), sys.stdout.buffer)
-        except (EOFError, BrokenPipeError, KeyboardInterrupt):
-            return
-
-
-if __name__ == "__main__":
-    serve()

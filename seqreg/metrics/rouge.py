@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,19 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seqreg.errors import BadInput, nearest
-from seqreg.metrics.counts import EXTRAS, Example, Row, count_all
+from seqreg.metrics.bootstrap import percentile_intervals, resampled_means
+from seqreg.metrics.counts import EXTRAS, Example, count
 from seqreg.metrics.sentences import SPLITS, Split, choose_split
 from seqreg.metrics.words import TOKENIZERS, WORDS, Numbers, Tokenizer, loses_script
-from seqreg.metrics.workers import can_start, count_parallel, processors
 
 Scores = NDArray[np.float64]
 
 KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 _ALL_KINDS = (*(f"rouge{n}" for n in range(1, 10)), "rougeL", "rougeLsum")
-_CHUNK = 128  # examples that go to a worker at once
 _RESAMPLES = 100_000
 _TEXT, _TOKENS, _WORD = 1_000_000, 40_000, 50_000  # characters, words of a text, and characters of a word
-_ENOUGH = 500_000  # characters from which workers save more than their start costs
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,6 @@ def rouge(
     stem: bool = True,
     split: Split = "auto",
     tokenizer: Tokenizer = "rouge",
-    jobs: int | None = None,
     confidence: float = 0.95,
     resamples: int = 1000,
     seed: int = 0,
@@ -78,7 +76,6 @@ def rouge(
         split: how rougeLsum finds sentences: "newline", "punkt" (nltk's, where its data is installed), "rules" (our
             own), or "auto": newline if a text has several lines, else punkt if installed, else rules
         tokenizer: "rouge" (a-z and 0-9, as rouge-score) or "unicode" (every script)
-        jobs: worker processes; None takes one a processor where there is enough to do, 1 takes none
         confidence: of the intervals
         resamples: of the bootstrap
         seed: of the bootstrap; no other random state is read or changed
@@ -89,7 +86,9 @@ def rouge(
         >>> {kind: round(mean, 3) for kind, mean in report.means.items()}
         {'rouge1': 1.0, 'rouge2': 0.4, 'rougeL': 0.667, 'rougeLsum': 0.667}
     """
-    kinds = _check_options(kinds, split, tokenizer, jobs, confidence, resamples, seed)
+    from tqdm.auto import tqdm
+
+    kinds = _check_options(kinds, split, tokenizer, confidence, resamples, seed)
     given = {"predictions": predictions, "references": references}
     if sources is not None:
         given["sources"] = sources
@@ -98,33 +97,19 @@ def rouge(
     if tokenizer == "rouge":
         _warn_of_scripts(texts["predictions"], texts["references"])
     used, splitter = ("none", _whole) if "rougeLsum" not in kinds else choose_split(split, _first_two(texts))
-    chunks = _examples(texts, Numbers(tokenizer, stem), splitter)
-    rows = np.array(list(_count(chunks, kinds, _workers(jobs, texts), size, progress)), dtype=np.int64)
+    examples = tqdm(
+        _examples(texts, Numbers(tokenizer, stem), splitter), "ROUGE", size, unit="pair", disable=not progress
+    )
+    rows = np.array([count(example, kinds) for example in examples], dtype=np.int64)
     scores = {kind: _scores(rows[:, 3 * place : 3 * place + 3]) for place, kind in enumerate(kinds)}
-    measures = np.stack([scores[kind][:, 2] for kind in kinds])
+    means = resampled_means(np.stack([scores[kind][:, 2] for kind in kinds]), resamples, np.random.default_rng(seed))
     return RougeReport(
         scores=scores,
         means={kind: float(scores[kind][:, 2].mean()) for kind in kinds},
-        intervals=dict(zip(kinds, bootstrap_intervals(measures, confidence, resamples, seed), strict=True)),
+        intervals=dict(zip(kinds, percentile_intervals(means, confidence), strict=True)),
         signature=f"rouge|v={version('rouge-score')}|stem={'yes' if stem else 'no'}|split={used}|tokenizer={tokenizer}",
         counts=_summary(rows[:, -EXTRAS:], with_sources=sources is not None),
     )
-
-
-def bootstrap_intervals(values: Scores, confidence: float, resamples: int, seed: int) -> list[tuple[float, float]]:
-    """Percentile intervals of the mean of every row; all rows see the same resamples.      values [kinds, n]"""
-    generator = np.random.default_rng(seed)
-    size = values.shape[1]
-    means = np.empty((len(values), resamples))
-    step = max(1, 1_000_000 // size)  # so that the indices stay within a few megabytes
-    for start in range(0, resamples, step):
-        stop = min(start + step, resamples)
-        indices = generator.integers(0, size, size=(stop - start, size), dtype=np.int32)
-        for row, out in zip(values, means, strict=True):
-            out[start:stop] = row[indices].mean(1)
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(means, [tail, 1 - tail], axis=1)
-    return [(float(one), float(other)) for one, other in zip(low, high, strict=True)]
 
 
 def _scores(counted: NDArray[np.int64]) -> Scores:
@@ -149,42 +134,15 @@ def _summary(extras: NDArray[np.int64], with_sources: bool) -> dict[str, float]:
     return summary
 
 
-def _examples(
-    texts: dict[str, list[str]], numbers: Numbers, splitter: Callable[[str], list[str]]
-) -> Iterator[list[Example]]:
-    """The texts as numbers, a chunk at a time."""
-    predictions, references, sources = texts["predictions"], texts["references"], texts.get("sources")
+def _examples(texts: dict[str, list[str]], numbers: Numbers, splitter: Callable[[str], list[str]]) -> Iterator[Example]:
+    """The texts as numbers."""
 
     def sentences(text: str) -> list[list[int]]:
         return [numbers.of(sentence) for sentence in splitter(text)]
 
-    for start in range(0, len(predictions), _CHUNK):
-        places = range(start, min(start + _CHUNK, len(predictions)))
-        yield [
-            (sentences(predictions[i]), sentences(references[i]), numbers.of(sources[i]) if sources else [])
-            for i in places
-        ]
-
-
-def _count(
-    chunks: Iterable[list[Example]], kinds: Sequence[str], jobs: int, size: int, progress: bool
-) -> Iterator[Row]:
-    from tqdm.auto import tqdm
-
-    counted = count_parallel(chunks, kinds, jobs) if jobs > 1 else (count_all(chunk, kinds) for chunk in chunks)
-    with tqdm(total=size, desc="ROUGE", unit="pair", disable=not progress) as bar:
-        for rows in counted:
-            bar.update(len(rows))
-            yield from rows
-
-
-def _workers(jobs: int | None, texts: dict[str, list[str]]) -> int:
-    """How many worker processes to use; 1 means none."""
-    most = -(-len(texts["predictions"]) // _CHUNK)
-    if jobs is None:
-        enough = sum(map(len, texts["predictions"])) + sum(map(len, texts["references"])) >= _ENOUGH
-        jobs = processors() if enough and can_start() else 1
-    return min(jobs, most)
+    sources = texts.get("sources", itertools.repeat(None))
+    for prediction, reference, source in zip(texts["predictions"], texts["references"], sources, strict=False):
+        yield sentences(prediction), sentences(reference), numbers.of(source) if source else []
 
 
 def _whole(text: str) -> list[str]:
@@ -242,7 +200,7 @@ def _same_length(texts: dict[str, list[str]]) -> int:
 
 
 def _check_options(
-    kinds: Sequence[str], split: str, tokenizer: str, jobs: int | None, confidence: float, resamples: int, seed: int
+    kinds: Sequence[str], split: str, tokenizer: str, confidence: float, resamples: int, seed: int
 ) -> tuple[str, ...]:
     kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
     if not kinds or len(set(kinds)) < len(kinds):
@@ -251,8 +209,6 @@ def _check_options(
         _check_name("kinds", kind, _ALL_KINDS)
     _check_name("split", split, SPLITS)
     _check_name("tokenizer", tokenizer, TOKENIZERS)
-    if jobs is not None and not (_is_int(jobs) and jobs >= 1):
-        raise BadInput(f"jobs={jobs!r}: expected a whole number from 1, or None for one a processor")
     if not (_is_int(resamples) and 1 <= resamples <= _RESAMPLES):
         raise BadInput(f"resamples={resamples!r}: expected a whole number from 1 to {_RESAMPLES}; 1000 is usual")
     if not (_is_int(seed) and seed >= 0):

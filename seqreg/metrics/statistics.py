@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from seqreg.errors import BadInput
+from seqreg.metrics.bootstrap import resampled_means
 
 Array = NDArray[np.float64]
 Interval = tuple[float, float]
 
-_CHUNK = 4_000_000
-"""Indices that are held at once."""
 _EXACT = 20_000
 """Permutations up to which all of them are looked at."""
 
@@ -112,7 +111,12 @@ def bca(
     if np.ptp(x) == 0:  # scipy gives nan
         return float(statistic(x)), float(statistic(x))
     found = stats.bootstrap(
-        (x,), statistic, confidence_level=confidence, n_resamples=resamples, method="BCa", rng=_dice(seed)
+        (x,),
+        statistic,
+        confidence_level=confidence,
+        n_resamples=resamples,
+        method="BCa",
+        rng=np.random.default_rng(seed),
     ).confidence_interval
     return float(found.low), float(found.high)
 
@@ -148,10 +152,10 @@ def two_level(
     left = float(((d - mean - rows[:, None] - columns) ** 2).sum()) / max((n - 1) * (count - 1), 1)
     between = float((columns**2).sum()) / max(count - 1, 1)
     r = math.sqrt(max(0.0, 1 - left / (n * between))) if between > 0 else 0.0
-    dice = _dice(seed)
-    c = np.sqrt(dice.chisquare(n - 1, resamples) / (n - 1))
-    part = math.sqrt(n / (n - 1)) * _resampled(rows, resamples, dice) / c
-    drift = np.abs(part + r * _resampled(columns, resamples, dice))
+    rng = np.random.default_rng(seed)
+    c = np.sqrt(rng.chisquare(n - 1, resamples) / (n - 1))
+    part = math.sqrt(n / (n - 1)) * resampled_means(rows[None], resamples, rng)[0] / c
+    drift = np.abs(part + r * resampled_means(columns[None], resamples, rng)[0])
     reach = float(np.quantile(drift, confidence))
     p = (1 + int((drift >= abs(mean) - 1e-12).sum())) / (resamples + 1)
     return Difference(mean, (mean - reach, mean + reach), p, "two-level bootstrap")
@@ -167,7 +171,7 @@ def one_level(
     """
     d = _paired(np.asarray(first)[None], np.asarray(second)[None])[0]
     mean = float(d.mean())
-    drift = np.abs(_resampled(d - mean, resamples, _dice(seed)))
+    drift = np.abs(resampled_means(d[None] - mean, resamples, np.random.default_rng(seed))[0])
     reach = float(np.quantile(drift, confidence))
     p = (1 + int((drift >= abs(mean) - 1e-12).sum())) / (resamples + 1)
     return Difference(mean, (mean - reach, mean + reach), p, "paired bootstrap of one model each")
@@ -208,7 +212,7 @@ def permutation(
     pair: Any = (y, x)
     found = stats.permutation_test(
         pair, lambda a, b, axis: a.mean(axis) - b.mean(axis), vectorized=True,
-        n_resamples=_EXACT if exact else resamples, rng=_dice(seed),
+        n_resamples=_EXACT if exact else resamples, rng=np.random.default_rng(seed),
     )  # fmt: skip
     return Difference(mean, None, float(found.pvalue), "exact permutation" if exact else "permutation")
 
@@ -251,17 +255,6 @@ def missing(seeds: int, alpha: float, tests: int = 1) -> int:
     return max(0, enough - seeds)
 
 
-def _resampled(values: Array, resamples: int, dice: np.random.Generator) -> Array:
-    """Means of resamples of the values."""
-    size = len(values)
-    means = np.empty(resamples)
-    step = max(1, _CHUNK // size)
-    for start in range(0, resamples, step):
-        stop = min(start + step, resamples)
-        means[start:stop] = values[dice.integers(0, size, size=(stop - start, size), dtype=np.int32)].mean(1)
-    return means
-
-
 def _paired(first: Array, second: Array) -> Array:
     x, y = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if x.shape != y.shape or x.ndim != 2 or not x.size:
@@ -279,7 +272,3 @@ def _finite(values: Sequence[float] | Array) -> Array:
     if x.ndim != 1 or not len(x) or not np.isfinite(x).all():
         raise BadInput(f"{x.tolist()!r:.60}: expected a list of finite numbers, at least one")
     return x
-
-
-def _dice(seed: int) -> np.random.Generator:
-    return np.random.default_rng(seed)

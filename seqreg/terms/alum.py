@@ -49,5 +49,5 @@ class ALUM(AdversarialAgreement):
     grad: Grad = "students"
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "alum_v02": {**RESCALED_ASCENT, "inner_mean": True, "embedding_grad": False},
+        "alum_v02": {**RESCALED_ASCENT, "inner_per": "token", "embedding_grad": False},
     }

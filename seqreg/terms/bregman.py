@@ -60,12 +60,13 @@ class Bregman(Term):
     per: Per = "token"
 
     remembers: ClassVar[bool] = True
+    starts_at_zero: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for setting in ("beta", "beta_late"):
-            if not 0 <= getattr(self, setting) < 1:
-                self.refuse(setting, "expected a number in [0, 1)")
+            if not 0 < getattr(self, setting) < 1:
+                self.refuse(setting, "expected a number in (0, 1): at 0 the average is the model itself")
         if self.switch < 0:
             self.refuse("switch", "expected a whole number >= 0")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,7 @@ from torch import Tensor
 from seqreg import anatomy
 from seqreg.context import Context, Where
 from seqreg.errors import BadInput
-from seqreg.noise import sample
+from seqreg.noise import arithmetic_dtype, rms, sample, too_small
 from seqreg.schedules import weight_at
 from seqreg.term import Cost, Term
 from seqreg.views import Shift
@@ -24,14 +25,18 @@ class NEFTune(Term):
     """Noisy embedding fine-tuning: the training input itself is noised, by an amount that shrinks with its length.
 
     Formula:
-        L(x + z) in place of L(x),  z ~ U(-1, 1) * weight * alpha / sqrt(length * dimensions)
+        L(x + z) in place of L(x),  z ~ U(-1, 1) * weight * alpha / sqrt(length * dimensions),
+        its RMS before the weight at most max_ratio * RMS(x)
 
     Args:
         weight: multiplies the noise, so that Warmup or StartAt can bring it in; at most 1
         alpha: 5 to 15 in the paper
+        max_ratio: the most that the noise's RMS may be of the embeddings' RMS; None for no bound, as in the paper.
+            Ours: where dimensions are few and texts short, alpha=5 is as large as the embeddings themselves (1.3 times
+            their RMS on BERT-mini and SST-2)
         where: "input" (the encoder, or the only stack), "encoder", "decoder" or "both"
         padding: count padding in the length and noise it, as transformers does
-        preset: "hf_neftune", what transformers' neftune_noise_alpha does where it works
+        preset: "paper", without the bound; "hf_neftune", what transformers' neftune_noise_alpha does where it works
 
     Cost:
         nothing: the one pass that is made anyway is noised. Its part of the loss is 0 by construction. Other terms are
@@ -53,15 +58,22 @@ class NEFTune(Term):
     """
 
     alpha: float = 5.0
+    max_ratio: float | None = 0.1
     where: Where = "input"
     padding: bool = False
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"hf_neftune": {"padding": True}}
+    starts_at_zero: ClassVar[bool] = True
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"max_ratio": None},
+        "hf_neftune": {"max_ratio": None, "padding": True},
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.alpha <= 0:
             self.refuse("alpha", "expected a number > 0; the paper uses 5 to 15")
+        if self.max_ratio is not None and self.max_ratio <= 0:
+            self.refuse("max_ratio", "expected a number > 0, or nothing for no bound")
 
     @property
     def cost(self) -> Cost:
@@ -70,15 +82,20 @@ class NEFTune(Term):
     def input_shift(self, ctx: Context, weight: float) -> Shift:
         if weight > 1:
             raise BadInput(f"{self.name}: weight={weight:g} would enlarge the noise: raise alpha, and do not use Every")
-        masks = {name: None if self.padding else ctx.forward.sites[name].mask for name in ctx.sites(self.where)}
+        sites = ctx.forward.sites
+        masks = {name: None if self.padding else sites[name].mask for name in ctx.sites(self.where)}
 
-        def noise(embeds: Tensor, mask: Tensor | None) -> Tensor:
+        def noise(embeds: Tensor, name: str, mask: Tensor | None) -> Tensor:
             rows, length, width = embeds.shape
             real = torch.full((rows,), float(length)) if mask is None else mask.sum(-1).clamp_min(1).float()
-            bound = weight * self.alpha / (real.to(embeds.device) * width).sqrt().reshape(-1, 1, 1)
-            return sample("uniform", embeds, bound, mask)
+            bound = self.alpha / (real.to(embeds.device) * width).sqrt().reshape(-1, 1, 1)
+            if self.max_ratio is not None:  # the RMS of U(-b, b) is b / sqrt(3)
+                bound = bound.clamp_max(self.max_ratio * math.sqrt(3) * float(rms(embeds, sites[name].mask)))
+            if complaint := too_small(float(bound.max()), embeds, sites[name].mask, arithmetic_dtype(embeds)):
+                ctx.notes[self.name] = f"{complaint} (alpha, max_ratio)"
+            return sample("uniform", embeds, weight * bound, mask)
 
-        return Shift({name: partial(noise, mask=mask) for name, mask in masks.items()})
+        return Shift({name: partial(noise, name=name, mask=mask) for name, mask in masks.items()})
 
     def anatomy(self, ctx: Context) -> dict[str, float]:
         """See `seqreg.anatomy.size`."""

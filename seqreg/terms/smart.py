@@ -53,7 +53,7 @@ class SMART(AdversarialAgreement):
         "smart_pytorch": {
             **RESCALED_ASCENT,
             "inner": "kl",
-            "inner_mean": True,
+            "inner_per": "sequence",
             "grad": "students",
             "per": "sum",
             "padding": True,

@@ -35,7 +35,8 @@ class UEGR(Adversarial):
         passes: K
         low, high: the range of dropout rates
         alpha: of the divergence
-        radius: a tenth of the norm of the sentence's embeddings
+        radius: a hundredth of the norm of the sentence's embeddings; at a tenth the model unlearns (BERT-mini on SST-2:
+            50 instead of 71 percent, one class)
 
         The backward stage is `seqreg.gradients.SelectiveUpdate`.
 
@@ -58,6 +59,7 @@ class UEGR(Adversarial):
         Cost(forwards=5, backwards=4)
     """
 
+    radius: float = 0.01
     norm: Norm = "l2"
     over: Over = "sentence"
     rule: Literal["normalised", "raw", "power"] = "power"

@@ -11,7 +11,6 @@ from statistics import median
 from seqreg.errors import BadInput
 from seqreg.metrics.rouge import KINDS, RougeReport, rouge
 from seqreg.metrics.words import stem_of
-from seqreg.metrics.workers import processors
 
 _ENDINGS = ("", "", "", "", "s", "s", "ed", "ing", "er", "ly", "ation", "ness", "ful", "ize")
 
@@ -28,49 +27,44 @@ def compare(
     """Seconds that rouge-score and ours take for the same corpus, with stemming, and how many times faster ours is.
 
     rouge-score scores `sample` pairs a round, and its time is scaled up to `pairs`; ours scores all of them and also
-    computes intervals and counts. The three take turns, and the median of the rounds counts. Ours forgets its stems
+    computes intervals and counts. The two take turns, and the median of the rounds counts. Ours forgets its stems
     before every turn.
 
     Args:
         words: mean words of a prediction and of a reference
 
     Returns:
-        `reference_seconds` (scaled), `serial_seconds`, `parallel_seconds`, `serial_ratio`, `parallel_ratio`, `jobs`,
-        `pairs`, `sample`, and `equal`: 1.0 if all numbers of the sample agree to the last bit
+        `reference_seconds` (scaled), `seconds`, `ratio`, `pairs`, `sample`, and `equal`:
+        1.0 if all numbers of the sample agree to the last bit
     """
     if pairs < 1 or sample < 1 or rounds < 1:
         raise BadInput(f"pairs={pairs}, sample={sample}, rounds={rounds}: each must be 1 or more")
     from rouge_score.rouge_scorer import RougeScorer
 
     predictions, references = corpus(pairs, words, seed)
-    sample, jobs = min(sample, pairs), processors()
+    sample = min(sample, pairs)
     scorer = RougeScorer(list(KINDS), use_stemmer=True)
 
-    def ours(jobs: int) -> RougeReport:
+    def ours() -> RougeReport:
         stem_of.cache_clear()
-        return rouge(predictions, references, split="newline", jobs=jobs, progress=progress)
+        return rouge(predictions, references, split="newline", progress=progress)
 
     def theirs() -> list[list[tuple[float, ...]]]:
         scored = [scorer.score(references[i], predictions[i]) for i in range(sample)]
         return [[tuple(one[kind]) for one in scored] for kind in KINDS]
 
     rouge(["warm up"], ["warming up"])  # imports the stemmer
-    turns = [
-        [_seconds(theirs), _seconds(lambda: ours(1)), _seconds(lambda: ours(jobs))] for _ in range(rounds)
-    ]  # [rounds, 3]
-    reference, serial, parallel = (median(times) for times in zip(*turns, strict=True))
+    turns = [[_seconds(theirs), _seconds(ours)] for _ in range(rounds)]  # [rounds, 2]
+    reference, seconds = (median(times) for times in zip(*turns, strict=True))
     reference *= pairs / sample
-    found = ours(1).scores
+    found = ours().scores
     equal = [[tuple(row) for row in found[kind][:sample].tolist()] for kind in KINDS] == theirs()
     return {
         "pairs": pairs,
         "sample": sample,
-        "jobs": jobs,
         "reference_seconds": reference,
-        "serial_seconds": serial,
-        "parallel_seconds": parallel,
-        "serial_ratio": reference / serial,
-        "parallel_ratio": reference / parallel,
+        "seconds": seconds,
+        "ratio": reference / seconds,
         "equal": float(equal),
     }
 

@@ -10,7 +10,8 @@ from pydantic import Field, model_validator
 
 from seqreg.errors import BadInput
 from seqreg.workbench import catalogue, layers
-from seqreg.workbench.sections import Count, Length, Natural, Section, checked
+from seqreg.workbench.newsroom import Kind
+from seqreg.workbench.sections import Length, Natural, Section, checked
 
 Metric = Literal["rouge", "accuracy", "f1", "matthews", "pearson", "spearman"]
 Names = str | list[str]
@@ -25,7 +26,7 @@ class Generation(Section):
 
     max_length: int = Field(default=64, ge=2, le=32_768)
     min_length: Natural = 0
-    num_beams: Count = 4
+    num_beams: int = Field(default=4, ge=1, le=1000)
     length_penalty: float = Field(default=1.0, ge=-10, le=10)
     no_repeat_ngram_size: Natural = 0
     early_stopping: bool = True
@@ -60,8 +61,9 @@ class HubSplit(Section):
 
 
 class Generated(Section):
-    """Text that the project makes itself (`seqreg.workbench.newsroom`): rows of every split."""
+    """Text that the project makes itself (`seqreg.workbench.newsroom`): which kind, and rows of every split."""
 
+    kind: Kind = "city"
     rows: dict[str, Annotated[int, Field(ge=1, le=100_000)]]
     seed: Natural = 0
 
@@ -86,6 +88,30 @@ class Columns(Section):
     second: Names | None = None
     target: Names | None = None
     label: Names | None = None
+
+
+class Files(Section):
+    """How the files of a dataset look as they are distributed, beside train.jsonl, dev.tsv and the like.
+
+    Args:
+        names: of files, with or without ending; {split} is the name of a split (also "dev" for "validation"), {config}
+            its configuration on the hub. A .txt file is read as TSV
+        header: names of the columns of a table that has none
+        only: a column that holds the configuration, where one file has all of them
+        labels: other names of classes
+    """
+
+    names: list[str] = []
+    header: list[str] = []
+    only: str | None = None
+    labels: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _are_names(self) -> Files:
+        for name in self.names:
+            if "/" in name or re.search(r"[{}]", re.sub(r"\{(split|config)\}", "", name)):
+                raise ValueError(f"names: {name!r}: expected the name of a file, with {{split}} and {{config}} in it")
+        return self
 
 
 class Replace(Section):
@@ -120,13 +146,14 @@ class Card(Section):
         drop: labels whose rows are left out
         sentences: how ROUGE-Lsum finds sentences
         words: how ROUGE finds words; "unicode" for text that is not in Latin letters
-        average: report the mean over all evaluation sets, as XNLI does
+        average: report the mean over the sets that a model is judged by in the end, as XNLI does; not over validation
     """
 
     title: str
     kind: Literal["generation", "classification", "regression"]
     hub: Hub | None = None
     generated: Generated | None = None
+    files: Files = Files()
     columns: Columns
     labels: list[str] | None = None
     drop: list[str] = []
@@ -149,9 +176,18 @@ class Card(Section):
             raise ValueError("labels: the names of the classes, for kind='classification' and only there")
         if self.labels is not None and (len(self.labels) < 2 or len(set(self.labels)) < len(self.labels)):
             raise ValueError(f"labels={self.labels}: expected at least two, all different")
+        if unknown := [name for name in self.files.labels.values() if name not in (self.labels or [])]:
+            raise ValueError(f"files.labels: {unknown[0]!r} is none of labels={self.labels}")
         if (self.kind == "generation") != (self.metric == ["rouge"]):
             raise ValueError(f"metric={self.metric}: generated text is scored by rouge, and only that")
         return self
+
+    @property
+    def score(self) -> str:
+        """What the score that decides is called."""
+        if self.kind == "generation":
+            return "rougeL"
+        return self.metric[0] if len(self.metric) == 1 else f"mean of {' and '.join(self.metric)}"
 
     @property
     def evaluations(self) -> list[str]:

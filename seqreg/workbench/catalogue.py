@@ -10,7 +10,7 @@ from typing import Literal
 
 from seqreg.errors import BadInput, nearest
 
-Shelf = Literal["recipes", "tasks", "recipes/terms"]
+Shelf = Literal["recipes", "tasks", "recipes/terms", "recipes/sizes"]
 _NAME = re.compile(r"[a-z0-9_]+(/[a-z0-9_]+)*")
 
 
@@ -38,7 +38,7 @@ def find(kind: Shelf, name: str) -> Path:
         if not os.path.isfile(name):
             raise BadInput(f"{name}: no such file; or name one of {', '.join(names(kind))}")
         return Path(name)
-    what = {"recipes": "recipe", "tasks": "task", "recipes/terms": "term recipe"}[kind]
+    what = {"recipes": "recipe", "tasks": "task", "recipes/terms": "term recipe", "recipes/sizes": "size"}[kind]
     if not _NAME.fullmatch(name) or name not in names(kind):
         raise BadInput(f"unknown {what} {name!r}; {nearest(name, names(kind))} (or the path of a .yaml file)")
     path = inside(shelf(kind), f"{name}.yaml")

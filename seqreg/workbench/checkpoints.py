@@ -21,12 +21,18 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
 
 
-def seal(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Sync every file, then write the manifest: size and SHA-256 of each, and `facts`."""
+def listing(folder: Path) -> dict[str, Any]:
+    """Size and SHA-256 of every file of a folder, synced."""
     files: dict[str, Any] = {}
     for path in _files(folder):
         sync(path)
         files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": digest(path)}
+    return files
+
+
+def seal(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Sync every file, then write the manifest: size and SHA-256 of each, and `facts`."""
+    files = listing(folder)
     for inner in (path for path in folder.rglob("*") if path.is_dir()):
         sync(inner)
     write_text(folder / MANIFEST, json.dumps({**facts, "files": files}, indent=1) + "\n")
@@ -49,6 +55,11 @@ def fault(folder: Path, needed: Sequence[str] = NEEDED) -> str | None:
     for name in needed:
         if name not in files and not (name == NEEDED[0] and f"{name}.index.json" in files):
             return f"{name} is not in its manifest"
+    return damage(folder, files)
+
+
+def damage(folder: Path, files: Mapping[str, Any]) -> str | None:
+    """The first file of a folder that is not as `listing` found it, in a few words; None if there is none."""
     for name, expected in files.items():
         if not isinstance(expected, dict) or not {"size", "sha256"} <= expected.keys():
             return f"what its manifest says of {name} cannot be read"
@@ -126,15 +137,16 @@ def _make_way(final: Path) -> None:
             final.rename(spoilt)
 
 
-def publish(aside: Path, folder: Path) -> None:
-    """Move synced files to where they belong, one by one."""
+def publish(aside: Path, folder: Path) -> dict[str, Any]:
+    """Move synced files to where they belong, one by one; returns their `listing`."""
+    files = listing(aside)
     for path in _files(aside):
-        sync(path)
         target = folder / path.relative_to(aside)
         target.parent.mkdir(parents=True, exist_ok=True)
         path.replace(target)
     sync(folder)
     shutil.rmtree(aside)
+    return files
 
 
 def rotate(folder: Path, run: str, keep: int, best: str | None) -> None:

@@ -38,9 +38,28 @@ def train(
     metrics = work.train(run, **ways)
     if metrics:
         out.print(score_table({metrics["method"]: metrics}))
+        if run.note:
+            console.print(run.note, soft_wrap=True)
         console.print(f"Everything is in {plain(run.config.output)}")
         if run.config.logging.tensorboard:
             console.print(f"Curves: tensorboard --logdir {plain(run.config.output)}")
+
+
+def quickstart(words: Sequence[str], folder: Path, *, as_json: bool) -> None:
+    """Train the quickstart and print what it found."""
+    from seqreg.workbench import quickstart as work
+
+    source, tuned = work.plan(words, folder)
+    from seqreg.workbench.console import console, quiet
+
+    quiet()
+    found = work.quickstart(source, tuned)
+    if as_json:
+        out.print_json(json.dumps(found))
+    else:
+        out.print(work.shown(found))
+        out.print(work.HONEST, soft_wrap=True)
+    console.print(f"Curves: tensorboard --logdir {plain(folder)}")
 
 
 def evaluate(

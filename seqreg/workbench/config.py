@@ -13,8 +13,10 @@ from seqreg.errors import BadInput, nearest
 from seqreg.workbench import cards, catalogue, layers
 from seqreg.workbench.cards import Card
 from seqreg.workbench.files import write_text
-from seqreg.workbench.sections import checked
+from seqreg.workbench.sections import checked, texts
 from seqreg.workbench.settings import Config
+
+TEXTS = texts(Config)
 
 
 @dataclass(frozen=True)
@@ -23,12 +25,14 @@ class Run:
 
     Args:
         trust: whether the person who started it trusts code that comes with a model; in no file, and never saved
+        note: what its size says about its scores
     """
 
     config: Config
     card: Card
     origins: layers.Layers
     trust: bool = False
+    note: str = ""
 
     def save(self, folder: Path) -> None:
         """Write config.yaml, which is a recipe again, and the card beside it."""
@@ -61,11 +65,20 @@ def resolve(
     for variant, block in choices.items():
         choices[variant] = _mapping(block, f"{path}: variants.{variant}")
     stack.add(values, str(path))
+    pretrained, note = _named(overrides, "model.name"), ""
     for variant in variants:
         if variant not in choices:
             hint = nearest(variant, choices) if choices else "it has none"
             raise BadInput(f"{path}: unknown variant {variant!r}; {hint}")
-        stack.add(choices[variant], f"{path} ({variant})")
+        block = dict(choices[variant])
+        if "size" in block:
+            note = _add_size(stack, block.pop("size"), pretrained)
+        stack.add(block, f"{path} ({variant})")
+    own_task = stack.values.get("task")
+    if pretrained:
+        _replace_model(stack, ("architecture", "vocabulary", "settings", "tokenizer"))
+    elif _named(overrides, "model.architecture"):
+        _replace_model(stack, ("name", "settings", "tokenizer"))
     chosen = [name for name in terms if name not in ("none", "baseline")]
     files = [(name, catalogue.find("recipes/terms", name)) for name in chosen]
     blocks = [(found, layers.read(found)) for _, found in files]
@@ -74,22 +87,59 @@ def resolve(
         _only(block, ("terms", "model"), str(found))
         stack.add(block, str(found))
     for assignment in overrides:
-        stack.set(assignment)
+        stack.set(assignment, texts=TEXTS)
     card, card_path = _card(stack, path)
     extra = regression if card.kind == "regression" else []
     stack = _with_card(stack, card, card_path, [(str(found), block) for found, block in extra if block])
     for assignment in overrides:
-        stack.set(assignment)
+        stack.set(assignment, texts=TEXTS)
     _drop_terms(stack)
     _refuse_trust(stack)
-    name = "-".join([path.stem if path.stem != "config" else path.parent.name, *variants])
+    task = stack.values["task"]
+    other = [] if task == own_task or stack.origin("task") != "command line" else [_short(task)]
+    name = "-".join([path.stem if path.stem != "config" else path.parent.name, *other, *variants])
     stack.values.setdefault("output", f"runs/{name}/{'-'.join(Path(t).stem for t in chosen) or 'baseline'}")
     config = checked(Config, stack.values, stack.origin)
     _check_terms(config, stack)
     if card.kind == "generation" and config.evaluation.resamples < 1:
         where = stack.origin("evaluation.resamples")
         raise BadInput(f"{where}: evaluation.resamples=0: ROUGE has intervals: expected at least 1; 1000 is usual")
-    return Run(config, card, stack, trust)
+    return Run(config, card, stack, trust, note)
+
+
+def _short(task: str) -> str:
+    """A task in the name of a folder."""
+    return Path(task).stem if task.endswith((".yaml", ".yml")) else task.replace("/", "-")
+
+
+def _named(overrides: Sequence[str], key: str) -> bool:
+    """Whether the command line gives a key a value that is not null."""
+    given = [text.strip() for name, _, text in (one.partition("=") for one in overrides) if name.strip() == key]
+    return bool(given) and given[-1] not in ("", "null", "~")
+
+
+def _add_size(stack: layers.Layers, name: Any, pretrained: bool) -> str:
+    """Add what recipes of one size share; returns the line on what such a model is worth.
+
+    Args:
+        pretrained: the command line names a model, so that the block of this name counts too
+    """
+    path = catalogue.find("recipes/sizes", name)
+    block = layers.read(path)
+    further = block.pop("pretrained", {})
+    notes = [part.pop("note", "") for part in (block, further)]
+    stack.add(block, str(path))
+    if pretrained:
+        stack.add(further, str(path))
+    return str(notes[pretrained])
+
+
+def _replace_model(stack: layers.Layers, keys: Sequence[str]) -> None:
+    """A model that the command line names takes the place of the recipe's, if that is of the other kind."""
+    model = stack.values.get("model")
+    if isinstance(model, dict) and model.get(keys[0]) is not None:
+        for key in keys:
+            model.pop(key, None)
 
 
 def _mapping(value: Any, where: str) -> dict[str, Any]:

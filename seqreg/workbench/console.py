@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import TrainerCallback
 
+from seqreg.criterion import shown
 from seqreg.workbench.untrusted import plain
 
 console = Console(stderr=True, highlight=False, markup=False)
@@ -28,9 +29,14 @@ def warn(text: str) -> None:
 
 
 class Bars(TrainerCallback):
-    """A bar for training, one for every evaluation, and the parts of the loss in a line."""
+    """A bar for training, one for every evaluation, and the parts of the loss in a line.
 
-    def __init__(self) -> None:
+    Args:
+        score: what the score that decides between checkpoints is called
+    """
+
+    def __init__(self, score: str = "score") -> None:
+        self.score = score
         self.progress = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
             TimeRemainingColumn(), TextColumn("{task.fields[note]}", style="dim", markup=False), console=console,
@@ -38,7 +44,6 @@ class Bars(TrainerCallback):
         )  # fmt: skip
         self.training: Any = None
         self.evaluating: Any = None
-        self.said = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.is_world_process_zero:
@@ -50,13 +55,9 @@ class Bars(TrainerCallback):
             self.progress.update(self.training, completed=state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        if self.training is not None and logs and "train_loss" in logs and not self.said:  # shorter than logging.every
-            console.print(f"  step {state.global_step:5d}  loss {logs['train_loss']:.4f} on average")
         if self.training is None or not logs or "loss" not in logs:
             return
-        self.said = True
-        parts = " + ".join(f"{key[5:]} {value:.4f}" for key, value in logs.items() if key.startswith("part/"))
-        line = plain(f"loss {logs['loss']:.4f} = {parts}")
+        line = plain(shown(logs["loss"], logs))
         self.progress.update(self.training, note=line)
         if not console.is_terminal:
             console.print(f"  step {state.global_step:5d}  {line}")
@@ -72,7 +73,7 @@ class Bars(TrainerCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
         self._evaluated()
         if self.training is not None and metrics and "eval_score" in metrics:
-            console.print(f"  step {state.global_step:5d}  validation score {metrics['eval_score']:.2f}")
+            console.print(f"  step {state.global_step:5d}  validation {self.score} {metrics['eval_score']:.2f}")
 
     def on_predict(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._evaluated()

@@ -15,6 +15,7 @@ import torch
 from seqreg.errors import BadInput, NoRoom
 from seqreg.workbench import checkpoints, guard
 from seqreg.workbench.console import warn
+from seqreg.workbench.files import to_json
 
 BATCH, STORY = "batch.safetensors", "crash.json"
 MOST = 10
@@ -46,7 +47,7 @@ def write(run: Path, trainer: Any, attempt: Any, skip: bool) -> Path | None:
         with guard.writing(folder):
             folder.mkdir(parents=True)
             safetensors.torch.save_file(tensors, folder / BATCH)
-            (folder / STORY).write_text(json.dumps(story, indent=1) + "\n", encoding="utf-8")
+            (folder / STORY).write_text(to_json(story, indent=1) + "\n", encoding="utf-8")
             if sum(p.numel() * p.element_size() for p in trainer.model.parameters()) <= SMALL:
                 trainer._save(str(folder))
                 trainer._save_terms(str(folder))

@@ -4,36 +4,67 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from seqreg.errors import BadInput
-from seqreg.workbench import newsroom, rows
+from seqreg.workbench import cards, newsroom, rows
 from seqreg.workbench.cards import Card, HubSplit
 from seqreg.workbench.examples import Example, column_of, example, examples, names_of
 from seqreg.workbench.rows import Row
 from seqreg.workbench.settings import Data
 
-ALIASES = {"validation": ("dev", "valid", "val", "validation_matched"), "mismatched": ("validation_mismatched",)}
+ALIASES = {
+    "validation": ("dev", "valid", "val", "validation_matched", "dev_matched"),
+    "mismatched": ("validation_mismatched", "dev_mismatched"),
+}
 
 
 @dataclass
 class Splits:
-    """The examples of every split, and what a user should know about them."""
+    """The examples of every split, and what a user should know about them.
+
+    Args:
+        also: names of those that come from other tasks
+    """
 
     sets: dict[str, Sequence[Example]]
     notes: list[str] = field(default_factory=list)
+    also: list[str] = field(default_factory=list)
 
     def evaluations(self, card: Card) -> list[str]:
         """The splits that a model is judged by in the end: those of the card that are there."""
         found = [name for name in card.evaluations if name in self.sets]
-        return found or ["validation"]
+        return [*(found or ["validation"]), *self.also]
 
 
 def load(card: Card, data: Data, *, needs_train: bool = True) -> Splits:
-    """All splits of a task, from where `data` says."""
+    """All splits of a task, from where `data` says, and the test split of every other task in `data.also`."""
+    splits = _splits(card, data, needs_train)
+    for name, path in data.also.items():
+        _add_other(splits, card, name, path, data)
+    _warn_of_overlap(splits)
+    _warn_of_one_class(card, splits)
+    return splits
+
+
+def _add_other(splits: Splits, card: Card, name: str, path: str | None, data: Data) -> None:
+    """Add the test split of another task of the same kind and classes."""
+    other, _ = cards.load(name)
+    if (other.kind, other.labels) != (card.kind, card.labels):
+        raise BadInput(f"data.also.{name}: {other.title} has another kind or other classes than {card.title}")
+    found = _splits(other, data.model_copy(update={"path": path, "share": 1.0}), False)
+    short = Path(name).stem if name.endswith((".yaml", ".yml")) else name.replace("/", "-")
+    if short in splits.sets:
+        raise BadInput(f"data.also.{name}: there is a split of this name already")
+    splits.sets[short] = found.sets[found.evaluations(other)[0]]
+    splits.also.append(short)
+    splits.notes += [f"{name}: {note}" for note in found.notes]
+
+
+def _splits(card: Card, data: Data, needs_train: bool) -> Splits:
     if data.path is not None:
         splits = _local(card, data, needs_train)
     elif card.generated is not None:
@@ -43,19 +74,18 @@ def load(card: Card, data: Data, *, needs_train: bool = True) -> Splits:
     else:
         raise BadInput(f"{card.title}: give the file or folder of your data with data.path=FILE_OR_FOLDER")
     for name, most in data.limit.items():
-        if name not in splits.sets:
+        if name in splits.sets:
+            splits.sets[name] = splits.sets[name][:most]
+        elif name not in ("train", "validation", "test", *card.splits):
             raise BadInput(f"data.limit.{name}: there is no split of this name, only {', '.join(splits.sets)}")
-        splits.sets[name] = splits.sets[name][:most]
     if data.share < 1 and "train" in splits.sets:
         splits.sets["train"] = sample(splits.sets["train"], round(data.share * len(splits.sets["train"])))
-    _warn_of_overlap(splits)
-    _warn_of_one_class(card, splits)
     return splits
 
 
 def read_file(card: Card, path: Path, *, labelled: bool = True) -> list[Example]:
     """All examples of one file."""
-    found, notes = examples(card, rows.read(path), labelled=labelled)
+    found, notes = examples(card, _rows(card, path), labelled=labelled)
     if not found:
         raise BadInput(f"{path}: 0 examples{'; ' + notes[0] if notes else ''}")
     return found
@@ -69,7 +99,7 @@ def _local(card: Card, data: Data, needs_train: bool) -> Splits:
         raise BadInput(f"data.path={path}: no such file or folder")
     splits = Splits({})
     for name in dict.fromkeys(["train", "validation", "test", *card.splits]):
-        file = _file_of(path, name)
+        file = _file_of(path, name, card)
         if file is None:
             continue
         if name not in ("train", "validation", *card.evaluations):
@@ -78,13 +108,15 @@ def _local(card: Card, data: Data, needs_train: bool) -> Splits:
             )
             continue
         most = data.most_empty if name == "train" else 1.0
-        found, notes = examples(card, rows.read(file), training=name == "train", empty=most)
+        found, notes = examples(card, _rows(card, file, name), training=name == "train", empty=most)
+        if not found and card.files.only is not None and not notes:  # the file has other configurations
+            continue
         if not found:
             raise BadInput(f"{file}: 0 examples{'; ' + notes[0] if notes else ''}")
         splits.sets[name] = found
         splits.notes += [f"{file.name}: {note}" for note in notes]
     if "train" not in splits.sets and needs_train:
-        raise BadInput(f"data.path={path}: expected a file train{'|'.join(rows.ENDINGS)} in it")
+        raise BadInput(f"data.path={path}: expected a file train{'|'.join(rows.ENDINGS)} in it{_other(path, card)}")
     if not splits.sets:
         raise BadInput(f"data.path={path}: no file for {', '.join(['validation', *card.evaluations])} in it")
     if "validation" not in splits.sets and "train" in splits.sets:
@@ -105,16 +137,49 @@ def _hold_out(splits: Splits, path: Path) -> None:
     splits.notes.append(f"no validation file: {held} training rows, by a fixed shuffle, are held out for it")
 
 
-def _file_of(folder: Path, name: str) -> Path | None:
-    for stem in (name, *ALIASES.get(name, ())):
-        for ending in rows.ENDINGS:
-            if (folder / f"{stem}{ending}").is_file():
+def _file_of(folder: Path, name: str, card: Card) -> Path | None:
+    """The file of a split: by its name, another of its names, or as the dataset is distributed."""
+    split = card.splits.get(name, name)
+    base, config = (split.split, split.config) if isinstance(split, HubSplit) else (name, None)
+    spelt = [base, *ALIASES.get(base, ())]
+    stems = [name, *ALIASES.get(name, ())]
+    for pattern in card.files.names:
+        stems += [pattern.format(split=one, config=_config(card, config)) for one in spelt]
+    for stem in stems:
+        for ending in ("", *rows.ENDINGS):
+            if (ending or stem.endswith(".txt")) and (folder / f"{stem}{ending}").is_file():
                 return folder / f"{stem}{ending}"
     return None
 
 
+def _config(card: Card, own: str | None) -> str:
+    return own or (card.hub.config if card.hub is not None else None) or ""
+
+
+def _rows(card: Card, path: Path, name: str = "") -> Iterator[tuple[str, Row]]:
+    """The rows of a file, as the dataset is distributed; where one file has all configurations, those of a split."""
+    columns = card.columns.model_dump().values()
+    known = {name for names in columns if names for name in names_of(names)}
+    named = path.suffix == ".txt" and any(pattern.endswith(".txt") for pattern in card.files.names)
+    found = rows.read(path, ending=".tsv" if named else None, header=card.files.header, known=known)
+    split, column = card.splits.get(name, name), card.files.only
+    if column is None or not name:
+        return found
+    wanted = _config(card, split.config if isinstance(split, HubSplit) else None)
+    return ((where, row) for where, row in found if row.get(column, wanted) == wanted)
+
+
+def _other(folder: Path, card: Card) -> str:
+    """What to do with a folder that has no training set, but another one."""
+    for name in ("validation", *card.evaluations):
+        file = _file_of(folder, name, card)
+        if file is not None:
+            return f"; it has {file.name}: data.path={file} splits that one 80%, 10%, 10%"
+    return ""
+
+
 def _one_file(card: Card, path: Path, empty: float) -> Splits:
-    found, notes = examples(card, rows.read(path), training=True, empty=empty)
+    found, notes = examples(card, _rows(card, path, "train"), training=True, empty=empty)
     if len(found) < 3:
         raise BadInput(f"{path}: {len(found)} examples; at least 3 are needed to split it, or give a folder")
     shuffled = _shuffled(found)
@@ -139,7 +204,7 @@ def sample(examples: Sequence[Example], most: int) -> list[Example]:
 def _generated(card: Card) -> Splits:
     assert card.generated is not None
     sizes = card.generated.rows
-    made = newsroom.stories(sum(sizes.values()), card.generated.seed)
+    made = newsroom.stories(sum(sizes.values()), card.generated.seed, card.generated.kind)
     found, _ = examples(card, (("generated", row) for row in made))
     sets: dict[str, Sequence[Example]] = {}
     for name, size in sizes.items():

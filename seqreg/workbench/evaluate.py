@@ -12,6 +12,7 @@ import numpy as np
 
 from seqreg.metrics.classification import classification
 from seqreg.metrics.rouge import rouge
+from seqreg.metrics.variety import collapse, spread, variety
 from seqreg.workbench.cards import Card
 from seqreg.workbench.config import Run
 from seqreg.workbench.console import warn
@@ -52,9 +53,17 @@ class Scorer:
         untrained: the model has not learnt anything yet, so nothing is odd about what it says
     """
 
-    def __init__(self, examples: Sequence[Example], run: Run, tokenizer: Any, *, untrained: bool = False) -> None:
-        self.examples, self.run, self.tokenizer, self.untrained = examples, run, tokenizer, untrained
-        self.last = Scored()
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        run: Run,
+        tokenizer: Any,
+        name: str = "validation",
+        *,
+        untrained: bool = False,
+    ) -> None:
+        self.examples, self.run, self.tokenizer, self.name = examples, run, tokenizer, name
+        self.last, self.quiet = Scored(), untrained
 
     def __call__(self, output: Any) -> dict[str, float]:
         found = output.predictions[0] if isinstance(output.predictions, tuple) else output.predictions
@@ -64,10 +73,9 @@ class Scorer:
         if self.run.card.kind == "generation":
             texts = decode(found, self.tokenizer, self.run.card)
             self.last = score_texts(texts, self.examples, self.run.card, **options)
-            if not self.untrained:
-                warn_of_silence(self.last)
         else:
             self.last = score_classes(found, self.examples, self.run.card, **options)
+        self.quiet = warn_of_collapse(self.last, self.name) if not self.quiet else True  # once is enough
         return self.last.flat()
 
 
@@ -96,17 +104,23 @@ def score_texts(texts: Sequence[str], examples: Sequence[Example], card: Card, *
         for index, (text, reference) in enumerate(zip(texts, references, strict=True))
     ]
     return Scored(
-        {"score": means["rougeL"], **means, **report.counts},
+        {"score": means["rougeL"], **means, **report.counts, **variety(texts, references, texts=True)},
         {kind: (100 * low, 100 * high) for kind, (low, high) in report.intervals.items()},
         rows,
         report.signature,
     )
 
 
-def warn_of_silence(scored: Scored) -> None:
-    """Say it if a model has written nothing at all."""
-    if scored.metrics["empty"] == len(scored.rows):
-        warn(f"seqreg: warning: all {len(scored.rows)} predictions are empty: has the model learnt anything yet?")
+def warn_of_collapse(scored: Scored, name: str) -> bool:
+    """Say it if a model has written nothing at all, or one thing about everything; whether it was said."""
+    rows, said = len(scored.rows), collapse(scored.metrics, len(scored.rows))
+    if scored.metrics.get("empty") == rows:
+        said = f"all {rows} predictions are empty: has the model learnt anything yet?"
+    elif said:
+        said += ": the output has collapsed, and its score means little"
+    if said:
+        warn(f"seqreg: warning: {name}: {said}")
+    return bool(said)
 
 
 def score_classes(outputs: Any, examples: Sequence[Example], card: Card, **options: Any) -> Scored:
@@ -115,11 +129,12 @@ def score_classes(outputs: Any, examples: Sequence[Example], card: Card, **optio
     labels = [examples[index].label for index in range(len(outputs))]
     predicted = outputs[:, 0] if card.labels is None else outputs.argmax(-1)
     scores, intervals = classification(card.metric, predicted, labels, **options)
+    varied = spread(predicted, labels) if card.labels is None else variety(predicted.tolist(), labels, texts=False)
     means = {name: 100 * value for name, value in scores.items()}
     pairs = zip(outputs, labels, strict=True)
     rows = [class_row(index, row, card) | _truth(row, label, card) for index, (row, label) in enumerate(pairs)]
     return Scored(
-        {"score": float(np.mean(list(means.values()))), **means},
+        {"score": float(np.mean(list(means.values()))), **means, **varied},
         {name: (100 * low, 100 * high) for name, (low, high) in intervals.items()},
         rows,
         f"{'+'.join(card.metric)}|glue",
@@ -145,7 +160,7 @@ def evaluate(
     trainer: Any, run: Run, tokenizer: Any, examples: Sequence[Example], name: str, *, untrained: bool = False
 ) -> Scored:
     """Generate or classify with a trainer, and score it."""
-    scorer, kept = Scorer(examples, run, tokenizer, untrained=untrained), trainer.compute_metrics
+    scorer, kept = Scorer(examples, run, tokenizer, name, untrained=untrained), trainer.compute_metrics
     trainer.compute_metrics = scorer
     begin = time.perf_counter()
     try:
@@ -154,14 +169,17 @@ def evaluate(
         trainer.compute_metrics = kept
     scored = scorer.last
     scored.metrics["loss"] = float(output.metrics[f"{name}_loss"])
+    if not np.isfinite(scored.metrics["loss"]):
+        warn(f"{name}: the loss is not finite: what the model says means nothing")
     scored.metrics["rows"], scored.metrics["seconds"] = len(examples), time.perf_counter() - begin
     return scored
 
 
 def with_average(found: dict[str, Scored], card: Card) -> dict[str, Scored]:
-    """The same, and the mean over all sets where the card asks for it."""
-    if not card.average or len(found) < 2:
+    """The same, and the mean over the sets that a model is judged by, where the card asks for it."""
+    judged = {name: found[name] for name in card.evaluations if name in found}
+    if not card.average or len(judged) < 2:
         return found
     names = ["score", *card.metric]
-    mean = Scored({name: float(np.mean([one.metrics[name] for one in found.values()])) for name in names})
-    return {**found, "average": mean}
+    mean = {name: float(np.mean([one.metrics[name] for one in judged.values()])) for name in names}
+    return {**found, "average": Scored(mean, signature=f"mean of {len(judged)} sets: {', '.join(judged)}")}

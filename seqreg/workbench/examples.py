@@ -19,6 +19,8 @@ WORD = 50_000
 """Characters of a word."""
 _IDS = ("id", "idx", "guid")
 _EMPTY = "an empty text"
+LONG = 200_000
+"""Characters from which a text is said to be long: it is tokenized as a whole before it is cut."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ def _label(card: Card, name: str, value: Any, where: str) -> int | float:
             raise BadInput(f"{what}: expected a number")
         return number
     text = str(value).strip()
+    text = card.files.labels.get(text, text)
     if text in card.labels:
         return card.labels.index(text)
     whole = text.isascii() and text.isdigit() and len(text) < 10 and not isinstance(value, (bool, float))
@@ -131,9 +134,12 @@ def examples(
     kept: list[Example] = []
     left_out: Counter[str] = Counter()
     ids, kinds, where = Counter[str](), dict[bool, str](), ""
+    long, longest = 0, (0, "")
     for where, row in found:
         one = example(card, row, where, labelled=labelled)
         _same_kind(card, row, where, kinds)
+        size = _characters(one)
+        long, longest = long + (size > LONG), max(longest, (size, where), key=lambda pair: pair[0])
         ids.update([str(row[key]) for key in _IDS if row.get(key) is not None][:1])
         if one is None:
             left_out["a label that the card drops"] += 1
@@ -150,7 +156,19 @@ def examples(
     notes = [f"{count} rows left out: {why}" for why, count in left_out.items() if count]
     if twice := ids.total() - len(ids):
         notes.append(f"{twice} rows have the id of another")
+    if long:
+        place = longest[1].rpartition(":")[2].strip()
+        notes.append(
+            f"{place if place.startswith('row') else f'line {place}'} has a text of {longest[0]:,} characters"
+            f"{f', and {long - 1} more are over {LONG:,}' if long > 1 else ''}: all of it is tokenized before it is "
+            "cut, which slows every batch that it is in"
+        )
     return kept, notes
+
+
+def _characters(one: Example | None) -> int:
+    """The length of the longest text of an example."""
+    return max(len(text or "") for text in (one.source, one.second, one.target)) if one else 0
 
 
 def _same_kind(card: Card, row: Row, where: str, kinds: dict[bool, str]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
+import math
 import os
 import stat
 from pathlib import Path
@@ -56,10 +58,11 @@ def sync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file in one go: at any instant the old text or the new one is there."""
+    """Write a file in one go: at any instant the old text or the new one is there. A link is replaced, not followed."""
     aside = path.with_name(f"{ASIDE}{path.name}")
     try:
-        with aside.open("w", encoding="utf-8") as file:
+        aside.unlink(missing_ok=True)  # of a process that was killed
+        with aside.open("x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -68,6 +71,32 @@ def write_text(path: Path, text: str) -> None:
         aside.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def to_json(value: Any, **options: Any) -> str:
+    """JSON that every program reads: a number that is not finite is null."""
+    return json.dumps(finite(value), allow_nan=False, **options)
+
+
+def open_own(path: Path, mode: str) -> Any:
+    """Open a file of a run to write to it, or make it; a symbolic link, which leads elsewhere, is refused."""
+    try:
+        return open(
+            path, mode, encoding="utf-8", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666)
+        )
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise BadInput(f"{path}: a symbolic link: a run writes to its own folder alone: remove it") from None
+
+
+def finite(value: Any) -> Any:
+    """The same with None for every number that is not finite, also inside."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    return [finite(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def digest(path: Path) -> str:

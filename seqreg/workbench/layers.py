@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from seqreg.errors import BadInput
@@ -35,6 +35,21 @@ def remove(values: dict[str, Any], key: str) -> None:
         remove(values[first], rest)
 
 
+def _as_text(text: str, where: str) -> Any:
+    """The value of a setting that is text: only quotation marks, null and numbers mean what they mean in YAML.
+
+    >>> _as_text("summarize: ", "here"), _as_text("'a'", "here"), _as_text("null", "here"), _as_text("5", "here")
+    ('summarize: ', 'a', None, 5)
+    """
+    if text.strip() in ("", "null", "~") or text.strip()[0] in "\"'":
+        return parse(text, where)
+    try:
+        found = parse(text, where)
+    except BadInput:
+        return text
+    return found if isinstance(found, (bool, int, float)) else text
+
+
 class Layers:
     """Nested settings, and the place in which each was set last."""
 
@@ -57,13 +72,14 @@ class Layers:
                 into[key] = dict(value) if isinstance(value, Mapping) else value
                 self.origins[path] = origin
 
-    def set(self, assignment: str, origin: str = "command line") -> None:
-        """Apply one `dotted.key=value`; the value is read as YAML."""
+    def set(self, assignment: str, origin: str = "command line", *, texts: Container[str] = ()) -> None:
+        """Apply one `dotted.key=value`; the value is read as YAML, but as it stands if the key is one of `texts`."""
         key, equals, text = assignment.partition("=")
         parts = key.strip().split(".")
         if not equals or not all(parts):
             raise BadInput(f"{assignment!r}: expected key=value, such as optimisation.steps=100")
-        value: Any = parse(text, f"{origin}: {key}")
+        where = f"{origin}: {key}"
+        value: Any = _as_text(text, where) if key.strip() in texts else parse(text, where)
         for part in reversed(parts):
             value = {part: value}
         self.add(value, origin)

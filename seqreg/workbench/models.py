@@ -21,6 +21,7 @@ from transformers.models.auto import modeling_auto as auto_models
 from seqreg.errors import BadInput, nearest
 from seqreg.integrations.hf import r4f
 from seqreg.integrations.hf.model import special
+from seqreg.workbench import machine, weights
 from seqreg.workbench.cards import Card
 from seqreg.workbench.examples import Example
 from seqreg.workbench.settings import Config
@@ -116,14 +117,23 @@ def load_tokenizer(config: Config, texts: Iterable[str], *, trust: bool = False)
     name = config.model.tokenizer or config.model.name
     if name is None:
         return train_tokenizer(texts, config.model.vocabulary)
-    return fetched(transformers.AutoTokenizer, name, "tokenizer", trust)
+    return stored_tokenizer(name, trust)
 
 
-def load_model(config: Config, card: Card, tokenizer: Any, *, trust: bool = False) -> Any:
+def stored_tokenizer(name: str, trust: bool) -> Any:
+    """The tokenizer of a folder or of the hub. Where there is none, transformers makes one without a vocabulary."""
+    found = fetched(transformers.AutoTokenizer, name, "tokenizer", trust)
+    if len(found) <= len(set(found.all_special_ids)):
+        raise BadInput(f"{name}: there is no tokenizer: its vocabulary is empty; set model.tokenizer=NAME")
+    return found
+
+
+def load_model(config: Config, card: Card, tokenizer: Any, *, trust: bool = False, trained: bool = False) -> Any:
     """The model of a run, in float32, with its head and the generation settings of the recipe.
 
     Args:
         trust: run the code that a model brings along; only a person at the command line can say so
+        trained: it was trained for this task, so its head is stored too, and is never drawn anew
     """
     seq2seq = card.kind == "generation"
     auto = transformers.AutoModelForSeq2SeqLM if seq2seq else transformers.AutoModelForSequenceClassification
@@ -135,8 +145,10 @@ def load_model(config: Config, card: Card, tokenizer: Any, *, trust: bool = Fals
         _check_known(config, settings)
         _check_kind(settings.model_type, config.model.name, seq2seq, trust)
         settings.update(config.model.settings)
-        get = _with_new_head if config.model.new_head and not seq2seq else fetched
-        model = get(auto, config.model.name, "model", trust, dtype=torch.float32, config=settings)
+        if config.model.new_head and not seq2seq:
+            model = _with_new_head(auto, config.model.name, trust, settings)
+        else:
+            model = loaded(auto, config.model.name, trust, settings, new_head=not trained and not seq2seq)
     _check_fit(model, tokenizer, config, seq2seq)
     _check_tokens(model, tokenizer)
     if seq2seq:
@@ -144,14 +156,47 @@ def load_model(config: Config, card: Card, tokenizer: Any, *, trust: bool = Fals
     return r4f(model, config.model.head_layers) if config.model.head == "r4f" else model
 
 
-def _with_new_head(auto: Any, name: str, what: str, trust: bool, *, dtype: Any, config: Any) -> Any:
+def _with_new_head(auto: Any, name: str, trust: bool, config: Any) -> Any:
     """The body of a model under a head that is drawn anew, also where the model has a head of the same size."""
-    source = fetched(auto, name, what, trust, dtype=dtype)
-    model = auto.from_config(config, dtype=dtype, trust_remote_code=trust)
+    source = loaded(auto, name, trust, fetched(transformers.AutoConfig, name, "model", trust), new_head=True)
+    model = auto.from_config(config, dtype=torch.float32, trust_remote_code=trust)
     if model.base_model is model:
         raise BadInput(f"model.new_head: {type(model).__name__} does not tell its head from its body")
     model.base_model.load_state_dict(source.base_model.state_dict())
     return model
+
+
+def loaded(auto: Any, name: str, trust: bool, config: Any, *, new_head: bool) -> Any:
+    """A model with the weights that are stored: all of them, but for a head that is drawn anew if `new_head`."""
+    if not trust:
+        _check_attention(name, config)
+    _check_generation(name)
+    settings: dict[str, Any] = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    model, report = fetched(auto, name, "model", trust, config=config, **settings)
+    weights.check_loaded(model, report, name, new_head=new_head)
+    bad = weights.not_finite(model)
+    if bad:
+        raise BadInput(f"{name}: {bad}: the file of weights is spoilt")
+    return model
+
+
+def _check_attention(name: str, config: Any) -> None:
+    """Refuse an attention, or experts, that are a repository of the hub: transformers would run its code."""
+    for key in ("_attn_implementation", "_experts_implementation"):
+        wanted = getattr(config, key, None)
+        if isinstance(wanted, str) and "/" in wanted:
+            raise BadInput(
+                f"{name}: config.json asks for {key.strip('_')}={wanted!r}, which is code from the hub: set it to "
+                "'eager' or 'sdpa', or if you trust that code give --trust-remote-code"
+            )
+    for part in getattr(config, "sub_configs", {}):
+        _check_attention(name, getattr(config, part, None))
+
+
+def _check_generation(name: str) -> None:
+    """Refuse a generation_config.json that cannot be read: transformers would go on without it."""
+    if os.path.isfile(os.path.join(name, transformers.utils.GENERATION_CONFIG_NAME)):
+        fetched(transformers.GenerationConfig, name, transformers.utils.GENERATION_CONFIG_NAME, False)
 
 
 def _labels(card: Card) -> dict[str, Any]:
@@ -171,13 +216,25 @@ def _from_scratch(auto: Any, config: Config, tokenizer: Any, labels: Mapping[str
         raise BadInput(f"model.architecture={name!r}: unknown; {nearest(name, transformers.CONFIG_MAPPING.keys())}")
     _check_kind(name, f"model.architecture={name}", seq2seq)
     try:
-        return auto.from_config(_fresh_config(config, tokenizer, labels))
+        model = auto.from_config(_fresh_config(config, tokenizer, labels))
+        if seq2seq:
+            _forbid_special(model, tokenizer)
+        return model
     except BadInput:
         raise
     except Exception as error:  # configurations and models of any architecture: of any kind, and all mean the same
         raise BadInput(
             f"model.architecture={name} cannot be built with model.settings={config.model.settings}: {_reason(error)}"
         ) from None
+
+
+def _forbid_special(model: Any, tokenizer: Any) -> None:
+    """Generate what targets look like: `<s>` first where they begin with it, then no token that is no text."""
+    if tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id:
+        model.generation_config.forced_bos_token_id = tokenizer.bos_token_id
+    never = {tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.mask_token_id, tokenizer.unk_token_id}
+    never -= {None, tokenizer.eos_token_id}
+    model.generation_config.bad_words_ids = [[token] for token in sorted(never)] or None
 
 
 def _check_kind(kind: str, where: str, seq2seq: bool, trust: bool = False) -> None:
@@ -206,6 +263,8 @@ def probe(config: Config) -> None:
     refusal = f"optimisation.precision={wanted}: this machine's {device.type} cannot"
     if wanted == "fp16" and device.type == "cpu":
         raise BadInput(f"{refusal}: set optimisation.precision=fp32 or bf16")
+    if device.type == "cpu":
+        machine.settle(aloud=os.environ.get("RANK", "0") == "0")
     layer, half = torch.nn.Linear(8, 8, device=device), {"fp16": torch.float16, "bf16": torch.bfloat16}[wanted]
     try:
         with torch.autocast(device.type, dtype=half):

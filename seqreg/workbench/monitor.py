@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,38 @@ from seqreg.workbench.evaluate import Scored, Scorer
 from seqreg.workbench.untrusted import code, fenced
 
 _UNUSED = ("epoch", "num_input_tokens_seen", "total_flos", "train_runtime", "train_loss")
+_NOT_SHOWN = ("epoch", "runtime", "per_second", "preparation_time", "_references", "_reference")
+
+
+def tag_of_log(key: str) -> str:
+    """Where a number of the training is shown.
+
+    >>> tag_of_log("part/r3f"), tag_of_log("anatomy/r3f/noise_over_value")
+    ('train/part/r3f', 'train_anatomy/r3f/noise_over_value')
+    """
+    head, slash, _ = key.partition("/")
+    return f"train/{key}" if not slash or head in ("part", "value", "weight") else f"train_{key}"
+
+
+def tag_of_score(key: str, metrics: Sequence[str]) -> str:
+    """Where a number of the validation is shown; `metrics` are those of the card.
+
+    >>> [tag_of_score(key, ["rouge"]) for key in ("rougeL", "rougeL_low", "gen_len")]
+    ['eval/rougeL', 'validation_intervals/rougeL_low', 'validation_outputs/gen_len']
+    """
+    if key.endswith(("_low", "_high")):
+        return f"validation_intervals/{key}"
+    shown = key in ("loss", "score", *metrics) or key.startswith("rouge")
+    return f"eval/{key}" if shown else f"validation_outputs/{key}"
 
 
 class Monitor(TrainerCallback):
     """Writes the event files of a run.
 
-    Scalars are train/<key> and eval/<key>; the size on disk is that of the points, of `logging.samples` texts at every
-    evaluation, and of nothing else: neither weights nor histograms.
+    TensorBoard opens with the first two groups of scalars, by name: eval/ has the scores, train/ the loss and its
+    parts. What is looked at less often is in groups that come after them (`tag_of_log`, `tag_of_score`). The size on
+    disk is that of the points, of `logging.samples` texts at every evaluation, and of nothing else: neither weights nor
+    histograms.
     """
 
     def __init__(self, folder: Path, run: Run, scorer: Scorer) -> None:
@@ -47,7 +72,7 @@ class Monitor(TrainerCallback):
             threading.excepthook = _unless_writing
             self.writer = SummaryWriter(str(self.folder), purge_step=later if self.folder.exists() else None)
             self.writer.add_custom_scalars(layout(self.run))
-            self.writer.add_text("config", fenced(layers.dump(self.run.config.model_dump(mode="json")), "yaml"))
+            self.writer.add_text("settings", fenced(layers.dump(self.run.config.model_dump(mode="json")), "yaml"))
             experiment, start, _ = _hparams(self.run)
             self.writer.file_writer.add_summary(experiment)
             self.writer.file_writer.add_summary(start)
@@ -78,7 +103,7 @@ class Monitor(TrainerCallback):
         with self._spared():
             for key, value in {**logs, "tokens_per_second": speed}.items():
                 if key not in _UNUSED and isinstance(value, (int, float)):
-                    self.writer.add_scalar(f"train/{key}", value, state.global_step)
+                    self.writer.add_scalar(tag_of_log(key), value, state.global_step)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
         if self.writer is None:
@@ -87,8 +112,8 @@ class Monitor(TrainerCallback):
         with self._spared():
             for key, value in (metrics or {}).items():
                 name = key.removeprefix("eval_")
-                if name != "epoch" and not name.endswith(("runtime", "per_second")):
-                    self.writer.add_scalar(f"eval/{name}", value, state.global_step)
+                if not name.endswith(_NOT_SHOWN):
+                    self.writer.add_scalar(tag_of_score(name, self.run.card.metric), value, state.global_step)
             if shown:
                 self.writer.add_text("samples", shown, state.global_step)
         self.seen = (time.perf_counter(), state.num_input_tokens_seen)
@@ -98,10 +123,10 @@ class Monitor(TrainerCallback):
             return
         score = self.scorer.last.metrics.get("score")
         shown = "" if score is None else f"{score:.2f}"
-        self.epochs.append(f"| {state.epoch:.2f} | {state.global_step} | {self.loss:.4f} | {shown} |")
+        self.epochs.append(f"| {state.epoch:.2f} | {state.global_step} | {self.loss:.4g} | {shown} |")
         table = "| epoch | step | loss | last score |\n|---|---|---|---|\n" + "\n".join(self.epochs[-200:])
         with self._spared():
-            self.writer.add_text("epochs", table)  # always at step 0: the newest replaces the others
+            self.writer.add_text("scores_by_epoch", table)  # always at step 0: the newest replaces the others
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.writer is not None:
@@ -115,7 +140,7 @@ class Monitor(TrainerCallback):
         with self._spared():
             for name, scored in found.items():
                 for key, value in scored.metrics.items():
-                    self.writer.add_scalar(f"final/{name}/{key}", value)
+                    self.writer.add_scalar(f"trained/{name}/{key}", value)
             _, _, end = _hparams(self.run)
             self.writer.file_writer.add_summary(end)
             self.writer.close()
@@ -139,7 +164,7 @@ def layout(run: Run) -> dict[str, dict[str, list[Any]]]:
     """The grouped first page: `Custom scalars` in TensorBoard."""
     main = ["rouge1", "rouge2", "rougeL"] if run.card.kind == "generation" else list(run.card.metric)
     margins = {
-        name: ["Margin", [f"eval/{name}", f"eval/{name}_low", f"eval/{name}_high"]]
+        name: ["Margin", [f"eval/{name}", f"validation_intervals/{name}_low", f"validation_intervals/{name}_high"]]
         for name in reversed(main)  # TensorBoard shows the last one first
     }
     return {
@@ -155,14 +180,18 @@ def layout(run: Run) -> dict[str, dict[str, list[Any]]]:
             "tokens per second": ["Multiline", ["train/tokens_per_second$"]],
         },
         "4 What the terms do": {
-            "share of the loss": ["Multiline", ["train/anatomy/.*/share_of_loss$"]],
-            "anatomy": ["Multiline", ["train/anatomy/.*"]],
+            "part over base loss": ["Multiline", ["train_anatomy/.*/part_over_base$"]],
+            "anatomy": ["Multiline", ["train_anatomy/.*"]],
             "weights of the terms": ["Multiline", ["train/weight/.*"]],
         },
         "5 Text and smoothness": {
-            "words of an output": ["Multiline", ["eval/gen_len$"]],
-            "novelty and repetition": ["Multiline", ["eval/novelty$", "eval/repetition$"]],
-            "smoothness": ["Multiline", ["train/smoothness/.*"]],
+            "words of an output": ["Multiline", ["validation_outputs/gen_len$"]],
+            "novelty and repetition": ["Multiline", ["validation_outputs/novelty$", "validation_outputs/repetition$"]],
+            "distinct predictions and the most common one (%)": [
+                "Multiline",
+                ["validation_outputs/distinct$", "validation_outputs/most_common$"],
+            ],
+            "smoothness": ["Multiline", ["train_smoothness/.*"]],
         },
     }
 

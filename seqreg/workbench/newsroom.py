@@ -1,8 +1,14 @@
-"""Short news stories with headlines, made by a seeded grammar: text with real structure, and nothing to download."""
+"""Short news stories with headlines, made by seeded grammars: text with real structure, and nothing to download.
+
+There are two kinds. They share names, places and most words, and differ in what happens and what a headline says.
+"""
 
 from __future__ import annotations
 
 import random
+from typing import Literal
+
+Kind = Literal["city", "people"]
 
 FIRST = "Ada Bruno Chidi Dora Emil Farah Goran Hana Ivo Jun Kira Luis Mina Noor Olga Pavel Rosa Sami Tara Yusuf".split()
 LAST = "Berg Castro Diaz Eide Fischer Garcia Hansen Ito Jansen Kaya Larsen Moreau Novak Okafor Perez Rossi".split()
@@ -37,10 +43,20 @@ ENDINGS = (
     "In {elsewhere}, meanwhile, shops stayed closed on {other_day}.",
     "The council will meet again on {other_day}.",
 )
+MOVES = (
+    "{who}, a {job} who has lived in {elsewhere} for {years} years, will work in {city} and is expected on {day}.",
+    "On {day} {city} will see a new {job}: {who}, who works in {elsewhere}.",
+    "Few people in {city} thought that a {job} would ever come, but {who} has called from {elsewhere}: it is on {day}.",
+)
+WELCOMES = (
+    '"We did not expect this," said {friend}, a {other_job} in the town.',
+    "The last one, {friend}, was a {other_job} and stayed for {years} months.",
+    "{friend}, a {other_job} from {third}, will be there to see it.",
+)
 
 
 def story(dice: random.Random) -> tuple[str, str]:
-    """An article of three to five sentences and its headline."""
+    """News of a city: an article of three to five sentences, and its headline that says who did what where."""
     who, friend = dice.sample([f"{dice.choice(FIRST)} {name}" for name in dice.sample(LAST, 2)], 2)
     city, elsewhere = dice.sample(CITIES, 2)
     day, other_day = dice.sample(DAYS, 2)
@@ -59,10 +75,26 @@ def story(dice: random.Random) -> tuple[str, str]:
     return " ".join(sentences).format(**facts), f"{who} {now} {facts['thing']} in {city}"
 
 
-def stories(rows: int, seed: int = 0) -> list[dict[str, str]]:
-    """Different stories, the same for the same seed."""
+def move(dice: random.Random) -> tuple[str, str]:
+    """News of people: an article of two or three sentences, and its headline that says who is coming from where."""
+    who, friend = dice.sample([f"{dice.choice(FIRST)} {name}" for name in dice.sample(LAST, 2)], 2)
+    city, elsewhere, third = dice.sample(CITIES, 3)
+    day, other_day = dice.sample(DAYS, 2)
+    job, other_job = dice.sample(JOBS, 2)
+    facts = {
+        "who": who, "friend": friend, "city": city, "elsewhere": elsewhere, "third": third, "day": day,
+        "other_day": other_day, "job": job, "other_job": other_job, "years": dice.randint(2, 30),
+    }  # fmt: skip
+    ending = dice.choice(ENDINGS).replace("elsewhere", "third")
+    sentences = [dice.choice(MOVES), dice.choice(WELCOMES), *([ending] if dice.random() < 0.5 else [])]
+    return " ".join(sentences).format(**facts), "new {job} from {elsewhere} expected in {city} on {day}".format(**facts)
+
+
+def stories(rows: int, seed: int = 0, kind: Kind = "city") -> list[dict[str, str]]:
+    """Different stories of a kind, the same for the same seed."""
     dice, found = random.Random(seed), dict[str, str]()
+    make = {"city": story, "people": move}[kind]
     while len(found) < rows:
-        document, summary = story(dice)
+        document, summary = make(dice)
         found[document] = summary
     return [{"document": document, "summary": summary} for document, summary in found.items()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from seqreg.version import __version__
 from seqreg.workbench import layers
 from seqreg.workbench.config import Run
 from seqreg.workbench.evaluate import Scored
-from seqreg.workbench.files import write_text
+from seqreg.workbench.files import finite, to_json, write_text
 from seqreg.workbench.tables import METRICS, scores_of
 from seqreg.workbench.untrusted import code, one_line, prose
 
@@ -27,19 +26,24 @@ def write_scores(folder: Path, run: Run, found: Mapping[str, Scored], **further:
     known.setdefault("scores", {})
     for name, scored in found.items():
         known["scores"][name] = {
-            **{key: round(value, 6) for key, value in scored.metrics.items()},
-            "intervals": {key: [round(low, 6), round(high, 6)] for key, (low, high) in scored.intervals.items()},
+            **{key: _rounded(value) for key, value in scored.metrics.items()},
+            "intervals": {key: [*map(_rounded, ends)] for key, ends in scored.intervals.items()},
             "signature": scored.signature,
         }
     known |= further
     known["versions"] = {"seqreg": __version__, "torch": torch.__version__, "python": platform.python_version()}
     known["versions"]["transformers"] = transformers.__version__
-    write_text(path, json.dumps(known, indent=2) + "\n")
+    known = dict(finite(known))
+    write_text(path, to_json(known, indent=2) + "\n")
     main = next((name for name in ("test", "validation") if name in found), next(iter(found), ""))
     for name, scored in found.items():
         if scored.rows and name != "before":
             _write_predictions(folder, "" if name == main else f"_{name}", scored.rows, run.card.kind == "generation")
     return known
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
 
 
 def read_metrics(folder: Path) -> dict[str, Any]:
@@ -53,7 +57,7 @@ def scores(scored: Scored) -> dict[str, Any]:
 
 
 def _write_predictions(folder: Path, suffix: str, rows: list[dict[str, Any]], texts: bool) -> None:
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    lines = "".join(to_json(row, ensure_ascii=False) + "\n" for row in rows)
     write_text(folder / f"predictions{suffix}.jsonl", lines)
     if texts:  # one a line: a line break inside a text is written <n>
         plain = "".join(one_line(row["prediction"]) + "\n" for row in rows)
@@ -69,7 +73,8 @@ def write_card(folder: Path, run: Run, metrics: Mapping[str, Any]) -> None:
         f"| {prose(split)} | {name} | {value:.2f} | {_interval(numbers['intervals'].get(name))} |"
         for split, numbers in metrics["scores"].items()
         for name, value in numbers.items()
-        if name in numbers["intervals"] or (split == "average" and name != "score" and isinstance(value, float))
+        if value is not None
+        and (name in numbers["intervals"] or (split == "average" and name != "score" and isinstance(value, float)))
     ]
     signatures = sorted({numbers["signature"] for numbers in metrics["scores"].values() if numbers["signature"]})
     base_model = {"base_model": config.model.name} if config.model.name and "/" in config.model.name else {}
@@ -89,4 +94,4 @@ def write_card(folder: Path, run: Run, metrics: Mapping[str, Any]) -> None:
 
 
 def _interval(pair: Any) -> str:
-    return "" if pair is None else f"{pair[0]:.2f} to {pair[1]:.2f}"
+    return "" if pair is None or None in pair else f"{pair[0]:.2f} to {pair[1]:.2f}"

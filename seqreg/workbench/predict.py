@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -18,10 +17,10 @@ from seqreg.errors import BadInput
 from seqreg.workbench import models, rows
 from seqreg.workbench.cards import Card
 from seqreg.workbench.config import Run
-from seqreg.workbench.console import console
+from seqreg.workbench.console import console, warn
 from seqreg.workbench.evaluate import class_row, decode
 from seqreg.workbench.examples import Example, example
-from seqreg.workbench.files import writable
+from seqreg.workbench.files import to_json, writable
 from seqreg.workbench.train import trained
 from seqreg.workbench.untrusted import one_line, plain
 
@@ -46,9 +45,9 @@ def predict(folder: Path, source: str, target: str, overrides: tuple[str, ...] =
     read = _rows if whole else _lines
     size = None if source == "-" else sum(1 for _ in read(source, run.card))  # and all of it is right
     tokenizer = models.load_tokenizer(run.config, (), trust=trust)
-    model = models.load_model(run.config, run.card, tokenizer, trust=trust).eval()
+    model = models.load_model(run.config, run.card, tokenizer, trust=trust, trained=True).eval()
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    written = 0
+    written = empty = 0
     with _standard(sys.stdout) if target == "-" else _opened(target) as out:
         columns = (TextColumn("predicting"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True) as progress:
@@ -57,7 +56,10 @@ def predict(folder: Path, source: str, target: str, overrides: tuple[str, ...] =
                 as_json = whole or target.endswith(".jsonl")
                 _write(out, row, found, as_json)
                 written += 1
+                empty += found["prediction"] == ""
                 progress.advance(bar)
+    if empty:
+        warn(f"seqreg: warning: {empty} of {written} predictions are empty")
     return written
 
 
@@ -109,7 +111,7 @@ def _stdin() -> Iterator[tuple[int, str]]:
 
 def _write(out: TextIO, row: dict[str, Any], found: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        line = json.dumps({**row, **found}, ensure_ascii=False, default=str)
+        line = to_json({**row, **found}, ensure_ascii=False, default=str)
         out.write((plain(line) if out.isatty() else line) + "\n")
     else:
         text = one_line(str(found["prediction"]))

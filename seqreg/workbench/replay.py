@@ -57,7 +57,8 @@ def _compute(trainer: Any, story: dict[str, Any], batches: list[dict[str, Any]],
         with _first_not_finite(model) as places, trainer.compute_loss_context_manager():
             report, _ = RegularizedTrainer.report(trainer, model, trainer._prepare_inputs(batch), whole)
         for name, part in report.parts.items():
-            table.add_row(str(index), name, f"{float(part):.6g}", "yes" if torch.isfinite(part) else "no")
+            said = f"{name} (with a second task loss)" if name in report.tasks else name
+            table.add_row(str(index), said, f"{float(part):.6g}", "yes" if torch.isfinite(part) else "no")
         seen += places[:1]
         trainer.accelerator.backward(report.total)
     bad = [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]

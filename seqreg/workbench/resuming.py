@@ -15,7 +15,7 @@ from torch import nn
 
 from seqreg.errors import BadInput
 from seqreg.integrations.hf import RegularizedTrainer
-from seqreg.workbench import checkpoints
+from seqreg.workbench import checkpoints, weights
 from seqreg.workbench.console import warn
 from seqreg.workbench.health import Health
 
@@ -35,6 +35,7 @@ class ResumingTrainer(RegularizedTrainer):
     loaded: Callable[[], None] = staticmethod(lambda: None)
     _owed = False
     _restored: dict[str, Any] = {}
+    _source = ""
 
     def _folder(self, step: int) -> Path:
         return Path(self.args.output_dir) / f"{checkpoints.PREFIX}{step}"
@@ -61,6 +62,7 @@ class ResumingTrainer(RegularizedTrainer):
         return any(name == key or name.startswith(f"{key}.") for key in keys for name in self.changed)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        self._source = resume_from_checkpoint
         try:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         except RuntimeError as error:
@@ -68,6 +70,13 @@ class ResumingTrainer(RegularizedTrainer):
             if "size mismatch" not in what:
                 raise
             raise BadInput(f"{resume_from_checkpoint}: its weights are of another model: {what}") from None
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Refuse what transformers only logs: weights that are missing stay as they were drawn."""
+        super()._issue_warnings_after_load(load_result)
+        wrong = weights.misfit(self.model, load_result.missing_keys, load_result.unexpected_keys)
+        if wrong:
+            raise BadInput(f"{self._source}: its weights are of another model: {wrong}")
 
     def _load_terms(self, checkpoint: str, *, changed: bool = False) -> None:
         changed = changed or self._has_changed("terms", "logging.smoothness_steps")
@@ -123,6 +132,7 @@ class ResumingTrainer(RegularizedTrainer):
         best = Path(str(self.state.best_model_checkpoint))
         wrong = checkpoints.fault(best)
         if wrong is None:
+            self._source = str(best)
             super()._load_best_model()
         else:
             warn(f"{best}, the best checkpoint, is passed over: {wrong}; the last weights are kept")

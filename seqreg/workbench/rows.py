@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,23 @@ COLUMNS = 10_000
 """Of a table."""
 
 
-def read(path: Path) -> Iterator[tuple[str, Row]]:
-    """Every row of a file, with the place to name when it is wrong."""
-    if path.suffix not in ENDINGS:
+def read(
+    path: Path, *, ending: str | None = None, header: Sequence[str] = (), known: Collection[str] = ()
+) -> Iterator[tuple[str, Row]]:
+    """Every row of a file, with the place to name when it is wrong.
+
+    Args:
+        ending: of the format, where the name of the file does not tell
+        header: names of the columns of a table whose first line has none of the `known` names: it is a row then
+    """
+    ending = ending or path.suffix
+    if ending not in ENDINGS:
         raise BadInput(f"{path}: cannot tell its format: expected a name that ends in {', '.join(ENDINGS)}")
-    reader = {".jsonl": _jsonl, ".json": _json, ".csv": _table, ".tsv": _table, ".parquet": _parquet}[path.suffix]
     try:
-        yield from reader(regular(path))
+        if ending in (".csv", ".tsv"):
+            yield from _table(regular(path), ending == ".tsv", header, known)
+        else:
+            yield from {".jsonl": _jsonl, ".json": _json, ".parquet": _parquet}[ending](regular(path))
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror or str(error).splitlines()[0]}") from None
 
@@ -98,12 +108,15 @@ def _json(path: Path) -> Iterator[tuple[str, Row]]:
         yield f"{path}: row {number}", row
 
 
-def _table(path: Path) -> Iterator[tuple[str, Row]]:
+def _table(path: Path, tabs: bool, header: Sequence[str], known: Collection[str]) -> Iterator[tuple[str, Row]]:
     """CSV with quotes; TSV without, as GLUE is distributed."""
-    found = _cells(path)
+    found = _cells(path, tabs)
     where, names = next(found, ("", []))
     if len(names) > COLUMNS:
         raise BadInput(f"{where}: {len(names):,} columns: at most {COLUMNS:,}")
+    if len(names) == len(header) and not set(names) & set(known):
+        yield where, dict(zip(header, names, strict=True))
+        names = list(header)
     for name, times in Counter(names).items():
         if times > 1:
             raise BadInput(f"{where}: two columns are called {name!r}")
@@ -113,9 +126,8 @@ def _table(path: Path) -> Iterator[tuple[str, Row]]:
         yield where, dict(zip(names, cells, strict=True))
 
 
-def _cells(path: Path) -> Iterator[tuple[str, list[str]]]:
+def _cells(path: Path, tabs: bool) -> Iterator[tuple[str, list[str]]]:
     csv.field_size_limit(LINE)
-    tabs = path.suffix == ".tsv"
     texts = (line for _, line in lines(path))
     way: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"delimiter": ",", "strict": True}
     reader = csv.reader(texts, **way)
@@ -124,7 +136,7 @@ def _cells(path: Path) -> Iterator[tuple[str, list[str]]]:
             if cells:
                 yield f"{path}:{reader.line_num}", cells
     except csv.Error as error:
-        raise BadInput(f"{path}:{reader.line_num}: not {path.suffix[1:].upper()}: {error}") from None
+        raise BadInput(f"{path}:{reader.line_num}: not {'TSV' if tabs else 'CSV'}: {error}") from None
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Row]]:

@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import socket
+import stat
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,13 +21,14 @@ import torch
 import transformers
 from accelerate.utils import broadcast_object_list
 
-from seqreg.errors import BadInput, nearest
+from seqreg.errors import BadInput, NoRoom, nearest
 from seqreg.version import __version__
 from seqreg.workbench import checkpoints, guard, layers
 from seqreg.workbench.config import Run
 from seqreg.workbench.console import say, warn
 from seqreg.workbench.data import Splits
-from seqreg.workbench.files import ASIDE, write_text
+from seqreg.workbench.files import ASIDE, open_own, to_json, write_text
+from seqreg.workbench.launch import processes
 from seqreg.workbench.tables import METRICS
 
 RECORD, LOCK = "run.json", ".lock"
@@ -46,6 +48,7 @@ class Record:
         versions: of the libraries when it was begun
         finished: whether the model and its scores are written
         before: scores of the untrained model, if they were asked for
+        files: of the model when it was finished: size and SHA-256 of each
     """
 
     run: str
@@ -53,6 +56,7 @@ class Record:
     versions: dict[str, str]
     finished: bool = False
     before: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: Run) -> Record:
@@ -70,7 +74,7 @@ class Record:
             raise BadInput(f"{path}: cannot be read ({error}): --overwrite the run, or choose another output") from None
 
     def write(self, folder: Path) -> None:
-        write_text(folder / RECORD, json.dumps(asdict(self), indent=1) + "\n")
+        write_text(folder / RECORD, to_json(asdict(self), indent=1) + "\n")
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -93,7 +97,7 @@ def settings_of(run: Run) -> dict[str, Any]:
     """All settings of a run by dotted key, but for the names of its folder and of its card."""
     config = run.config.model_dump(mode="json", exclude={"output", "task"})
     card = run.card.model_dump(mode="json", exclude_defaults=True)
-    return {**_flat(config), **_flat(card, "task."), WORLD: int(os.environ.get("WORLD_SIZE", "1"))}
+    return {**_flat(config), **_flat(card, "task."), WORLD: processes()[1]}
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -119,11 +123,26 @@ def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
+def check_output(folder: Path, key: str = "output=") -> None:
+    """Refuse a path that cannot become a folder: of a file, too long, or of links that go round in circles."""
+    for path in (folder, *folder.parents):
+        try:
+            found = os.stat(path).st_mode
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            if isinstance(error, NotADirectoryError):
+                continue
+            shown = str(folder) if len(str(folder)) < 200 else f"{str(folder)[:200]}..."
+            raise BadInput(f"{key}{shown}: {getattr(error, 'strerror', None) or error}: choose another") from None
+        if not stat.S_ISDIR(found):
+            raise BadInput(f"{key}{folder}: {path} is a file and in the way: choose another")
+
+
 def check_folder(folder: Path, overwrite: bool, resume: bool) -> Record | None:
     """The record of the run in a folder, if there is one; refuses a folder that is something else."""
-    for path in (folder, *folder.parents):
-        if path.exists() and not path.is_dir():
-            raise BadInput(f"output={folder}: {path} is a file and in the way: choose another")
+    check_output(folder)
+    check_links(folder)
     if overwrite and resume:
         raise BadInput("--overwrite begins again, and --resume never does: choose one")
     record = None if overwrite else Record.read(folder)
@@ -140,6 +159,13 @@ def check_folder(folder: Path, overwrite: bool, resume: bool) -> Record | None:
             "--overwrite it, or choose another output"
         )
     return None
+
+
+def check_links(folder: Path) -> None:
+    """Refuse symbolic links where a run writes: what it empties, replaces or adds would be somebody else's."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.is_symlink() and path.name.startswith((LOCK, "crash", checkpoints.PREFIX, checkpoints.OLD, ASIDE)):
+            raise BadInput(f"{path}: a symbolic link: a run writes to its own folder alone: remove it")
 
 
 def _is_run(folder: Path) -> bool:
@@ -238,6 +264,22 @@ class Place:
     def finished(self) -> bool:
         return self.found is not None and self.found.finished and not self.changed
 
+    def reopen(self) -> None:
+        """Look at the model of a finished run; one that is not whole is written again from the last checkpoint."""
+        assert self.found is not None
+        wrong = checkpoints.damage(self.folder, self.found.files)
+        if wrong is None and not any(path.is_file() for path in self.folder.glob("model*.safetensors")):
+            wrong = "its model is missing"
+        if wrong is None:
+            return
+        if checkpoints.newest(self.folder, self.found.run) is None:
+            raise BadInput(
+                f"output={self.folder}: this run was finished, but {wrong}, and there is no checkpoint: bring the file "
+                "back, or train it again with --overwrite"
+            )
+        warn(f"{self.folder}: this run was finished, but {wrong}: it is written again from the last checkpoint")
+        self.found = replace(self.found, finished=False)
+
     def take(self, trainer: Any) -> Path | None:
         """Make the folder this run's own, and find the checkpoint to go on from, for all processes."""
         checkpoint: Path | None = None
@@ -281,10 +323,15 @@ class Place:
                 self.record.write(self.folder)
                 (self.folder / METRICS).unlink(missing_ok=True)  # of the run as it was
 
+    def check_own(self) -> None:
+        if first_process():
+            check_own(self.folder, self.record.run)
+
     def note(self, **values: Any) -> None:
         """Write something down about the run."""
         self.record = replace(self.record, **values)
         if first_process() and self.settled:
+            self.check_own()
             with guard.writing(self.folder):
                 self.record.write(self.folder)
 
@@ -294,15 +341,23 @@ class Place:
             self.held = True
 
 
+def check_own(folder: Path, run: str) -> None:
+    """Stop a run whose folder was removed, or given to another run, while it was training."""
+    found = Record.read(folder)
+    if found is None or found.run != run:
+        what = "was removed" if found is None else "was given to another run"
+        raise NoRoom(f"{folder}: the folder of this run {what} while it was training: there is nowhere to write to")
+
+
 def first_process() -> bool:
     """Whether this is the only process, or the first of those that torchrun started."""
-    return os.environ.get("RANK", "0") == "0"
+    return processes()[0] == 0
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold an output folder alone. The lock goes with the process, however it ends; workers do not inherit it."""
-    with open(folder / LOCK, "a+", encoding="utf-8") as file:
+    with open_own(folder / LOCK, "a+") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from seqreg.errors import BadInput, nearest
+from seqreg.workbench.aliases import meant
 
 LARGEST = 2**31 - 1
 """Of whole numbers: what every library below can take."""
@@ -26,6 +28,8 @@ class Section(BaseModel):
     """A group of settings. A "1" is not a 1, and what is not listed does not exist."""
 
     model_config = ConfigDict(extra="forbid", strict=True, validate_default=True, frozen=True)
+    known_elsewhere: ClassVar[bool] = False
+    """Whether its keys have names in other libraries: see `aliases`."""
 
 
 S = TypeVar("S", bound=Section)
@@ -42,8 +46,9 @@ def checked(section: type[S], values: Any, origin: Callable[[str], str]) -> S:
         key = ".".join(loc)
         where = origin(key)
         if fault["type"] == "extra_forbidden":
-            options = _fields(section, loc[:-1])
-            raise BadInput(f"{where}: {key}={fault['input']!r}: unknown key; {nearest(loc[-1], options)}") from None
+            other = meant(key) if section.known_elsewhere else None
+            hint = f"did you mean {other!r}?" if other else nearest(loc[-1], _fields(section, loc[:-1]))
+            raise BadInput(f"{where}: {key}={fault['input']!r}: unknown key; {hint}") from None
         if fault["type"] == "missing":
             raise BadInput(f"{where}: {key} is missing") from None
         message = fault["msg"].removeprefix("Value error, ")
@@ -51,10 +56,16 @@ def checked(section: type[S], values: Any, origin: Callable[[str], str]) -> S:
         message = message.replace("input should be", "expected").replace(" after validation", "")
         given = fault["input"]
         if isinstance(given, dict) and fault["type"] == "value_error":  # about several keys: values are in the message
-            paths = [".".join([*loc, name]) for name in given if name in message]
+            paths = [_written(".".join([*loc, name]), message) for name in given if name in message]
             where = " and ".join(dict.fromkeys(origin(path) for path in paths)) or where
             raise BadInput(f"{where}: {message}") from None
         raise BadInput(f"{where}: {key}={given!r}: {message}") from None
+
+
+def _written(path: str, message: str) -> str:
+    """A dotted key as far as a message spells it out: `model.settings.d_model` for `model.settings`."""
+    found = re.search(rf"\b{re.escape(path)}(\.\w+)*", message)
+    return found.group() if found else path
 
 
 def _fields(section: Any, path: list[str]) -> list[str]:
@@ -66,6 +77,18 @@ def _fields(section: Any, path: list[str]) -> list[str]:
         elif section is None:
             break
     return sorted(section.model_fields) if _is_section(section) else []
+
+
+def texts(section: type[Section], prefix: str = "") -> set[str]:
+    """The dotted keys of all settings that are text."""
+    found: set[str] = set()
+    for name, field in section.model_fields.items():
+        inner = field.annotation
+        if _is_section(inner):
+            found |= texts(inner, f"{prefix}{name}.")  # type: ignore[arg-type]
+        elif inner is str or inner == (str | None):
+            found.add(f"{prefix}{name}")
+    return found
 
 
 def _inner(annotation: Any) -> Any:

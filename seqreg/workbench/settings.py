@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -50,6 +50,8 @@ class Model(Section):
             most = 1000 if "layers" in key else 10**8
             if isinstance(value, (int, float)) and not abs(value) <= most:
                 raise ValueError(f"model.settings.{key}={value!r}: expected a finite number, at most {most:,}")
+            if key.endswith(("layer", "layers", "heads")) and isinstance(value, int) and value < 0:
+                raise ValueError(f"model.settings.{key}={value!r}: expected a whole number from 0")
         return self
 
 
@@ -66,6 +68,8 @@ class Data(Section):
 
     Args:
         path: a file or a folder to use instead of the hub, with the card's columns
+        also: further tasks that a trained model is scored on, to see what it still knows: name -> file or folder, null
+            for the hub. Lengths, generation and metric are those of the run
         limit: at most so many rows of a split
         share: of the training rows, by a fixed shuffle: the same rows for every model and seed
         prefix: put before every source text, as T5 wants it
@@ -76,6 +80,7 @@ class Data(Section):
     """
 
     path: str | None = None
+    also: dict[str, str | None] = {}
     limit: dict[str, Count] = {}
     share: float = Field(default=1.0, gt=0, le=1)
     prefix: str = ""
@@ -100,15 +105,15 @@ class Optimisation(Section):
     Args:
         steps: optimizer steps; or `epochs`
         batch_size: rows in one pass on one device; times `accumulation` times devices in one step
-        warmup: steps, or below 1 a share of all steps
+        warmup: steps, or below 1 a share of all steps, which fits any number of them
         clip: the largest gradient norm; 0 for none
         precision: of the passes; weights are always float32
         patience: a step that is not finite is not made; after so many in a row the training stops
     """
 
-    learning_rate: Positive = 3e-5
+    learning_rate: float = Field(default=3e-5, gt=0, le=100)
     steps: Count | None = None
-    epochs: Positive | None = None
+    epochs: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
     batch_size: Length = 8
     accumulation: Length = 1
     warmup: NotNegative = 0.0
@@ -128,12 +133,22 @@ class Optimisation(Section):
             raise ValueError(
                 f"set one of optimisation.steps={self.steps} and optimisation.epochs={self.epochs}, the other to null"
             )
-        warm = self.warmup if self.warmup >= 1 else math.ceil(self.warmup * (self.steps or 0))
-        if self.steps is not None and warm >= self.steps:
+        if self.steps is not None and self.warmup_steps >= self.steps:
             raise ValueError(
                 f"optimisation.warmup={self.warmup:g} leaves nothing of optimisation.steps={self.steps}: set both"
             )
+        if self.schedule == "polynomial" and self.learning_rate <= 1e-7:
+            raise ValueError(
+                f"optimisation.learning_rate={self.learning_rate:g}: schedule=polynomial ends at 1e-7: expected more"
+            )
         return self
+
+    @property
+    def warmup_steps(self) -> float:
+        """As transformers takes it: steps; or a share where the number of steps is not known yet."""
+        if self.warmup >= 1:
+            return int(self.warmup)
+        return self.warmup if self.steps is None else min(math.ceil(self.warmup * self.steps), self.steps - 1)
 
 
 class Evaluation(Section):
@@ -188,6 +203,7 @@ class Checkpoints(Section):
 class Config(Section):
     """All settings of a run."""
 
+    known_elsewhere: ClassVar[bool] = True
     task: str
     model: Model
     data: Data = Data()

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from seqreg.errors import BadInput
+from seqreg.metrics.variety import VARIETY
 from seqreg.workbench.untrusted import plain
 
 METRICS = "metrics.json"
@@ -38,8 +39,8 @@ class _Split(BaseModel):
     """The numbers of a split."""
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, float] = {}
-    intervals: dict[str, tuple[float, float]] = {}
+    __pydantic_extra__: dict[str, float | None] = {}
+    intervals: dict[str, tuple[float | None, float | None]] = {}
     signature: str = ""
 
 
@@ -82,9 +83,9 @@ def _lines(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     for metrics in found:
         for split, numbers in metrics["scores"].items():
             keys = list(numbers.get("intervals", {})) or [
-                k for k in numbers if k not in ("score", "intervals", "signature")
+                k for k in numbers if k not in ("score", "intervals", "signature", *VARIETY)
             ]
-            for key in [*keys, *(k for k in ("gen_len", "empty") if k in numbers)]:
+            for key in [*keys, *(k for k in ("gen_len", "empty", "distinct", "most_common", "spread") if k in numbers)]:
                 lines[split, key] = None
     return list(lines)
 
@@ -92,11 +93,18 @@ def _lines(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 def _cell(numbers: Mapping[str, Any], key: str, wide: bool) -> str | Text:
     if key not in numbers:
         return ""
+    if numbers[key] is None:
+        return "not finite"
     if key == "empty":
         return f"{numbers[key]:.0f} texts"
     if key == "gen_len":
         return f"{numbers[key]:.1f} words"
+    if key in VARIETY:
+        beside = {"distinct": "distinct_references", "most_common": "most_common_reference"}.get(key)
+        truth = f", references {numbers[beside]:.1f}%" if wide and beside in numbers else ""
+        fallen = bool(numbers.get("collapsed"))
+        return Text(f"{numbers[key]:.1f}%{truth}{' (collapsed)' if fallen else ''}", "yellow" if fallen else "")
     pair = numbers.get("intervals", {}).get(key)
-    if not (pair and wide):
+    if not (pair and wide) or None in pair:
         return f"{numbers[key]:.2f}"
     return Text.assemble(f"{numbers[key]:.2f}  ", (f"{pair[0]:.2f} to {pair[1]:.2f}", "dim"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from seqreg.workbench.data import Splits
 from seqreg.workbench.evaluate import Scored, Scorer, evaluate, with_average
 from seqreg.workbench.files import ASIDE
 from seqreg.workbench.guard import Signals
+from seqreg.workbench.launch import check_accelerate
 from seqreg.workbench.models import Collator, Encoded, Numbered
 from seqreg.workbench.monitor import Monitor
 from seqreg.workbench.runs import Place, fingerprint, first_process
@@ -75,11 +77,14 @@ def train(
     """
     folder = Path(run.config.output)
     with Signals() as signals, contextlib.ExitStack() as stack:
+        check_accelerate(run.config.optimisation.precision)
         place = Place(folder, run, stack, resume)
         with guard.writing(folder):
             place.look(overwrite, allow_change)
         splits = data.load(run.card, run.config.data)
         place.compare(fingerprint(splits), allow_change)
+        if place.finished:
+            place.reopen()
         if place.finished:
             if not first_process():
                 return {}
@@ -110,10 +115,13 @@ def _trained(trainer: Any, shop: Workshop, place: Place, scorer: Scorer) -> dict
         trainer.add_callback(monitor)
         trainer.monitor = monitor
     with signals.deferred():
-        result = trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    seconds = trainer.seconds + time.monotonic() - trainer.clock
+    place.check_own()
+    trainer.check_weights()
     steps, health = trainer.state.global_step, trainer.health
     numbers = {
-        "steps": steps, "seconds": trainer.seconds + result.metrics["train_runtime"],
+        "steps": steps, "seconds": seconds,
         "loss": trainer.mean_loss(),
         "tokens": trainer.state.num_input_tokens_seen,
         "parameters": sum(p.numel() for p in shop.model.parameters()), **health.numbers(),
@@ -145,16 +153,17 @@ def _finish(
 ) -> dict[str, Any]:
     """Write the model, the scores and the card; last of all that the run is finished."""
     folder = place.folder
+    place.check_own()
     aside = folder / f"{ASIDE}model"
     trainer.save_model(str(aside))
     if not trainer.is_world_process_zero():
         return {}
     (aside / RAW_HEAD).unlink(missing_ok=True)  # the final model is folded
-    checkpoints.publish(aside, folder)
+    files = checkpoints.publish(aside, folder)
     metrics = outputs.write_scores(folder, shop.run, found, method=shop.run.config.method, train=dict(numbers))
     outputs.write_card(folder, shop.run, metrics)
     monitor.close(found)
-    place.note(finished=True)
+    place.note(finished=True, files=files)
     if not shop.run.config.checkpoints.every:
         checkpoints.rotate(folder, place.record.run, 0, None)
     return metrics
@@ -191,7 +200,7 @@ def make_trainer(shop: Workshop, folder: Path, scorer: Scorer | None = None) -> 
     if config.data.group and "train" in sets:
         trainer.order = _order(sets["train"], config, trainer.args.world_size)
     trainer.remove_callback(transformers.PrinterCallback)
-    trainer.bars = Bars()
+    trainer.bars = Bars(run.card.score)
     trainer.add_callback(trainer.bars)
     return trainer
 
@@ -202,7 +211,7 @@ def arguments(config: Config, folder: Path, seq2seq: bool) -> TrainingArguments:
     settings = {
         "output_dir": str(folder), "seed": config.seed, "report_to": "none", "disable_tqdm": True,
         "use_cpu": not torch.accelerator.is_available(),  # said out loud, or several processes on CPUs are not a group
-        "learning_rate": opt.learning_rate, "lr_scheduler_type": opt.schedule, "warmup_steps": opt.warmup,
+        "learning_rate": opt.learning_rate, "lr_scheduler_type": opt.schedule, "warmup_steps": opt.warmup_steps,
         "optim": "adafactor" if opt.optimizer == "adafactor" else "adamw_torch", "weight_decay": opt.weight_decay,
         "adam_beta1": opt.betas[0], "adam_beta2": opt.betas[1], "adam_epsilon": opt.epsilon,
         "max_grad_norm": opt.clip or NO_CLIPPING, "bf16": opt.precision == "bf16", "fp16": opt.precision == "fp16",
@@ -217,8 +226,6 @@ def arguments(config: Config, folder: Path, seq2seq: bool) -> TrainingArguments:
         "metric_for_best_model": "score" if evaluation.best else None, "greater_is_better": True,
         "dataloader_num_workers": config.data.workers, "dataloader_pin_memory": torch.cuda.is_available(),
     }  # fmt: skip
-    if opt.warmup >= 1:
-        settings["warmup_steps"] = int(opt.warmup)
     return (
         Seq2SeqTrainingArguments(**settings, predict_with_generate=True) if seq2seq else TrainingArguments(**settings)
     )
@@ -248,6 +255,8 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Score a trained model again, on the splits of its task or on one file, and bring its files up to date."""
     run = trained(folder, overrides, trust=trust)
+    first_process()  # what the environment says about processes makes sense
+    check_accelerate(run.config.optimisation.precision)
     models.probe(run.config)
     if file is not None:
         splits = Splits({file.stem: data.read_file(run.card, file)})
@@ -256,7 +265,8 @@ def evaluate_run(
         splits = data.load(run.card, run.config.data, needs_train=False)
         names = list(dict.fromkeys(["validation", *splits.evaluations(run.card)]))
     tokenizer = models.load_tokenizer(run.config, (), trust=trust)
-    shop = Workshop(run, splits, tokenizer, models.load_model(run.config, run.card, tokenizer, trust=trust))
+    model = models.load_model(run.config, run.card, tokenizer, trust=trust, trained=True)
+    shop = Workshop(run, splits, tokenizer, model)
     with tempfile.TemporaryDirectory() as scratch:
         trainer = make_trainer(shop, Path(scratch))
         found = {name: evaluate(trainer, run, tokenizer, splits.sets[name], name) for name in names}

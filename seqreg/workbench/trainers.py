@@ -13,14 +13,15 @@ from torch import Tensor, nn
 
 from seqreg.context import Context, Count
 from seqreg.criterion import Criterion, LossReport
-from seqreg.errors import Interrupted
+from seqreg.errors import Interrupted, NotFinite
 from seqreg.integrations.hf import RegularizedSeq2SeqTrainer
-from seqreg.workbench import checkpoints, guard
+from seqreg.workbench import checkpoints, guard, weights
 from seqreg.workbench.batches import GroupedOrder
 from seqreg.workbench.guard import Signals
 from seqreg.workbench.health import Attempt, Health, not_finite
 from seqreg.workbench.models import ROW
 from seqreg.workbench.resuming import ResumingTrainer
+from seqreg.workbench.runs import check_own
 from seqreg.workbench.watch import Watch, stopped_at
 
 MINUTE = 60.0
@@ -35,6 +36,8 @@ class SteadyTrainer(ResumingTrainer):
     order: GroupedOrder | None = None
     facts: Mapping[str, Any] = {"run": ""}
     keep, minutes, needed = 1, 0.0, 0
+    _evaluated = 0.0
+    """Seconds of the last evaluation."""
 
     def __init__(self, *args: Any, patience: int = 3, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -120,19 +123,43 @@ class SteadyTrainer(ResumingTrainer):
             logs["loss"] *= self.health.correction()
         if "train_loss" in logs:  # transformers divides by the steps since the last resume
             logs["train_loss"] = self.mean_loss()
+        self._correct_times(logs)
         super().log(logs, start_time)
+
+    def _correct_times(self, logs: dict[str, float]) -> None:
+        """Durations by a clock that cannot be set: transformers takes the time of day."""
+        for kind, took in (("train", time.monotonic() - self.clock), ("eval", self._evaluated)):
+            if f"{kind}_runtime" in logs:
+                for key in (f"{kind}_samples_per_second", f"{kind}_steps_per_second"):
+                    if key in logs:
+                        logs[key] *= logs[f"{kind}_runtime"] / max(took, 1e-9)
+                logs[f"{kind}_runtime"] = took
 
     def mean_loss(self) -> float:
         """The loss averaged over the steps of the whole run that were made; not a number if there was none."""
         made = self.state.global_step - self.health.skipped
         return float(self._total_loss_scalar) / made if made else float("nan")
 
+    def check_weights(self) -> None:
+        """Stop a run whose last update made weights infinite, before they are saved or called finished."""
+        bad = weights.not_finite(self.model)
+        if bad:
+            kept = checkpoints.sealed(Path(self.args.output_dir), str(self.facts["run"]))
+            last = f"the last checkpoint is {kept[-1]}" if kept else "there is no checkpoint"
+            raise NotFinite(
+                f"{self.args.output_dir}: after step {self.state.global_step} {bad}; they are not saved, and {last}. "
+                "Lower optimisation.learning_rate (with --allow-change)"
+            )
+
     # Evaluation
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """What may be stopped anywhere: the points of a curve that follow are written as a whole, and once."""
+        begin = time.monotonic()
         with guard.undrawn(), self.signals.deferred(self.args.world_size > 1):
-            return super().evaluation_loop(*args, **kwargs)
+            found = super().evaluation_loop(*args, **kwargs)
+        self._evaluated = time.monotonic() - begin
+        return found
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -189,6 +216,9 @@ class SteadyTrainer(ResumingTrainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         final, run = self._folder(self.state.global_step), str(self.facts["run"])
         first = bool(self.args.should_save)
+        self.check_weights()
+        if first and run:
+            check_own(final.parent, run)
         kept = checkpoints.sealed(final.parent, run)
         hint = f"; the last checkpoint is {kept[-1]}" if kept else "; there is no checkpoint"
         if final not in kept or checkpoints.fault(final):

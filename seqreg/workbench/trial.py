@@ -11,6 +11,7 @@ from transformers import DataCollatorForSeq2Seq, DataCollatorWithPadding
 from seqreg.errors import BadInput
 from seqreg.integrations.hf import context
 from seqreg.workbench.examples import Example
+from seqreg.workbench.health import not_finite
 from seqreg.workbench.models import Encoded
 from seqreg.workbench.settings import Config
 
@@ -28,7 +29,12 @@ def trial(config: Config, model: Any, tokenizer: Any, examples: Sequence[Example
         batch = collate(tokenizer)([rows[index] for index in range(len(rows))])
         ctx = context(model.train(), {**batch}, step=0)
         with ctx.forward.observed(), torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=bf16):
-            config.criterion()(ctx)
+            bad = not_finite(config.criterion()(ctx))
+        if bad:
+            raise BadInput(
+                f"the loss of the first {len(rows)} training examples is not finite ({', '.join(bad)}): look at "
+                "model.settings, and at the settings of the terms"
+            )
     except BadInput:
         raise
     except Exception as error:  # of whatever the settings broke inside the model

@@ -25,6 +25,8 @@ class Watch(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         trainer = self.trainer
+        if state.global_step >= state.max_steps:
+            control.should_log = True  # also what is left since the last of `logging.every`
         if trainer.stopping():
             trainer._owed, control.should_evaluate = control.should_evaluate, False
             control.should_save = control.should_training_stop = True

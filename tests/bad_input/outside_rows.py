@@ -53,7 +53,7 @@ def _(tmp: Path) -> None:
     words = tiny(folder)
     plain = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "TZ": "Pacific/Kiritimati"}
     root = Path(__file__).parents[2]
-    around = {**os.environ, **plain, "PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    around = {"OMP_NUM_THREADS": "1", **os.environ, **plain, "PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1"}
 
     def seqreg(*words: str, text: str = "") -> bytes:
         command = [sys.executable, "-m", "seqreg.cli", *words]

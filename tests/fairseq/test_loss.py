@@ -163,7 +163,7 @@ def quiet(name: str) -> str:
     return ", ".join(settings | ({"low: 0.0", "high: 0.0"} if name == "uegr" else set()))
 
 
-agree = pytest.mark.filterwarnings("ignore:.*two passes agree exactly")
+agree = pytest.mark.filterwarnings("ignore::seqreg.errors.Advice")
 
 
 @agree

@@ -1,15 +1,12 @@
-"""ROUGE is rouge-score's to the last bit, whatever the text, however many processes."""
+"""ROUGE is rouge-score's to the last bit, whatever the text."""
 
 # ruff: noqa: RUF001 - texts in many scripts
 
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +16,9 @@ from hypothesis import strategies as st
 from rouge_score import rouge_scorer, scoring
 
 from seqreg.errors import BadInput
-from seqreg.metrics import RougeReport, counts, rouge, sentences, workers
-from seqreg.metrics.rouge import KINDS, bootstrap_intervals
+from seqreg.metrics import RougeReport, rouge, sentences
+from seqreg.metrics.bootstrap import percentile_intervals, resampled_means
+from seqreg.metrics.rouge import KINDS
 from seqreg.metrics.words import unicode_words
 
 WORDS = """the The of to and a in is it running runs runner ran flies flying happily happiness organization organize
@@ -122,91 +120,27 @@ def corpus(size: int) -> tuple[list[str], list[str]]:
     return texts[:size], texts[size:]
 
 
-@pytest.mark.parametrize("jobs", [2, 3, None])
-def test_parallel_equals_serial(jobs: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = sys.modules["seqreg.metrics.rouge"]  # the attribute of that name is the function
-    monkeypatch.setattr(module, "_ENOUGH", 0)
-    monkeypatch.setattr(module, "processors", lambda: 2)
-    monkeypatch.setattr(module, "_CHUNK", 16)  # more chunks than wait at once
-    started: list[int] = []
-    start = workers.Worker.__init__
-    monkeypatch.setattr(workers.Worker, "__init__", lambda self: (started.append(1), start(self))[1])
-    predictions, references = corpus(500)
-    serial = rouge(predictions, references, sources=references, jobs=1, resamples=50)
-    assert not started
-    np.random.seed(5)
-    before = np.random.get_state()[1].tolist(), random.getstate()
-    parallel = rouge(predictions, references, sources=references, jobs=jobs, resamples=50)
-    assert (np.random.get_state()[1].tolist(), random.getstate()) == before
-    assert len(started) == (jobs or 2)
-    for kind in KINDS:
-        assert np.array_equal(serial.scores[kind], parallel.scores[kind])
-    assert (serial.means, serial.intervals, serial.counts, serial.signature) == (
-        parallel.means,
-        parallel.intervals,
-        parallel.counts,
-        parallel.signature,
-    )
-
-
-def test_little_work_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers.Worker, "__init__", lambda self: pytest.fail("a process was started"))
-    rouge(["a b"] * 300, ["b a"] * 300)
-    rouge(["a b"], ["b a"], jobs=8)
-
-
-def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("from seqreg.metrics import rouge\nprint(rouge(['a b'] * 999, ['a c'] * 999, jobs=2).means)\n")
-    for arguments, text in (([str(script)], None), (["-"], script.read_text())):
-        result = subprocess.run(
-            [sys.executable, "-W", "error", *arguments],
-            input=text,
-            capture_output=True,
-            text=True,
-            check=True,
-            env={"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
-        )
-        assert result.stdout.count("rouge1") == 1
-        assert result.stderr == ""
-
-
-def test_a_worker_that_dies_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = tmp_path / "broken.py"
-    broken.write_text("import sys; sys.stdin.buffer.read(8); sys.exit(3)")
-    monkeypatch.setattr(counts, "__file__", str(broken))
-    with pytest.raises(RuntimeError, match=r"a ROUGE worker stopped .*jobs=1"):
-        rouge(["a b c"] * 1000, ["b c"] * 1000, jobs=2)
-
-
-def test_workers_end_when_their_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[workers.Worker] = []
-    start = workers.Worker.__init__
-    monkeypatch.setattr(workers.Worker, "__init__", lambda self: (started.append(self), start(self))[1])
-    rouge(["a b c"] * 1000, ["b c"] * 1000, jobs=2, resamples=1)
-    stream = workers.count_parallel([[([[1]], [[1]], [])]] * 40, ["rouge1"], 2)
-    next(stream)
-    stream.close()  # left in the middle
-    assert len(started) == 4
-    assert all(worker.process.poll() is not None for worker in started)
+def intervals(values: Any, confidence: float, resamples: int, seed: int) -> list[tuple[float, float]]:
+    return percentile_intervals(resampled_means(values, resamples, np.random.default_rng(seed)), confidence)
 
 
 def test_intervals_are_the_percentiles_of_resampled_means() -> None:
     values = np.random.default_rng(1).random((2, 37))
     generator = np.random.default_rng(9)
     draws = [generator.integers(0, 37, size=37, dtype=np.int32) for _ in range(80)]
-    for row, found in zip(values, bootstrap_intervals(values, 0.9, 80, 9), strict=True):
+    for row, found in zip(values, intervals(values, 0.9, 80, 9), strict=True):
         means = sorted(float(np.mean(row[draw])) for draw in draws)
         assert found == pytest.approx((np.percentile(means, 5), np.percentile(means, 95)), abs=1e-12)
-    assert bootstrap_intervals(values, 0.9, 80, 9) == bootstrap_intervals(values, 0.9, 80, 9)
-    assert bootstrap_intervals(values, 0.9, 80, 9) != bootstrap_intervals(values, 0.9, 80, 8)
+    assert intervals(values, 0.9, 80, 9) == intervals(values, 0.9, 80, 9)
+    assert intervals(values, 0.9, 80, 9) != intervals(values, 0.9, 80, 8)
 
 
 def test_intervals_in_steps_are_those_of_one_step() -> None:
-    """More indices than one step holds: 700 x 3000."""
+    """More indices than one step holds: 1500 x 3000."""
     values = np.random.default_rng(1).random((1, 3000))
-    means = values[0][np.random.default_rng(4).integers(0, 3000, size=(700, 3000), dtype=np.int32)].mean(1)
-    assert bootstrap_intervals(values, 0.5, 700, 4) == [tuple(np.quantile(means, [0.25, 0.75]).tolist())]
+    means = values[0][np.random.default_rng(4).integers(0, 3000, size=(1500, 3000), dtype=np.int32)].mean(1)
+    (found,) = intervals(values, 0.5, 1500, 4)
+    assert found == pytest.approx(np.quantile(means, [0.25, 0.75]), abs=1e-12)
 
 
 def test_intervals_agree_with_rouge_score_s_bootstrap() -> None:
@@ -315,8 +249,6 @@ def test_progress_is_shown_only_when_asked(capsys: pytest.CaptureFixture[str]) -
         ((["a"], ["a"]), {"kinds": ["rouge1", "rouge1"]}, "name each kind once"),
         ((["a"], ["a"]), {"split": "newlines"}, "split='newlines' is unknown: did you mean 'newline'"),
         ((["a"], ["a"]), {"tokenizer": "unicod"}, "tokenizer='unicod' is unknown: did you mean 'unicode'"),
-        ((["a"], ["a"]), {"jobs": 0}, "jobs=0: expected a whole number from 1"),
-        ((["a"], ["a"]), {"jobs": 1.5}, "jobs=1.5"),
         ((["a"], ["a"]), {"resamples": 0}, "resamples=0: expected a whole number from 1"),
         ((["a"], ["a"]), {"confidence": 1.0}, r"confidence=1.0 is outside \(0, 1\)"),
         ((["a"], ["a"]), {"confidence": 0}, "confidence=0 is outside"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from seqreg import BadInput, Context, Criterion, LossReport, Shift, Term, View, build_criterion, build_term
 from seqreg.build import term_names
+from seqreg.errors import Advice
 from seqreg.integrations.hf import context
 from tests import zoo
 
@@ -94,7 +97,6 @@ def test_same_seed_same_value(term: str, model: str) -> None:
 
 @every_term
 @everywhere
-@pytest.mark.filterwarnings("ignore:.*two passes agree exactly")
 def test_padding_does_not_matter(term: str, model: str) -> None:
     quiet = {"uegr": {"low": 0.0, "high": 0.0}}.get(term, {})  # a term that sets dropout itself
 
@@ -180,7 +182,6 @@ HEADED = [name for name in zoo.MODELS if zoo.make(name).get_output_embeddings() 
 
 @every_term
 @pytest.mark.parametrize("model", HEADED)
-@pytest.mark.filterwarnings("ignore:.*two passes agree exactly")
 def test_fused_is_plain(term: str, model: str) -> None:
     """Before there are logits and from them: the same total, values and gradients."""
     found = []
@@ -209,3 +210,67 @@ def test_fused_is_plain(term: str, model: str) -> None:
     for name, gradient in fast.items():  # LED's own gradients of padded positions are NaN
         assert torch.equal(gradient.isnan(), slow[name].isnan())
         assert (gradient - slow[name]).nan_to_num().norm() <= tolerance * size, name
+
+
+def said(caught: list[warnings.WarningMessage]) -> list[str]:
+    return [str(one.message) for one in caught if issubclass(one.category, Advice)]
+
+
+@every_term
+def test_w5_a_term_works_or_says_that_it_does_nothing(term: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without dropout: a gradient beside that of the task, far above rounding, or one line with the setting; once."""
+    one = build_term(term)
+    found, lines = [], []
+    for terms in ((), (one,)):
+        net = zoo.dropout_off(zoo.make("llama"))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            second_step(net, "llama", *terms).total.backward()
+        found.append(torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None]).double())
+        lines += said(caught)
+    plain, whole = found
+    beside = whole - plain * (whole @ plain) / (plain @ plain)  # a multiple of the task's gradient is no regularizer
+    works = beside.norm() / plain.norm() > 1e-4
+    nothing = [line for line in lines if "does nothing" in line]
+    assert works != bool(nothing), f"{term}: {float(beside.norm() / plain.norm()):.1e}, {lines}"
+    assert all(line.startswith(f"{one.name}: ") and line.endswith(one.remedy) for line in nothing)
+    assert all("\n" not in line for line in lines)
+    assert len(lines) == len(set(lines)) <= 1
+    monkeypatch.setattr("seqreg.advice._first_rank", lambda: False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Criterion(*(build_term(term) for _ in nothing))(context(net, zoo.batch("llama"), step=0))
+
+
+@pytest.mark.parametrize("term", ["r3f", "rdrop"])
+def test_w5_these_do_nothing_without_dropout(term: str) -> None:
+    with pytest.warns(Advice, match=rf"^{term}: it is .* does nothing on this model and batch: (raise scale|give the)"):
+        Criterion(build_term(term))(context(zoo.dropout_off(zoo.make("llama")), zoo.batch("llama")))
+
+
+def test_w5_what_helps_helps() -> None:
+    """The setting that R3F's line names gives it an effect."""
+    term = build_term("r3f", {"scale": 0.1, "relative": True})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = Criterion(term)(context(zoo.dropout_off(zoo.make("llama")), zoo.batch("llama")))
+    assert report.values["r3f"] > 1e-4 * report.parts["base"]
+
+
+@every_term
+def test_w17_a_term_larger_than_the_base_loss_says_so_once(term: str) -> None:
+    """With the setting that lowers it; a second task loss (R-Drop) does not count, nor a term of no value (NEFTune)."""
+    one = build_term(term, {"weight": 1.0} if term == "neftune" else {"weight": 1e6})
+    criterion, lines = Criterion(one), []
+    net, large = zoo.make("bart"), False
+    for step in range(3):
+        with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+            warnings.simplefilter("always")
+            report = criterion(context(net, zoo.batch("bart"), step=step), training=True)
+            for parameter in net.parameters():
+                parameter.mul_(1.01)
+        lines += said(caught)
+        large |= bool(report.parts[one.name] - report.tasks.get(one.name, 0) > report.parts["base"])
+    assert len(lines) == (1 if large else 0)
+    assert all(re.match(rf"{one.name}: it is .* times the base loss of .*: {one.gentler}$", line) for line in lines)
+    assert large == (term not in ("neftune", OUTSIDE))  # a penalty on confidence is negative

@@ -86,7 +86,7 @@ def test_dropout_policies(model: str) -> None:
     quiet = zoo.dropout_off(net).double()
     policies: list[Any] = ["independent", "shared", "off"]
     values = [value(quiet, model, R3F(dropout=policy, **tiny), apart=True) for policy in policies]  # type: ignore[arg-type]
-    assert values[0] == values[1] == values[2]
+    assert values[1:] == pytest.approx([values[0]] * 2, rel=1e-9)
 
 
 def test_shared_dropout_replays_the_same_masks() -> None:
@@ -413,4 +413,4 @@ def test_passes_are_apart_where_masks_are_shared() -> None:
     clean = ctx.clean
     shares = criterion.anatomy(ctx)
     assert ctx.clean is clean
-    assert shares["r3f/noise_share"] < 0.1 < shares["r3f/dropout_share"]
+    assert shares["r3f/noise_over_value"] < 0.1 < shares["r3f/dropout_over_value"]

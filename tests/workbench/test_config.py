@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from seqreg.errors import BadInput
-from seqreg.workbench import catalogue, config, layers
+from seqreg.workbench import aliases, catalogue, config, layers
 
 
 def test_the_order_of_layers() -> None:
@@ -50,8 +50,8 @@ FAULTS = {
     "optimisation.batch_size=0": r"^command line: optimisation.batch_size=0: expected greater than or equal to 1$",
     "optimisation.learning_rate=.nan": r"^command line: optimisation.learning_rate=nan: expected",
     "optimisation.schedule=linaer": r"^command line: optimisation.schedule='linaer': expected 'linear'",
-    "optimisation.epochs=1": r"^recipes/gigaword.yaml.* and command line: set one of optimisation.steps=300 and",
-    "optimisation.steps=10": r"optimisation\.warmup=20 leaves nothing of optimisation\.steps=10: set both$",
+    "optimisation.epochs=1": r"^recipes/sizes/tiny_summarizer.yaml and command line: set one of optimisation.s",
+    "optimisation.warmup=9999": r"optimisation\.warmup=9999 leaves nothing of optimisation\.steps=\d+: set both$",
     "generation.min_length=99": r"min_length=99 is larger than max_length=24$",
     "evaluation.best=true": r"evaluation.best needs evaluation.every=0",
     "task=gigawrd": r"^command line: task='gigawrd': unknown task 'gigawrd'; did you mean 'gigaword'\?",
@@ -63,7 +63,7 @@ FAULTS = {
     "terms.r3f.preset=fairsq": r"^command line: terms.r3f.preset='fairsq': R3F: unknown preset",
     "terms.smrt={}": r"^command line: unknown term 'smrt'; did you mean 'smart'\?",
     "terms.r3f=3": r"^command line: terms.r3f=3: expected a valid dictionary",
-    "model.name=x": r"set one of model.name \(pretrained\) and model.architecture",
+    "model.architecture=null": r"set one of model.name \(pretrained\) and model.architecture",
     "loss.label_smoothing=1.5": r"^command line: loss.label_smoothing=1.5: expected less than 1$",
     "a": r"expected key=value",
 }
@@ -117,3 +117,102 @@ def test_a_saved_run_is_a_recipe_again(tmp_path: Path) -> None:
 def test_a_term_that_needs_unlabelled_rows_is_refused_before_anything_is_written() -> None:
     with pytest.raises(BadInput, match=r"command line: terms.jachess.mode='alternate': a run has no unlabelled rows"):
         config.resolve("quickstart", terms=["jachess"], overrides=["terms.jachess.mode=alternate"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("model.settings.decoder_layers=-1", "model.settings.decoder_layers=-1: expected a whole number from 0"),
+        ("model.settings.num_attention_heads=-2", "num_attention_heads=-2: expected a whole number from 0"),
+        ("optimisation.epochs=1e308", "optimisation.epochs=1e+308: expected less than or equal to 1000000"),
+        ("optimisation.learning_rate=1e38", "optimisation.learning_rate=1e+38: expected less than or equal to 100"),
+        ("generation.num_beams=1000000000", "generation.num_beams=1000000000: expected less than or equal to 1000"),
+    ],
+)
+def test_b4_what_cannot_be_trained_is_refused_before_anything_is_written(setting: str, message: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        config.resolve("quickstart", overrides=[setting])
+    assert str(caught.value).startswith("command line: ")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("optimisation.lr=1", "optimisation.learning_rate"), ("model.path=x", "model.name"),
+        ("per_device_train_batch_size=8", "optimisation.batch_size"), ("output_dir=x", "output"),
+        ("optimisation.max_grad_norm=1", "optimisation.clip"), ("data.source_prefix=x", "data.prefix"),
+    ],
+)  # fmt: skip
+def test_a_key_that_is_called_so_elsewhere_names_the_right_one(given: str, meant: str) -> None:
+    with pytest.raises(BadInput, match=f"unknown key; did you mean '{meant}'\\?$"):
+        config.resolve("quickstart", overrides=[given])
+
+
+def test_aliases_lead_to_settings_and_are_none_themselves() -> None:
+    known = config.resolve("quickstart", terms=["neftune"]).config.model_dump(mode="json")
+    keys = {*known, *(f"{one}.{two}" for one, inner in known.items() if isinstance(inner, dict) for two in inner)}
+    for key, words in aliases.ALIASES.items():
+        assert key in keys or key == "terms.neftune.alpha", key
+        assert not keys & set(words), key
+    words = [word for one in aliases.ALIASES.values() for word in one]
+    assert sorted({word for word in words if words.count(word) > 1}) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("data.prefix=summarize: ", "summarize: "), ("data.prefix=translate ", "translate "),
+        ("data.prefix=[x] y", "[x] y"), ("data.prefix=a: b: c", "a: b: c"), ("data.prefix=# 1", "# 1"),
+        ("data.prefix='null'", "null"), ('data.prefix="a\\tb"', "a\tb"), ("data.path={a}", "{a}"),
+        ("output=runs/a #2", "runs/a #2"), ("data.path=null", None),
+    ],
+)  # fmt: skip
+def test_a_setting_that_is_text_is_read_as_text(setting: str, value: str | None) -> None:
+    found = config.resolve("quickstart", overrides=[setting]).config.model_dump()
+    key = setting.partition("=")[0].split(".")
+    assert (found[key[0]][key[1]] if key[1:] else found[key[0]]) == value
+
+
+@pytest.mark.parametrize("recipe", catalogue.names("recipes"))
+def test_b1_any_number_of_steps_fits_the_warmup_of_a_recipe(recipe: str) -> None:
+    chosen = [[], *([name] for name in layers.read(catalogue.find("recipes", recipe)).get("variants", {}))]
+    for variants in chosen:
+        for steps in (1, 2, 20):
+            run = config.resolve(recipe, variants=variants, overrides=[f"optimisation.steps={steps}"])
+            assert 0 <= run.config.optimisation.warmup_steps < steps
+    papers = {"cnn_dailymail": 500, "xsum": 500, "reddit_tifu": 5000}
+    if recipe in papers:
+        assert config.resolve(recipe).config.optimisation.warmup_steps == papers[recipe]
+
+
+def test_a_task_of_the_command_line_is_in_the_name_of_the_folder(tmp_path: Path) -> None:
+    assert config.resolve("gigaword", overrides=["task=gigaword"]).config.output == "runs/gigaword/baseline"
+    assert config.resolve("gigaword", overrides=["task=xsum"]).config.output == "runs/gigaword-xsum/baseline"
+    named = config.resolve("glue", variants=["tiny"], terms=["r3f"], overrides=["task=glue/sst2"]).config.output
+    assert named == "runs/glue-glue-sst2-tiny/r3f"
+    card = tmp_path / "mine.yaml"
+    card.write_text(catalogue.find("tasks", "text_pairs").read_text())
+    assert config.resolve("gigaword", overrides=[f"task={card}"]).config.output == "runs/gigaword-mine/baseline"
+    run = config.resolve("gigaword", overrides=["task=xsum"])
+    run.save(tmp_path / "saved")
+    assert config.load(tmp_path / "saved").config.output == "runs/gigaword-xsum/baseline"
+
+
+def test_b2_a_model_of_the_command_line_takes_the_place_of_the_recipes() -> None:
+    tiny = config.resolve("gigaword", variants=["tiny"])
+    assert tiny.config.model.architecture == "bart"
+    assert "from scratch" in tiny.note
+    named = config.resolve("gigaword", variants=["tiny"], overrides=["model.name=folder"])
+    assert (named.config.model.name, named.config.model.architecture, named.config.model.settings) == (
+        "folder",
+        None,
+        {},
+    )
+    assert named.config.optimisation.learning_rate < tiny.config.optimisation.learning_rate  # its `pretrained` block
+    assert named.config.data.max_source == tiny.config.data.max_source
+    assert "from scratch" not in named.note
+    scratch = config.resolve("gigaword", overrides=["model.architecture=bart"]).config.model
+    assert (scratch.name, scratch.architecture) == (None, "bart")
+    with pytest.raises(BadInput, match=r"set one of model\.name"):
+        config.resolve("gigaword", overrides=["model.architecture=bart", "model.name=x"])

@@ -203,3 +203,93 @@ def test_stories_are_english_and_the_same_for_a_seed() -> None:
         name = " ".join(story["summary"].split()[:2])
         assert name in story["document"]
         assert story["document"].count(".") >= 3
+
+
+DISTRIBUTED: dict[str, tuple[str, dict[str, str], dict[str, int]]] = {
+    "cola": ("glue/cola", {
+        "train.tsv": "gj04\t1\t\tA.\ngj04\t0\t*\tB.\n", "dev.tsv": "c\t1\t\tC.\n",
+    }, {"validation": 1}),
+    "cola with a header": ("glue/cola", {
+        "train.tsv": "sentence\tlabel\nA.\t1\nB.\t0\n", "dev.tsv": "sentence\tlabel\nC.\t1\n",
+    }, {}),
+    "mrpc": ("glue/mrpc", {
+        "msr_paraphrase_train.txt": '\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n'
+                                    '1\t1\t2\tA "a .\tB .\n0\t3\t4\tC .\tD .\n',
+        "dev.tsv": "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t5\t6\tE .\tF .\n",
+    }, {"validation": 1}),
+    "qnli": ("glue/qnli", {
+        "train.tsv": "index\tquestion\tsentence\tlabel\n0\tA?\tB.\tentailment\n1\tC?\tD.\tnot_entailment\n",
+        "dev.tsv": "index\tquestion\tsentence\tlabel\n0\tE?\tF.\tentailment\n",
+    }, {"validation": 1}),
+    "stsb": ("glue/stsb", {
+        name: "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n"
+              f"0\tg\tf\t2012\t1\tnone\tnone\t{name}.\tB.\t5.000\n1\tg\tf\t2012\t1\tnone\tnone\tC.\t{name}.\t0.200\n"
+        for name in ("train.tsv", "dev.tsv")
+    }, {"validation": 2}),
+    "mnli": ("glue/mnli", {
+        f"{name}.tsv": "index\tsentence1\tsentence2\tlabel1\tgold_label\n"
+                       f"0\t{name}.\tB.\tneutral\tneutral\n1\tC.\t{name}.\tneutral\tentailment\n"
+        for name in ("train", "dev_matched", "dev_mismatched")
+    }, {"validation": 2, "mismatched": 2}),
+    "multinli": ("glue/mnli", {
+        f"multinli_1.0_{name}.jsonl": f'{{"sentence1": "{name}", "sentence2": "b", "gold_label": "neutral"}}\n'
+                                      f'{{"sentence1": "c", "sentence2": "{name}", "gold_label": "-"}}\n' * 2
+        for name in ("train", "dev_matched", "dev_mismatched")
+    }, {"mismatched": 2}),
+    "xnli in one file": ("xnli", {
+        "multinli.train.en.tsv": "premise\thypo\tlabel\nA .\tB .\tcontradictory\nC .\tD .\tneutral\n",
+        "xnli.dev.tsv": "language\tgold_label\tsentence1\tsentence2\nar\tneutral\tE.\tF.\nen\tentailment\tG.\tH.\n",
+        "xnli.test.tsv": "language\tgold_label\tsentence1\tsentence2\nur\tneutral\tI.\tJ.\nen\tentailment\tK.\tL.\n",
+    }, {"validation": 1, "test": 1, "test_ur": 1}),
+    "xnli by language": ("xnli", {
+        "multinli.train.en.tsv": "premise\thypo\tlabel\nA .\tB .\tcontradictory\nC .\tD .\tneutral\n",
+        **{f"xnli.{name}.tsv": f"premise\thypothesis\tlabel\n{name}.\tF.\tneutral\n"
+           for name in ("dev.en", "dev.sw", "test.en", "test.sw")},
+    }, {"validation": 1, "test": 1, "test_sw": 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DISTRIBUTED)
+def test_b6_files_are_read_as_distributed(name: str, tmp_path: Path) -> None:
+    task, files, expected = DISTRIBUTED[name]
+    card, _ = cards.load(task)
+    for file, text in files.items():
+        write(tmp_path / file, text)
+    sets = data.load(card, Data(path=str(tmp_path))).sets
+    assert len(sets["train"]) == 2
+    assert {split: len(sets[split]) for split in expected} == expected
+    assert {split for split in sets if split.startswith("test_")} == {s for s in expected if s.startswith("test_")}
+    if name == "xnli in one file":
+        assert [sets["train"][0].label, sets["validation"][0].source, sets["test_ur"][0].source] == [2, "G.", "I."]
+
+
+def test_b6_a_folder_without_a_training_set_says_what_to_do(tmp_path: Path) -> None:
+    card, _ = cards.load("glue/stsb")
+    lines = "".join(f"s {index}\tt {index}\t{index % 5}\n" for index in range(10))
+    file = write(tmp_path / "dev.tsv", f"sentence1\tsentence2\tscore\n{lines}")
+    with pytest.raises(BadInput, match=rf"expected a file train.*; it has dev.tsv: data.path={file} splits that one"):
+        data.load(card, Data(path=str(tmp_path)))
+    assert {key: len(rows) for key, rows in data.load(card, Data(path=str(file))).sets.items()} == {
+        "train": 8, "validation": 1, "test": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["../{split}", "{split", "{lang}", "{split.x}"])
+def test_b6_a_name_of_files_is_a_name(name: str) -> None:
+    with pytest.raises(BadInput, match="expected the name of a file"):
+        cards.parse({**PAIRS.model_dump(exclude_defaults=True), "files": {"names": [name]}}, "here")
+
+
+def test_a_very_long_text_is_named(tmp_path: Path) -> None:
+    found = [{"source": f"text {index}", "target": "t"} for index in range(6)]
+    found[2]["source"] = "x" * 5_000_000
+    found[4]["target"] = "y" * 300_000
+    splits = data.load(PAIRS, Data(path=str(samples.write(tmp_path / "x.jsonl", found))))
+    (note,) = [note for note in splits.notes if "characters" in note]
+    assert note.startswith("x.jsonl: line 3 has a text of 5,000,000 characters, and 1 more are over 200,000: ")
+    assert len(note) < 250
+
+
+def test_a_limit_of_a_split_that_is_not_there(tmp_path: Path) -> None:
+    samples.write(tmp_path / "train.jsonl", samples.rows(PAIRS, 30))
+    assert len(data.load(PAIRS, Data(path=str(tmp_path), limit={"test": 3, "train": 5})).sets["train"]) == 5

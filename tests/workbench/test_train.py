@@ -171,15 +171,24 @@ def test_tensorboard_tells_the_story(summarizer: tuple[Path, dict[str, Any]]) ->
     scalars = set(events.Tags()["scalars"])
     assert {
         "train/loss", "train/part/base", "train/part/r3f", "train/weight/r3f", "train/value/nll", "train/grad_norm",
-        "train/learning_rate", "train/tokens_per_second", "train/anatomy/r3f/noise_share", "eval/rougeL",
-        "eval/rougeL_low", "eval/rougeL_high", "eval/loss", "eval/gen_len", "eval/score", "final/test/rouge1",
+        "train/learning_rate", "train/tokens_per_second", "train_anatomy/r3f/noise_over_value", "eval/rougeL",
+        "validation_intervals/rougeL_low", "validation_intervals/rougeL_high", "eval/loss", "eval/score",
+        "validation_outputs/gen_len", "validation_outputs/empty", "trained/test/rouge1",
     } <= scalars  # fmt: skip
     assert [event.step for event in events.Scalars("eval/rougeL")] == [3, 6]
     parts = [events.Scalars(f"train/part/{name}") for name in ("base", "r3f")]
     for total, base, term in zip(events.Scalars("train/loss"), *parts, strict=True):
         assert total.value == pytest.approx(base.value + term.value, abs=1e-4)
     texts = set(events.Tags()["tensors"])
-    assert {"config/text_summary", "samples/text_summary", "epochs/text_summary", "custom_scalars__config__"} <= texts
+    assert {"samples/text_summary", "settings/text_summary", "custom_scalars__config__"} <= texts
+    assert min(name for name in texts if name.endswith("text_summary")) == "samples/text_summary"
+    groups = list(dict.fromkeys(tag.partition("/")[0] for tag in sorted(scalars)))
+    assert groups[:2] == ["eval", "train"]  # those that TensorBoard opens with
+    assert [tag for tag in sorted(scalars) if tag.startswith("eval/")] == [
+        "eval/loss", "eval/rouge1", "eval/rouge2", "eval/rougeL", "eval/rougeLsum", "eval/score",
+    ]  # fmt: skip
+    assert len([tag for tag in scalars if tag.startswith("train/")]) <= 12  # the cards of a page
+    assert not any("time" in tag for tag in scalars)
     size = sum(path.stat().st_size for path in (folder / "tensorboard").iterdir())
     assert size < 60_000
 

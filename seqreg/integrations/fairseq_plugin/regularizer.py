@@ -110,6 +110,7 @@ def answered() -> Iterator[None]:
 def logged(report: LossReport, size: float) -> dict[str, Any]:
     """The parts of a loss as sums over the micro-batch, in nats; `log_parts` divides them."""
     found: dict[str, Any] = {f"part/{name}": part * size for name, part in report.parts.items()}
+    found |= {f"task/{name}": task * size for name, task in report.tasks.items()}
     found |= {f"value/{name}": value * size for name, value in report.values.items() if name != "nll"}
     return found | {f"weight/{name}": weight * size for name, weight in report.weights.items()}
 
@@ -117,10 +118,10 @@ def logged(report: LossReport, size: float) -> dict[str, Any]:
 def log_parts(logs: Sequence[Mapping[str, Any]]) -> None:
     """Parts and values in base 2, as fairseq's loss: the parts add up to it."""
     size = sum(log.get("sample_size", 0) for log in logs)
-    for key in sorted({key for log in logs for key in log if key.startswith(("part/", "value/", "weight/"))}):
+    for key in sorted({key for log in logs for key in log if key.startswith(("part/", "task/", "value/", "weight/"))}):
         unit = 1.0 if key.startswith("weight/") else math.log(2)
         total = sum(log.get(key, 0) for log in logs)
-        metrics.log_scalar(key, total / (size or 1) / unit, size, priority=15, round=5)
+        metrics.log_scalar(key, total / (size or 1) / unit, size, priority=15)
 
 
 class Memory(nn.Module):

@@ -21,7 +21,7 @@ class Window:
 
     def add(self, report: LossReport, share: float) -> None:
         """Take in one micro-batch, which is `share` of an optimizer step."""
-        for prefix, numbers in (("part", report.parts), ("value", report.values)):
+        for prefix, numbers in (("part", report.parts), ("task", report.tasks), ("value", report.values)):
             for name, number in numbers.items():
                 key = f"{prefix}/{name}"
                 self.sums[key] = self.sums.get(key, torch.zeros_like(number)) + number
@@ -34,7 +34,8 @@ class Window:
     def flush(self, accelerator: Any) -> dict[str, float]:
         """Means over the window and over the ranks: parts and weights over all steps, values over active ones."""
         names = [term.name for term in self.criterion.terms]
-        keys = ["part/base", "value/nll", *(f"{kind}/{name}" for name in names for kind in ("part", "value", "weight"))]
+        kinds = ("part", "task", "value", "weight")
+        keys = ["part/base", "value/nll", *(f"{kind}/{name}" for name in names for kind in kinds)]
         keys = [key for key in keys if key in self.sums]
         if not keys:
             return {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from seqreg.workbench.evidence.probe import PRETRAINED, Lens, Probed, shown
 from seqreg.workbench.evidence.scoring import train
 from seqreg.workbench.evidence.study_files import Plan, Step, Task
 from seqreg.workbench.guard import Signals
+from seqreg.workbench.launch import processes
 from seqreg.workbench.layers import assigned
 
 BASELINE = "baseline"
@@ -58,7 +58,7 @@ class Chain:
 
 def one_process() -> None:
     """Refuse to study in several processes, which would wait for each other for ever."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if processes()[1] > 1:
         raise BadInput("a study of several trainings runs in one process: leave out torchrun")
 
 

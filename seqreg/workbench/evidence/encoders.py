@@ -51,12 +51,9 @@ def origin(folder: Path) -> str | None:
 
 def load(name: str, *, tokenizer: str | None = None, trust: bool = False) -> Encoder:
     """The encoder of a run's folder or of a pretrained model; weights that are missing are refused, never drawn."""
-    found, report = models.fetched(transformers.AutoModel, name, "model", trust, dtype=torch.float32,
-                                   output_loading_info=True)  # fmt: skip
-    missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)
-    if missing:
-        raise BadInput(f"{name}: not a model whose encoder can be frozen: it has no weights for {missing[0]}")
-    words = models.fetched(transformers.AutoTokenizer, tokenizer or name, "tokenizer", trust)
+    settings = models.fetched(transformers.AutoConfig, name, "model", trust)
+    found = models.loaded(transformers.AutoModel, name, trust, settings, new_head=True)
+    words = models.stored_tokenizer(tokenizer or name, trust)
     module = found.get_encoder() if found.config.is_encoder_decoder else found
     module.requires_grad_(False).eval().to("cuda" if torch.cuda.is_available() else "cpu")
     return Encoder(name, module, words)

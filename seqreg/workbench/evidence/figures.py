@@ -38,4 +38,5 @@ def figure(*files: Path, width: float = 8, height: float = 5) -> Iterator[Any]:
             axis.set_minor_formatter(LogFormatter())  # seen where there is less than a power of ten
         for file in files:
             file.parent.mkdir(parents=True, exist_ok=True)
+            file.unlink(missing_ok=True)  # a link is replaced, not followed
             drawn.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)

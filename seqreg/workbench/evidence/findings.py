@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from seqreg.errors import BadInput
-from seqreg.workbench.files import ASIDE, write_text
+from seqreg.workbench.files import ASIDE, to_json, write_text
 
 FOLDER = "evidence"
 """In a run's folder, or a comparison's: what was found out about it later."""
@@ -49,7 +49,7 @@ class Finding:
         """Write it down as `<kind>.json`."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.kind}.json"
-        write_text(path, json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        write_text(path, to_json(asdict(self), indent=1, ensure_ascii=False) + "\n")
         return path
 
     @classmethod

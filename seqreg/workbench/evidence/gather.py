@@ -152,7 +152,7 @@ def _same_scores(found: Gathered) -> None:
 
 def _alike(ones: list[str], others: list[str]) -> float:
     """Mean ROUGE-L of texts with each other, 1 for those that are equal: also for two that are empty."""
-    scores = rouge(ones, others, kinds=("rougeL",), resamples=1, jobs=1).scores["rougeL"][:, 2]
+    scores = rouge(ones, others, kinds=("rougeL",), resamples=1).scores["rougeL"][:, 2]
     return float(np.where([one == other for one, other in zip(ones, others, strict=True)], 1.0, scores).mean())
 
 

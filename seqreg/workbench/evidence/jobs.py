@@ -16,7 +16,7 @@ from pathlib import Path
 from seqreg.errors import BadInput, Interrupted
 from seqreg.workbench.console import say, warn
 from seqreg.workbench.evidence.comparison import Job, Plan
-from seqreg.workbench.files import write_text
+from seqreg.workbench.files import open_own, write_text
 from seqreg.workbench.runs import LOCK, Record
 from seqreg.workbench.untrusted import plain
 
@@ -70,7 +70,7 @@ def held(folder: Path) -> str:
     path = folder / LOCK
     if not path.exists():
         return ""
-    with open(path, "r+", encoding="utf-8") as file:
+    with open_own(path, "r+") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -107,7 +107,7 @@ def start(plan: Plan, job: Job, trust: bool = False) -> subprocess.Popen[bytes]:
     job.folder.parent.mkdir(parents=True, exist_ok=True)
     job.code.unlink(missing_ok=True)
     say(f"{job.method}, seed {job.seed}: begins", "dim")
-    with job.log.open("ab") as log:
+    with open_own(job.log, "a") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "seqreg.cli", *words(plan, job, trust)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 from seqreg.metrics import statistics
 from seqreg.metrics.statistics import Difference, Summary
 from seqreg.workbench.evidence.gather import Gathered, agreement
-from seqreg.workbench.files import write_text
+from seqreg.workbench.files import to_json, write_text
 
 BOTH, TWO_LEVEL = "seeds and examples", "two-level bootstrap"
 
@@ -112,5 +111,5 @@ def write_examples(found: Gathered, path: Path) -> None:
     lines = []
     for place in range(len(first)):
         scores = {m.name: {str(seed): rows[place][key] for seed, rows in m.rows.items()} for m in methods}
-        lines.append(json.dumps({"index": place, "score": key, "methods": scores}) + "\n")
+        lines.append(to_json({"index": place, "score": key, "methods": scores}) + "\n")
     write_text(path, "".join(lines))

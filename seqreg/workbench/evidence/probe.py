@@ -13,7 +13,7 @@ import torch
 
 from seqreg.errors import BadInput
 from seqreg.metrics.classification import classification
-from seqreg.metrics.logistic import read
+from seqreg.metrics.logistic import fit_probe
 from seqreg.workbench import config
 from seqreg.workbench.config import Run
 from seqreg.workbench.console import say
@@ -91,12 +91,12 @@ class Lens:
 
         classes = len(task.card.labels or ())
         known, truth = (np.array([int(one.label or 0) for one in part]) for part in (task.train, task.test))
-        reading = read(of(task.train), known, classes)
-        scores, intervals = classification(["accuracy"], reading.predict(of(task.test)), truth)
+        probe = fit_probe(of(task.train), known)
+        scores, intervals = classification(["accuracy"], probe.predict(of(task.test)), truth)
         common = np.bincount(known, minlength=classes).argmax()
         (low, high), right = intervals["accuracy"], scores["accuracy"]
         share = float((truth == common).mean())
-        return Probing(100 * right, 100 * low, 100 * high, 100 * share, reading.penalty)
+        return Probing(100 * right, 100 * low, 100 * high, 100 * share, probe.penalty)
 
     def _token_states(self, encoder: Encoder) -> list[torch.Tensor]:
         share = max(1, TEXTS // len(self.tasks))

@@ -93,9 +93,9 @@ def loss_parts(found: Mapping[str, Seeds], folder: Path) -> str | None:
 
 
 def anatomy(found: Mapping[str, Seeds], folder: Path) -> str | None:
-    """A panel a method: what its terms are really doing, shares and cosines."""
-    kept = ("share", "cosine", "over_radius")
-    return _panels(_by_method(found, "train/anatomy/", kept), "share or cosine", "anatomy", folder)
+    """A panel a method: what its terms are really doing, ratios and cosines."""
+    kept = ("over_base", "over_value", "cosine", "over_radius")
+    return _panels(_by_method(found, "train_anatomy/", kept), "ratio or cosine", "anatomy", folder)
 
 
 def _by_method(found: Mapping[str, Seeds], prefix: str, kept: Sequence[str] = ("",)) -> dict[str, dict[str, Any]]:

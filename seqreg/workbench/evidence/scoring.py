@@ -26,7 +26,7 @@ def score(name: str, run: Run, examples: Sequence[Example], split: str, *, trust
     asked = {"model": Model(name=name), "terms": {}, "evaluation": quiet, "checkpoints": Checkpoints()}
     other = dataclasses.replace(run, config=run.config.model_copy(update=asked), trust=trust)
     tokenizer = models.load_tokenizer(other.config, (), trust=trust)
-    model = models.load_model(other.config, other.card, tokenizer, trust=trust)
+    model = models.load_model(other.config, other.card, tokenizer, trust=trust, trained=True)
     shop = Workshop(other, Splits({split: examples}), tokenizer, model)
     with tempfile.TemporaryDirectory() as scratch:
         return evaluate(make_trainer(shop, Path(scratch)), other, tokenizer, examples, split)

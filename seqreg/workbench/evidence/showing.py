@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -17,7 +16,7 @@ from rich.table import Table as Shown
 from seqreg.errors import BadInput
 from seqreg.workbench.console import console
 from seqreg.workbench.evidence.findings import FOLDER, Finding, Table
-from seqreg.workbench.files import writable
+from seqreg.workbench.files import to_json, writable
 from seqreg.workbench.untrusted import plain
 
 Tell = Callable[[str], None]
@@ -41,7 +40,7 @@ def show(finding: Finding, where: Path, *, as_json: bool) -> None:
     """Print tables and sentences, or everything as JSON."""
     console.print(f"Numbers and figures are in {plain(where)}", soft_wrap=True)
     if as_json:
-        print(json.dumps(asdict(finding), indent=1, allow_nan=False))
+        print(to_json(asdict(finding), indent=1))
         return
     out = Console(highlight=False, markup=False)
     out = out if out.is_terminal else Console(highlight=False, markup=False, width=120)

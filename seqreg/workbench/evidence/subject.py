@@ -79,7 +79,7 @@ class Material:
     def open(self, *, trust: bool = False) -> Subject:
         """With its model."""
         tokenizer = models.load_tokenizer(self.run.config, (), trust=trust)
-        model = models.load_model(self.run.config, self.card, tokenizer, trust=trust).eval()
+        model = models.load_model(self.run.config, self.card, tokenizer, trust=trust, trained=True).eval()
         model.to("cuda" if torch.cuda.is_available() else "cpu")
         return Subject(self.folder, self.method, self.run, self.splits, tokenizer, model)
 
@@ -164,5 +164,5 @@ def prepare(folder: Path, overrides: Sequence[str] = (), *, trust: bool = False)
 
 def rouge_l(texts: Sequence[str], references: Sequence[str], card: Card) -> NDArray[Any]:
     """ROUGE-L of every text, from 0 to 1, as the card wants it."""
-    options: dict[str, Any] = {"split": card.sentences, "tokenizer": card.words, "resamples": 1, "jobs": 1}
+    options: dict[str, Any] = {"split": card.sentences, "tokenizer": card.words, "resamples": 1}
     return rouge(texts, references, kinds=["rougeL"], **options).scores["rougeL"][:, 2]

@@ -55,7 +55,7 @@ def _texts(job: Job, scores: np.ndarray, curves: bool) -> None:
                 writer.add_scalar("train/part/base", 90 / step, step)
                 if job.method != "baseline":
                     writer.add_scalar(f"train/part/{job.method}", 9 / step, step)
-                    writer.add_scalar(f"train/anatomy/{job.method}/noise_share", 0.1, step)
+                    writer.add_scalar(f"train_anatomy/{job.method}/noise_over_value", 0.1, step)
 
 
 def _classes(job: Job, right: np.ndarray) -> None:
