@@ -73,6 +73,7 @@ def train(
 @app.command()
 def replay(
     crash: Annotated[Path, typer.Argument(help="A folder that a training wrote: RUN/crash/step-N.")],
+    trust: Trust = False,
 ) -> None:
     """Compute a step again that was not finite, and say where it began.
 
@@ -80,7 +81,7 @@ def replay(
     """
     from seqreg.workbench import commands
 
-    commands.replay(crash)
+    commands.replay(crash, trust=trust)
 
 
 @app.command()

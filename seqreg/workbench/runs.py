@@ -23,7 +23,7 @@ from accelerate.utils import broadcast_object_list
 
 from seqreg.errors import BadInput, NoRoom, nearest
 from seqreg.version import __version__
-from seqreg.workbench import checkpoints, guard, layers
+from seqreg.workbench import checkpoints, guard, layers, stored
 from seqreg.workbench.config import Run
 from seqreg.workbench.console import say, warn
 from seqreg.workbench.data import Splits
@@ -55,7 +55,7 @@ class Record:
     settings: dict[str, Any]
     versions: dict[str, str]
     finished: bool = False
-    before: dict[str, Any] = field(default_factory=dict)
+    before: stored.Before = field(default_factory=stored.Before)
     files: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -68,10 +68,7 @@ class Record:
         path = folder / RECORD
         if not path.is_file():
             return None
-        try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError, OSError) as error:
-            raise BadInput(f"{path}: cannot be read ({error}): --overwrite the run, or choose another output") from None
+        return stored.read(cls, path, "--overwrite the run, or choose another output")
 
     def write(self, folder: Path) -> None:
         write_text(folder / RECORD, to_json(asdict(self), indent=1) + "\n")
@@ -82,7 +79,7 @@ class Record:
         settings = {key: value for key, value in self.settings.items() if key not in (ROWS, WORLD)}
         return {
             "run": self.run, "configuration": _hash(settings), "data": self.settings.get(ROWS),
-            WORLD: self.settings[WORLD], "versions": versions(),
+            WORLD: self.settings.get(WORLD), "versions": versions(),
         }  # fmt: skip
 
 

@@ -128,7 +128,7 @@ def _trained(trainer: Any, shop: Workshop, place: Place, scorer: Scorer) -> dict
     }  # fmt: skip
     found = _judged(trainer, shop)
     if place.record.before:
-        found = {"before": Scored(**place.record.before), **found}
+        found = {"before": Scored(**dict[str, Any](place.record.before)), **found}
     with signals.deferred(), guard.writing(folder, trainer.needed, "; the same command goes on"):
         return _finish(trainer, shop, place, found, numbers, monitor)
 
@@ -235,7 +235,7 @@ def arguments(config: Config, folder: Path, seq2seq: bool) -> TrainingArguments:
 
 def trained(folder: Path, overrides: tuple[str, ...] = (), *, trust: bool = False) -> Run:
     """The run of a folder, with the trained model in place of the one that it started from."""
-    run = configs.load(folder, overrides, trust=trust)
+    run = configs.load(folder, overrides, trust=trust, build_terms=False)
     if not (folder / "config.json").is_file():
         raise BadInput(f"{folder}: there is no trained model in it: has its training ended?")
     further = {
