@@ -38,6 +38,14 @@ class Before(TypedDict, total=False):
     signature: str
 
 
+class Outline(TypedDict):
+    """A split of the data in run.json: how many examples, and short hashes of blocks of `size` of them."""
+
+    count: int
+    size: int
+    blocks: list[str]
+
+
 class _Stored(BaseModel):
     model_config = ConfigDict(extra="allow")
 

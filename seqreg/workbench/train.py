@@ -28,7 +28,7 @@ from seqreg.workbench.guard import Signals
 from seqreg.workbench.launch import check_accelerate
 from seqreg.workbench.models import Collator, Encoded, Numbered
 from seqreg.workbench.monitor import Monitor
-from seqreg.workbench.runs import Place, fingerprint, first_process
+from seqreg.workbench.runs import Place, first_process
 from seqreg.workbench.settings import Checkpoints, Config, Model
 from seqreg.workbench.trainers import SteadySeq2SeqTrainer, SteadyTrainer
 from seqreg.workbench.trial import trial
@@ -82,7 +82,7 @@ def train(
         with guard.writing(folder):
             place.look(overwrite, allow_change)
         splits = data.load(run.card, run.config.data)
-        place.compare(fingerprint(splits), allow_change)
+        place.compare(splits, allow_change)
         if place.finished:
             place.reopen()
         if place.finished:
