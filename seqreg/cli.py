@@ -96,6 +96,7 @@ def quickstart(
 @app.command()
 def replay(
     crash: Annotated[Path, typer.Argument(help="A folder that a training wrote: RUN/crash/step-N.")],
+    trust: Trust = False,
 ) -> None:
     """Compute a step again that was not finite, and say where it began.
 
@@ -103,7 +104,7 @@ def replay(
     """
     from seqreg.workbench import commands
 
-    commands.replay(crash)
+    commands.replay(crash, trust=trust)
 
 
 @app.command()

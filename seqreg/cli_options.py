@@ -21,7 +21,10 @@ Variants = Annotated[
 ]
 Trust = Annotated[
     bool,
-    typer.Option("--trust-remote-code", help="Run Python code that comes with a model. Read it first: it can do all."),
+    typer.Option(
+        "--trust-remote-code",
+        help="Run Python code that comes with a model, or that a run names as a term. Read it first: it can do all.",
+    ),
 ]
 Rows = Annotated[int, typer.Option(min=5, max=2**31 - 1, help="At most so many rows of a split, the same for all.")]
 Trained = Annotated[Path, typer.Argument(help="The output folder of a training.")]

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import pickle
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import safetensors
+import torch
+from transformers.trainer_pt_utils import safe_globals
 
 from seqreg.workbench.console import warn
 from seqreg.workbench.files import ASIDE, digest, sync, write_text
@@ -42,7 +48,7 @@ def manifest(folder: Path) -> dict[str, Any]:
     """What a checkpoint says about itself; nothing if it is not sealed."""
     try:
         found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) and isinstance(found.get("files"), dict) else {}
 
@@ -64,8 +70,10 @@ def damage(folder: Path, files: Mapping[str, Any]) -> str | None:
         if not isinstance(expected, dict) or not {"size", "sha256"} <= expected.keys():
             return f"what its manifest says of {name} cannot be read"
         path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
+        if ".." in path.parts or not path.is_relative_to(folder):
+            return f"its manifest names {name[:100]}, which is elsewhere"
+        if not os.path.isfile(path):  # also where the name is none
+            return f"{name[:100]} is missing"
         size = path.stat().st_size
         if size != expected["size"]:
             return f"{name} has {size} bytes instead of {expected['size']}"
@@ -77,7 +85,7 @@ def damage(folder: Path, files: Mapping[str, Any]) -> str | None:
 def step_of(folder: Path) -> int:
     """The step of a checkpoint; -1 for another folder."""
     number = folder.name.removeprefix(PREFIX)
-    return int(number) if folder.name.startswith(PREFIX) and number.isdigit() and folder.is_dir() else -1
+    return int(number) if folder.name.startswith(PREFIX) and number.isdecimal() and folder.is_dir() else -1
 
 
 def sealed(folder: Path, run: str) -> list[Path]:
@@ -95,6 +103,34 @@ def newest(folder: Path, run: str) -> Path | None:
         if wrong is None and manifest(path).get("run") == run:
             return path
         warn(f"{path} is passed over: {wrong or 'it belongs to another run'}")
+    return None
+
+
+def unreadable(folder: Path) -> str | None:
+    """The first file of a checkpoint that cannot be opened, although its bytes are those that were written."""
+    for path in _files(folder):
+        wrong = _refused(path)
+        if wrong is not None:
+            return f"{path}: {wrong}: move {folder.name} away to go on from the checkpoint before it"
+    return None
+
+
+def _refused(path: Path) -> str | None:
+    """Why a file cannot be opened, in a few words."""
+    try:
+        if path.suffix in (".pt", ".pth"):
+            with safe_globals():
+                found = torch.load(path, map_location="cpu", weights_only=True)
+            return None if isinstance(found, dict) else f"holds a {type(found).__name__} instead of a state"
+        if path.suffix == ".safetensors":
+            with safetensors.safe_open(path, "pt"):
+                return None
+        if path.suffix == ".json":
+            json.loads(path.read_text(encoding="utf-8"))
+    except pickle.UnpicklingError:
+        return "holds more than numbers, or is no file of torch: it is not loaded"
+    except Exception as error:  # torch, zipfile, safetensors and json have kinds of their own
+        return f"cannot be read ({next(iter(str(error).splitlines()), '')[:100] or type(error).__name__})"
     return None
 
 

@@ -70,7 +70,7 @@ def evaluate(
         writable(output, "--output ")
         if output.exists() and not output.is_dir():
             raise BadInput(f"--output {output}: a file is in the way")
-    config.load(folder, settings)
+    config.load(folder, settings, build_terms=False)
     from seqreg.workbench import train as work
     from seqreg.workbench.console import console, quiet
 
@@ -83,7 +83,7 @@ def evaluate(
 
 def predict(folder: Path, source: str, target: str, settings: Sequence[str], *, trust: bool = False) -> None:
     """Predict, and say how many."""
-    config.load(folder, settings)
+    config.load(folder, settings, build_terms=False)
     from seqreg.workbench import predict as work
     from seqreg.workbench.console import console, quiet
 
@@ -118,13 +118,13 @@ def report(folder: Path, output: Path | None, *, markdown: bool, latex: bool) ->
     console.print(f"Written: {plain(work.report(folder, output, markdown=markdown, latex=latex))}")
 
 
-def replay(crash: Path) -> None:
+def replay(crash: Path, *, trust: bool = False) -> None:
     """Print what a step that was not finite gives again."""
     from seqreg.workbench import replay as work
     from seqreg.workbench.console import quiet
 
     quiet()
-    out.print(work.replay(crash))
+    out.print(work.replay(crash, trust=trust))
 
 
 def check(

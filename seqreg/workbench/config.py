@@ -51,11 +51,15 @@ def resolve(
     overrides: Sequence[str] = (),
     forget: Sequence[str] = (),
     trust: bool = False,
+    build_terms: bool = True,
+    foreign: bool = False,
 ) -> Run:
     """Lay a recipe, its variants, recipes of terms and `key=value` on top of each other, and check the result.
 
     Args:
         forget: dotted keys of the recipe that do not count, as if they were not there
+        build_terms: check the terms too, which imports the modules of those that are not seqreg's own
+        foreign: the recipe may be somebody else's: modules that it names are imported only with `trust`
     """
     path = catalogue.find("recipes", recipe)
     stack, values = layers.Layers(), layers.read(path)
@@ -100,7 +104,10 @@ def resolve(
     name = "-".join([path.stem if path.stem != "config" else path.parent.name, *other, *variants])
     stack.values.setdefault("output", f"runs/{name}/{'-'.join(Path(t).stem for t in chosen) or 'baseline'}")
     config = checked(Config, stack.values, stack.origin)
-    _check_terms(config, stack)
+    if foreign and build_terms and not trust:
+        _refuse_modules(config, stack)
+    if build_terms:
+        _check_terms(config, stack)
     if card.kind == "generation" and config.evaluation.resamples < 1:
         where = stack.origin("evaluation.resamples")
         raise BadInput(f"{where}: evaluation.resamples=0: ROUGE has intervals: expected at least 1; 1000 is usual")
@@ -208,6 +215,18 @@ def _refuse_trust(stack: layers.Layers) -> None:
             raise BadInput(f"{origin}: {key}: not a setting: only a person can trust code, with --trust-remote-code")
 
 
+def _refuse_modules(config: Config, stack: layers.Layers) -> None:
+    """Terms of other packages: importing one runs its code."""
+    for name, settings in config.terms.items():
+        module = str((settings or {}).get("term", name))
+        where = stack.origin(f"terms.{name}")
+        if "." in module and where != "command line":
+            raise BadInput(
+                f"{where}: terms.{name}: the module {module} would be imported, and run with your rights: read it, and "
+                "if you trust it give --trust-remote-code"
+            )
+
+
 def _check_terms(config: Config, stack: layers.Layers) -> None:
     """Build the criterion once, so that a misspelt term or setting is found before anything else happens."""
     try:
@@ -229,9 +248,13 @@ def _check_terms(config: Config, stack: layers.Layers) -> None:
             raise BadInput(f"{stack.origin(key)}: {key}='alternate': a run has no unlabelled rows; choose 'joint'")
 
 
-def load(folder: Path, overrides: Sequence[str] = (), *, forget: Sequence[str] = (), trust: bool = False) -> Run:
-    """The run that was saved in a folder."""
+def load(
+    folder: Path, overrides: Sequence[str] = (), *, forget: Sequence[str] = (), trust: bool = False,
+    build_terms: bool = True,
+) -> Run:  # fmt: skip
+    """The run that was saved in a folder. Whoever does not train with its terms leaves them alone: `build_terms`."""
     if not os.path.isfile(folder / "config.yaml"):
         there = os.path.isdir(folder)
         raise BadInput(f"{folder}: {'not a run of seqreg: it has no config.yaml' if there else 'no such folder'}")
-    return resolve(str(folder / "config.yaml"), overrides=overrides, forget=forget, trust=trust)
+    options: dict[str, Any] = {"trust": trust, "build_terms": build_terms, "foreign": True}
+    return resolve(str(folder / "config.yaml"), overrides=overrides, forget=forget, **options)

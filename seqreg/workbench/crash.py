@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors
 import safetensors.torch
 import torch
 
 from seqreg.errors import BadInput, NoRoom
-from seqreg.workbench import checkpoints, guard
+from seqreg.workbench import checkpoints, guard, stored
 from seqreg.workbench.console import warn
 from seqreg.workbench.files import to_json
 
@@ -66,22 +66,38 @@ def read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     wrong = checkpoints.fault(folder, (BATCH, STORY))
     if wrong is not None:
         raise BadInput(f"{folder}: cannot be replayed: {wrong}")
-    story = json.loads((folder / STORY).read_text(encoding="utf-8"))
-    draws = story["draws"]
-    version, numbers, gauss = draws["python"]
-    kind, keys, *rest = draws["numpy"]
-    story["draws"] = {
+    found = stored.read(stored.Story, folder / STORY, "it cannot be replayed")
+    try:
+        draws = _draws(found.draws)
+        with guard.undrawn():
+            guard.set_draw_state(draws)
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise BadInput(f"{folder / STORY}: draws: not the state of a generator: {error}") from None
+    try:
+        tensors = safetensors.torch.load_file(folder / BATCH)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise BadInput(f"{folder / BATCH}: cannot be read ({error})") from None
+    batches: dict[int, dict[str, Any]] = {}
+    for path, tensor in tensors.items():
+        index, _, key = path.partition("/")
+        batches.setdefault(int(index) if index.isdecimal() else -1, {})[key] = tensor
+    if sorted(batches) != list(range(len(batches))) or len(batches) != found.batches:
+        raise BadInput(f"{folder}: {STORY} tells of {found.batches} batches, and {BATCH} holds {len(batches)}")
+    return {**found.model_dump(), "draws": draws}, [batches[index] for index in range(len(batches))]
+
+
+def _draws(found: stored.Draws) -> dict[str, Any]:
+    """The generators as `guard.set_draw_state` takes them."""
+    version, numbers, gauss = found.python
+    kind, keys, *rest = found.numpy
+    draws: dict[str, Any] = {
         "python": (version, tuple(numbers), gauss),
         "numpy": (kind, np.asarray(keys, dtype=np.uint32), *rest),
-        "torch": torch.tensor(draws["torch"], dtype=torch.uint8),
+        "torch": torch.tensor(found.torch, dtype=torch.uint8),
     }
-    if "cuda" in draws and torch.cuda.is_available():
-        story["draws"]["cuda"] = [torch.tensor(one, dtype=torch.uint8) for one in draws["cuda"]]
-    batches: list[dict[str, Any]] = [{} for _ in range(story["batches"])]
-    for path, tensor in safetensors.torch.load_file(folder / BATCH).items():
-        index, _, key = path.partition("/")
-        batches[int(index)][key] = tensor
-    return story, batches
+    if found.cuda and torch.cuda.is_available():
+        draws["cuda"] = [torch.tensor(one, dtype=torch.uint8) for one in found.cuda]
+    return draws
 
 
 def _plain(value: Any) -> Any:

@@ -19,13 +19,14 @@ from seqreg.workbench import checkpoints, config, crash, guard, train
 from seqreg.workbench.runs import Record
 
 
-def replay(folder: Path) -> Group:
+def replay(folder: Path, *, trust: bool = False) -> Group:
     """The parts of the loss of every micro-batch of RUN/crash/step-N, and the first places that are not finite."""
     story, batches = crash.read(folder)
-    home = folder.absolute().parents[1]
+    home = folder.absolute().parent.parent
+    run = config.load(home, trust=trust)
     weights = _weights(home, folder, story)
     with tempfile.TemporaryDirectory() as scratch:
-        trainer = train.make_trainer(train.prepare(config.load(home)), Path(scratch))
+        trainer = train.make_trainer(train.prepare(run), Path(scratch))
         trainer._load_from_checkpoint(str(weights))
         if (weights / TERM_STATE).exists():
             trainer._load_terms(str(weights))
@@ -34,7 +35,11 @@ def replay(folder: Path) -> Group:
         record = Record.read(home)
         if record is None or record.facts["configuration"] != story["configuration"]:
             notes.append("the settings of the run have changed since this step: it is computed with those of now")
-        notes += _compute(trainer, story, batches, table)
+        try:
+            notes += _compute(trainer, story, batches, table)
+        except (RuntimeError, ValueError, TypeError, KeyError, IndexError) as error:
+            what = next(iter(str(error).splitlines()), type(error).__name__)
+            raise BadInput(f"{folder}: its batches do not belong to the model of the run: {what[:200]}") from None
     return Group(table, *notes)
 
 

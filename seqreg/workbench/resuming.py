@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-import json
-import pickle
+import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import TrainerState
 
-from seqreg.errors import BadInput
+from seqreg.errors import BadInput, Stopped
 from seqreg.integrations.hf import RegularizedTrainer
-from seqreg.workbench import checkpoints, weights
+from seqreg.workbench import checkpoints, stored, weights
 from seqreg.workbench.console import warn
 from seqreg.workbench.health import Health
+
+
+@contextlib.contextmanager
+def _reading(checkpoint: str | None, what: str) -> Iterator[None]:
+    """Turn a checkpoint that cannot be loaded into one line: about the file that cannot be read, or `what` differs."""
+    try:
+        yield
+    except (BadInput, Stopped):
+        raise
+    except Exception as error:  # torch, pickle, safetensors and json have kinds of their own
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        differs = f"{checkpoint}: {what} is of another model: {lines[-1][:200]}".replace("weights is", "weights are")
+        raise BadInput(checkpoints.unreadable(Path(checkpoint or "")) or differs) from None
 
 
 class ResumingTrainer(RegularizedTrainer):
@@ -34,7 +47,7 @@ class ResumingTrainer(RegularizedTrainer):
     changed: tuple[str, ...] = ()
     loaded: Callable[[], None] = staticmethod(lambda: None)
     _owed = False
-    _restored: dict[str, Any] = {}
+    _restored: stored.Progress | None = None
     _source = ""
 
     def _folder(self, step: int) -> Path:
@@ -42,20 +55,15 @@ class ResumingTrainer(RegularizedTrainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         hyper = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
-        try:
+        with _reading(checkpoint, "the optimizer's state"):
             super()._load_optimizer_and_scheduler(checkpoint)
-        except pickle.UnpicklingError:
-            raise BadInput(f"{checkpoint}: the optimizer's state holds more than numbers: it is not loaded") from None
-        except BadInput:
-            raise
-        except ValueError as error:
-            raise BadInput(f"{checkpoint}: the optimizer's state is of another model: {error}") from None
         if checkpoint is None:
             return
         if self._has_changed("optimisation"):
             self._take_over(hyper)
         path = Path(checkpoint) / f"progress_{self.args.process_index}.json"
-        self._restored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        fix = f"move {path.parent.name} away to go on from the checkpoint before it"
+        self._restored = stored.read(stored.Progress, path, fix) if path.exists() else None
 
     def _has_changed(self, *keys: str) -> bool:
         """Whether one of these settings, or one below it, was allowed to change."""
@@ -63,13 +71,32 @@ class ResumingTrainer(RegularizedTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         self._source = resume_from_checkpoint
-        try:
+        with _reading(resume_from_checkpoint, "its weights"):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
-        except RuntimeError as error:
-            what = str(error).splitlines()[-1].strip()
-            if "size mismatch" not in what:
-                raise
-            raise BadInput(f"{resume_from_checkpoint}: its weights are of another model: {what}") from None
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        name = f"rng_state_{self.args.process_index}.pth" if self.args.world_size > 1 else "rng_state.pth"
+        if checkpoint is not None and not (Path(checkpoint) / name).is_file():
+            warn(f"{checkpoint}: {name} is missing: random numbers will be others than in a run that was not stopped")
+        with _reading(checkpoint, "the state of the generators"):
+            super()._load_rng_state(checkpoint)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        with _reading(checkpoint, "the state of the scaler"):
+            super()._load_scaler(checkpoint)
+
+    def _load_callback_state(self) -> None:
+        with _reading(self._source, "the state of the callbacks"):
+            super()._load_callback_state()
+
+    def train(self, *args: Any, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
+        if resume_from_checkpoint is not None:
+            path = Path(resume_from_checkpoint) / "trainer_state.json"
+            fix = f"move {path.parent.name} away to go on from the checkpoint before it"
+            stored.read(stored.TrainerFile, path, fix)
+            with _reading(resume_from_checkpoint, "its trainer_state.json"):
+                TrainerState.load_from_json(str(path))
+        return super().train(*args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Refuse what transformers only logs: weights that are missing stay as they were drawn."""
@@ -101,18 +128,18 @@ class ResumingTrainer(RegularizedTrainer):
         self.loaded()
         self.clock = self.saved = time.monotonic()
         self.state.compute_steps(self.args, self.state.max_steps)  # a loaded state brings the old intervals
-        found, self._restored = self._restored, {}
-        if not found:
+        found, self._restored = self._restored, None
+        if found is None:
             return
         device = self.args.device
-        self._tr_loss = torch.tensor(found["loss"], device=device)
-        self._total_loss_scalar, self._globalstep_last_logged = found["total"], found["logged"]
-        self._window.sums = {key: torch.tensor(value, device=device) for key, value in found["sums"].items()}
-        self._window.steps = defaultdict(float, found["shares"])
-        self._anatomy, self._owed, self.seconds = found["anatomy"], found["owed"], found["seconds"]
-        self.health.load(found["health"])
-        if self.monitor is not None and found["monitor"]:
-            self.monitor.load(found["monitor"])
+        self._tr_loss = torch.tensor(found.loss, device=device)
+        self._total_loss_scalar, self._globalstep_last_logged = found.total, found.logged
+        self._window.sums = {key: torch.tensor(value, device=device) for key, value in found.sums.items()}
+        self._window.steps = defaultdict(float, found.shares)
+        self._anatomy, self._owed, self.seconds = found.anatomy, found.owed, found.seconds
+        self.health.load(found.health.model_dump())
+        if self.monitor is not None:
+            self.monitor.load(found.monitor.model_dump())
         self._find_best()
 
     def _find_best(self) -> None:

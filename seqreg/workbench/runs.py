@@ -23,10 +23,11 @@ from accelerate.utils import broadcast_object_list
 
 from seqreg.errors import BadInput, NoRoom, nearest
 from seqreg.version import __version__
-from seqreg.workbench import checkpoints, guard, layers
+from seqreg.workbench import checkpoints, guard, layers, stored
 from seqreg.workbench.config import Run
 from seqreg.workbench.console import say, warn
 from seqreg.workbench.data import Splits
+from seqreg.workbench.examples import Example
 from seqreg.workbench.files import ASIDE, open_own, to_json, write_text
 from seqreg.workbench.launch import processes
 from seqreg.workbench.tables import METRICS
@@ -34,6 +35,8 @@ from seqreg.workbench.tables import METRICS
 RECORD, LOCK = "run.json", ".lock"
 _BEGINNING = {LOCK, "config.yaml", "task.yaml", f"{ASIDE}{RECORD}", f"{ASIDE}config.yaml", f"{ASIDE}task.yaml"}
 ROWS, WORLD = "data.rows", "world_size"
+_BLOCKS = 256
+"""Of a split, each with a hash of its own."""
 _SAMPLE = 1000
 """Rows of a dataset on disk that its fingerprint is taken from."""
 
@@ -49,14 +52,16 @@ class Record:
         finished: whether the model and its scores are written
         before: scores of the untrained model, if they were asked for
         files: of the model when it was finished: size and SHA-256 of each
+        outline: of every split of the data, to tell what has changed
     """
 
     run: str
     settings: dict[str, Any]
     versions: dict[str, str]
     finished: bool = False
-    before: dict[str, Any] = field(default_factory=dict)
+    before: stored.Before = field(default_factory=stored.Before)
     files: dict[str, Any] = field(default_factory=dict)
+    outline: dict[str, stored.Outline] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: Run) -> Record:
@@ -68,10 +73,7 @@ class Record:
         path = folder / RECORD
         if not path.is_file():
             return None
-        try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError, OSError) as error:
-            raise BadInput(f"{path}: cannot be read ({error}): --overwrite the run, or choose another output") from None
+        return stored.read(cls, path, "--overwrite the run, or choose another output")
 
     def write(self, folder: Path) -> None:
         write_text(folder / RECORD, to_json(asdict(self), indent=1) + "\n")
@@ -82,7 +84,7 @@ class Record:
         settings = {key: value for key, value in self.settings.items() if key not in (ROWS, WORLD)}
         return {
             "run": self.run, "configuration": _hash(settings), "data": self.settings.get(ROWS),
-            WORLD: self.settings[WORLD], "versions": versions(),
+            WORLD: self.settings.get(WORLD), "versions": versions(),
         }  # fmt: skip
 
 
@@ -108,15 +110,47 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def fingerprint(splits: Splits) -> str:
-    """SHA-256 of all examples of all splits; of a sample where they stay on disk."""
-    found = hashlib.sha256()
+def fingerprint(splits: Splits) -> tuple[str, dict[str, stored.Outline]]:
+    """SHA-256 of all examples of all splits, of a sample where they stay on disk, and the outlines of the splits."""
+    found, outlines = hashlib.sha256(), dict[str, stored.Outline]()
     for name, examples in splits.sets.items():
-        count = len(examples)
+        count, whole = len(examples), isinstance(examples, list)
         found.update(f"{name} {count}\n".encode())
-        for index in range(0, count, 1 if isinstance(examples, list) else max(1, count // _SAMPLE)):
-            found.update(json.dumps(list(vars(examples[index]).values())).encode())
-    return found.hexdigest()
+        size, blocks = -(-count // _BLOCKS), list[str]()
+        for index in range(0, count, 1 if whole else max(1, count // _SAMPLE)):
+            if whole and index % size == 0:
+                blocks.append(_block(examples[index : index + size]))
+            found.update(_row(examples[index]))
+        outlines[name] = {"count": count, "size": size, "blocks": blocks}
+    return found.hexdigest(), outlines
+
+
+def _row(example: Example) -> bytes:
+    return json.dumps(list(vars(example).values())).encode()
+
+
+def _block(examples: Sequence[Example]) -> str:
+    return hashlib.sha256(b"\n".join(map(_row, examples))).hexdigest()[:8]
+
+
+def difference(old: Mapping[str, stored.Outline], splits: Splits) -> str:
+    """In what the data differ from those of an outline, as far as it tells; "" if it does not."""
+    told = [f"the split {name} is gone" for name in old if name not in splits.sets]
+    for name, examples in splits.sets.items():
+        if name not in old:
+            told.append(f"the split {name} is new")
+            continue
+        count, size = old[name]["count"], max(old[name]["size"], 1)
+        if count != len(examples):
+            told.append(f"{name} had {count} examples and has {len(examples)}")
+        for place, known in enumerate(old[name]["blocks"]):
+            first, last = place * size, min((place + 1) * size, count)
+            if _block([examples[index] for index in range(first, min(last, len(examples)))]) != known:
+                where = f"example {last}" if last - first == 1 else f"one of the examples {first + 1} to {last}"
+                text = f", now {examples[first].source[:40]!r}" if last - first == 1 and first < len(examples) else ""
+                told.append(f"the first difference in {name} is {where}{text}")
+                break
+    return "; ".join(told)
 
 
 def _hash(value: Any) -> str:
@@ -181,8 +215,12 @@ def _is_run(folder: Path) -> bool:
         return False
 
 
-def check_same(folder: Path, old: Record, new: Record, allowed: Sequence[str]) -> list[str]:
-    """Refuse settings that differ from those of the run in a folder; returns the keys that were allowed to."""
+def check_same(folder: Path, old: Record, new: Record, allowed: Sequence[str], rows: str = "") -> list[str]:
+    """Refuse settings that differ from those of the run in a folder; returns the keys that were allowed to.
+
+    Args:
+        rows: in what the data differ
+    """
     known = {*old.settings, *new.settings}
     for key in allowed:
         if not any(_covers(key, name) for name in known):
@@ -193,6 +231,7 @@ def check_same(folder: Path, old: Record, new: Record, allowed: Sequence[str]) -
     refused = [key for key in keys if not any(_covers(one, key) for one in allowed)]
     if refused:
         lines = [f"  {key}: {_shown(old, key)} there, {_shown(new, key)} now" for key in refused]
+        lines = [f"  {ROWS}: {rows}" if rows and line.startswith(f"  {ROWS}:") else line for line in lines]
         accept = " ".join(f"--allow-change {key}" for key in refused)
         raise BadInput(
             f"output={folder}: its run was begun with other settings:",
@@ -254,11 +293,13 @@ class Place:
         if self.found is not None:
             check_same(self.folder, self.found, self.record, allowed)
 
-    def compare(self, rows: str, allowed: Sequence[str]) -> None:
+    def compare(self, splits: Splits, allowed: Sequence[str]) -> None:
         """The same for the data, when they are there."""
-        self.record.settings[ROWS] = rows
+        self.record.settings[ROWS], outline = fingerprint(splits)
+        self.record = replace(self.record, outline=outline)
         if self.found is not None:
-            self.changed = check_same(self.folder, self.found, self.record, allowed)
+            rows = difference(self.found.outline, splits)
+            self.changed = check_same(self.folder, self.found, self.record, allowed, rows)
 
     @property
     def finished(self) -> bool:

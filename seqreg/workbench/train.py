@@ -28,7 +28,7 @@ from seqreg.workbench.guard import Signals
 from seqreg.workbench.launch import check_accelerate
 from seqreg.workbench.models import Collator, Encoded, Numbered
 from seqreg.workbench.monitor import Monitor
-from seqreg.workbench.runs import Place, fingerprint, first_process
+from seqreg.workbench.runs import Place, first_process
 from seqreg.workbench.settings import Checkpoints, Config, Model
 from seqreg.workbench.trainers import SteadySeq2SeqTrainer, SteadyTrainer
 from seqreg.workbench.trial import trial
@@ -82,7 +82,7 @@ def train(
         with guard.writing(folder):
             place.look(overwrite, allow_change)
         splits = data.load(run.card, run.config.data)
-        place.compare(fingerprint(splits), allow_change)
+        place.compare(splits, allow_change)
         if place.finished:
             place.reopen()
         if place.finished:
@@ -128,7 +128,7 @@ def _trained(trainer: Any, shop: Workshop, place: Place, scorer: Scorer) -> dict
     }  # fmt: skip
     found = _judged(trainer, shop)
     if place.record.before:
-        found = {"before": Scored(**place.record.before), **found}
+        found = {"before": Scored(**dict[str, Any](place.record.before)), **found}
     with signals.deferred(), guard.writing(folder, trainer.needed, "; the same command goes on"):
         return _finish(trainer, shop, place, found, numbers, monitor)
 
@@ -233,7 +233,7 @@ def arguments(config: Config, folder: Path, seq2seq: bool) -> TrainingArguments:
 
 def trained(folder: Path, overrides: tuple[str, ...] = (), *, trust: bool = False) -> Run:
     """The run of a folder, with the trained model in place of the one that it started from."""
-    run = configs.load(folder, overrides, trust=trust)
+    run = configs.load(folder, overrides, trust=trust, build_terms=False)
     if not (folder / "config.json").is_file():
         raise BadInput(f"{folder}: there is no trained model in it: has its training ended?")
     further = {

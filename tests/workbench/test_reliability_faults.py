@@ -96,11 +96,14 @@ def test_p4_the_mean_loss_of_a_run_without_a_step_is_not_0(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("how", ["loss", "gradient"])
-def test_p4_the_crash_folder_replays_the_step(how: str, tmp_path: Path) -> None:
+def test_p4_b8_the_crash_folder_replays_the_step(how: str, tmp_path: Path) -> None:
     command = faulty(tmp_path / "run", "[2]", how, "optimisation.accumulation=2")
     assert command.wait() == 0, command.text()
     crash = tmp_path / "run" / "crash" / "step-3"
-    again = forked.Command("replay", crash, log=tmp_path / "replay.log")
+    own = forked.Command("replay", crash, log=tmp_path / "own.log")
+    assert own.wait() == 2
+    one_line(own, "config.yaml: terms.faulty: the module tests.workbench.faulty.Faulty", "--trust-remote-code")
+    again = forked.Command("replay", crash, "--trust-remote-code", log=tmp_path / "replay.log")
     assert again.wait() == 0, again.text()
     bad = "base │ nan" if how == "loss" else "faulty │ 0 "
     assert bad in again.text()
@@ -111,7 +114,7 @@ def test_p4_the_crash_folder_replays_the_step(how: str, tmp_path: Path) -> None:
     assert record is not None
     record.settings["optimisation.learning_rate"] = 1.0
     record.write(tmp_path / "run")
-    other = forked.Command("replay", crash, log=tmp_path / "other.log")
+    other = forked.Command("replay", crash, "--trust-remote-code", log=tmp_path / "other.log")
     assert other.wait() == 0, other.text()
     assert "the settings of the run have changed since this step" in other.text()
     os.truncate(crash / "batch.safetensors", 50)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from seqreg.workbench import checkpoints, data, runs
+from seqreg.workbench import checkpoints, data, runs, train
 from tests import forked
 from tests.workbench import samples
 from tests.workbench.disturbed import SETTINGS, TERMS, history, log, metrics, one_line, same
@@ -116,11 +116,30 @@ def test_p6_other_data_and_another_world_are_refused(tmp_path: Path, monkeypatch
 
 def test_p6_data_that_changed_between_are_noticed(tmp_path: Path) -> None:
     run = run_of("gigaword", tmp_path, variants=[])
-    splits = runs.fingerprint(samples_of(run))
+    before, outline = runs.fingerprint(samples_of(run))
     rows = samples.rows(run.card, 16)
     rows[7]["summary"] += " x"
     samples.write(tmp_path / "data" / "train.jsonl", rows)
-    assert runs.fingerprint(samples_of(run)) != splits
+    assert runs.fingerprint(samples_of(run))[0] != before
+    assert runs.difference(outline, samples_of(run)).startswith("the first difference in train is example 8, now '")
+    samples.write(tmp_path / "data" / "train.jsonl", samples.rows(run.card, 15))
+    assert runs.difference(outline, samples_of(run)).startswith("train had 16 examples and has 15; the first")
+    samples.write(tmp_path / "data" / "train.jsonl", samples.rows(run.card, 600))
+    _, many = runs.fingerprint(samples_of(run))
+    changed = samples.rows(run.card, 600)
+    changed[301]["summary"] += " x"
+    samples.write(tmp_path / "data" / "train.jsonl", changed)
+    assert runs.difference(many, samples_of(run)) == "the first difference in train is one of the examples 301 to 303"
+
+
+def test_other_data_are_refused_with_what_changed(tmp_path: Path) -> None:
+    run = run_of("gigaword", tmp_path, "logging.tensorboard=false", variants=[])
+    train.train(run)
+    samples.write(tmp_path / "data" / "train.jsonl", samples.rows(run.card, 17))
+    with pytest.raises(
+        runs.BadInput, match=r"  data.rows: train had 16 examples and has 17\n.*--allow-change"
+    ):
+        train.train(run)
 
 
 def samples_of(run: Any) -> Any:

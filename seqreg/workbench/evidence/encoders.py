@@ -42,7 +42,7 @@ def origin(folder: Path) -> str | None:
     seen: list[Path] = []
     while (folder / "config.yaml").is_file() and folder not in seen:
         seen.append(folder)
-        name = config.load(folder).config.model.name
+        name = config.load(folder, build_terms=False).config.model.name
         if name is None:
             return None
         folder = Path(name)

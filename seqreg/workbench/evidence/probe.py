@@ -115,7 +115,7 @@ def generated(name: str, task: Task, trust: bool) -> Probing:
 
 def trained(folder: Path, trust: bool = False) -> Run:
     """The run of a folder whose training has ended."""
-    run = config.load(folder, trust=trust)
+    run = config.load(folder, trust=trust, build_terms=False)
     ended(folder)
     return run
 

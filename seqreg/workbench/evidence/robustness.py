@@ -180,7 +180,7 @@ def _check(
 
 def _names(folders: Sequence[Path], overrides: Sequence[str]) -> list[str]:
     """Short names that tell runs apart: their methods, their folders' names, or their whole paths."""
-    methods = [config.load(folder, overrides).config.method for folder in folders]
+    methods = [config.load(folder, overrides, build_terms=False).config.method for folder in folders]
     for names in (methods, [folder.resolve().name for folder in folders], [str(folder) for folder in folders]):
         if len(set(names)) == len(folders):
             return names

@@ -64,7 +64,7 @@ def onto(folder: Path, task: str, share: float, settings: Sequence[str], trust: 
 
     Texts are cut at the shorter of the two cards' lengths. It is written to the run's folder, below shift/.
     """
-    source, (card, _) = config.load(folder, trust=trust).config, cards.load(task)
+    source, (card, _) = config.load(folder, build_terms=False).config, cards.load(task)
     head, data = source.model, source.data
     own = [
         assigned("task", task), assigned("model.name", folder),

@@ -158,7 +158,7 @@ def prepare(folder: Path, overrides: Sequence[str] = (), *, trust: bool = False)
     record = Record.read(folder)
     if not (folder / "config.json").is_file() or (record is not None and not record.finished):
         raise BadInput(f"{folder}: there is no trained model in it: has its training ended?")
-    method = config.load(folder, overrides).config.method  # of which `trained` leaves nothing
+    method = config.load(folder, overrides, build_terms=False).config.method  # of which `trained` leaves nothing
     return Material(folder, method, run, data.load(run.card, run.config.data, needs_train=False))
 
 
