@@ -17,6 +17,8 @@ from seqreg.workbench.rows import Row
 from seqreg.workbench.settings import Data
 
 ALIASES = {"validation": ("dev", "valid", "val", "validation_matched"), "mismatched": ("validation_mismatched",)}
+UNLABELLED = "unlabelled"
+"""Rows that are trained on without a label, beside the splits."""
 
 
 @dataclass
@@ -42,6 +44,9 @@ def load(card: Card, data: Data, *, needs_train: bool = True) -> Splits:
         splits = Splits({name: _hub(card, name) for name in card.splits})
     else:
         raise BadInput(f"{card.title}: give the file or folder of your data with data.path=FILE_OR_FOLDER")
+    if data.unlabelled is not None and needs_train:
+        found = read_file(card, _file("data.unlabelled", data.unlabelled), labelled=False)
+        splits.sets[UNLABELLED] = [Example(one.source, one.second) for one in found]
     for name, most in data.limit.items():
         if name not in splits.sets:
             raise BadInput(f"data.limit.{name}: there is no split of this name, only {', '.join(splits.sets)}")
@@ -51,6 +56,12 @@ def load(card: Card, data: Data, *, needs_train: bool = True) -> Splits:
     _warn_of_overlap(splits)
     _warn_of_one_class(card, splits)
     return splits
+
+
+def _file(key: str, name: str) -> Path:
+    if not os.path.isfile(name):
+        raise BadInput(f"{key}={name}: no such file")
+    return Path(name)
 
 
 def read_file(card: Card, path: Path, *, labelled: bool = True) -> list[Example]:
@@ -224,6 +235,6 @@ def _warn_of_overlap(splits: Splits) -> None:
 def _warn_of_one_class(card: Card, splits: Splits) -> None:
     """Say so when all rows of a split have one class: nothing can be learnt or scored there; for data in memory."""
     for name, found in splits.sets.items() if card.kind == "classification" else ():
-        if isinstance(found, list) and len({one.label for one in found}) == 1:
+        if name != UNLABELLED and isinstance(found, list) and len({one.label for one in found}) == 1:
             only = (card.labels or [])[int(found[0].label or 0)]
             splits.notes.append(f"all {len(found)} {name} rows have the label {only!r}: a score there says little")
