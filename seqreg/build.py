@@ -14,6 +14,7 @@ from typing import Any, cast
 from seqreg import terms
 from seqreg.criterion import Criterion
 from seqreg.errors import BadInput, nearest
+from seqreg.gradients import ChildTuningD, ChildTuningF, SelectiveUpdate, Update
 from seqreg.schedules import SCHEDULES, Weight
 from seqreg.term import Term
 
@@ -109,6 +110,30 @@ def build_term(name: str, settings: Mapping[str, Any] | None = None) -> Term:
         raise
     except Exception as error:  # a class of the user's may have any constructor
         raise BadInput(f"term {name!r}: {cls.__name__} cannot be made: {type(error).__name__}: {error}") from error
+
+
+UPDATES: dict[str, type[Update]] = {
+    "selective": SelectiveUpdate, "child_tuning_f": ChildTuningF, "child_tuning_d": ChildTuningD,
+}  # fmt: skip
+
+
+def build_update(config: Mapping[str, Any]) -> Update:
+    """A change of the optimizer's step from its name and its settings.
+
+    >>> build_update({"selective": {"ratio": 0.2}}).ratio
+    0.2
+    """
+    if len(config) != 1:
+        raise BadInput(f"update={dict(config)}: expected one of {', '.join(UPDATES)} with its settings")
+    ((name, settings),) = config.items()
+    if name not in UPDATES:
+        raise BadInput(f"update: unknown {name!r}; {nearest(str(name), UPDATES)}")
+    if not isinstance(settings, Mapping):
+        raise BadInput(f"update: {name}={settings!r}: expected a mapping of settings, such as {{}}")
+    known = inspect.signature(UPDATES[name]).parameters
+    for key in settings.keys() - known.keys():
+        raise BadInput(f"update {name}: unknown setting {key!r}; {nearest(str(key), known)}")
+    return UPDATES[name](**settings)
 
 
 def build_criterion(config: Mapping[str, Any]) -> Criterion:

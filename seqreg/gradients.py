@@ -23,6 +23,11 @@ def _check_share(name: str, value: float) -> None:
         raise BadInput(f"{name}={value!r}: expected a number in (0, 1]")
 
 
+def _check_whole(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
+        raise BadInput(f"{name}={value!r}: expected a whole number >= {least}")
+
+
 def largest(saliency: Tensor, ratio: float) -> Tensor:
     """True on exactly max(1, round(ratio * n)) of the n entries, those of the largest saliency."""
     count = max(1, round(ratio * saliency.numel()))
@@ -71,8 +76,7 @@ class SelectiveUpdate(Update):
 
     def __init__(self, ratio: float = 0.3, refresh: int = 1) -> None:
         _check_share("ratio", ratio)
-        if isinstance(refresh, bool) or not isinstance(refresh, int) or refresh < 1:
-            raise BadInput(f"refresh={refresh!r}: expected a whole number >= 1")
+        _check_whole("refresh", refresh, 1)
         self.ratio, self.refresh, self.steps = ratio, refresh, 0
         self.saliency: dict[int, Tensor] = {}  # by the place of a parameter among all of the model's
         self.masks: dict[int, Tensor] = {}
@@ -129,6 +133,7 @@ class ChildTuningF(Update):
 
     def __init__(self, reserve: float = 0.3, seed: int = 0) -> None:
         _check_share("reserve", reserve)
+        _check_whole("seed", seed, 0)
         self.reserve, self.seed, self.steps = reserve, seed, 0
 
     @torch.no_grad()
@@ -150,7 +155,8 @@ class ChildTuningF(Update):
 class ChildTuningD(Update):
     """Child-Tuning driven by the task: only the entries of the largest Fisher information get a gradient, for good.
 
-    Call `measure` after the backward pass of every batch of the training set, then train.
+    The trainers measure it on the training set before the first step. In a loop of your own, call `measure` after the
+    backward pass of every batch of the training set, then train.
 
     Args:
         reserve: share of all entries of the model, by a single threshold, that keep their gradient

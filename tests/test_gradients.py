@@ -193,7 +193,7 @@ def test_uegr_formula() -> None:
     views = []
     inner = ctx.forward.run
     ctx.forward.run = lambda shifts, *, hidden: (views.append((shifts, inner(shifts, hidden=hidden))), views[-1][1])[1]  # type: ignore
-    term = UEGR(passes=3, alpha=2.0)
+    term = UEGR(passes=3, alpha=2.0, radius=0.1)
     report = Criterion(term, label_smoothing=0.1)(ctx)
     assert len(views) == 5
     logs = [view.logits.log_softmax(-1) for _, view in views[2:]]

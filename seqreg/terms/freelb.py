@@ -31,7 +31,6 @@ class FreeLB(Adversarial):
         steps: K, the points of the ascent; 2 or 3 in the authors' scripts
         step_size, radius: a hundredth of the norm of the sentence's embeddings; scale: a thousandth of their RMS. Ours:
             the authors' absolute sizes are for RoBERTa-large, and a model with smaller embeddings unlearns under them
-            (BERT-mini on SST-2: 53 instead of 71 percent)
         spread: "sentence" makes the start U(-scale, scale) / sqrt(length * dimensions)
         last: also train at the point that the last step leads to: K ascents, K + 1 points
         preset: "paper", absolute l2 norms of a whole sentence as in the authors' script for RoBERTa-large on MNLI: step

@@ -32,8 +32,7 @@ class NEFTune(Term):
         weight: multiplies the noise, so that Warmup or StartAt can bring it in; at most 1
         alpha: 5 to 15 in the paper
         max_ratio: the most that the noise's RMS may be of the embeddings' RMS; None for no bound, as in the paper.
-            Ours: where dimensions are few and texts short, alpha=5 is as large as the embeddings themselves (1.3 times
-            their RMS on BERT-mini and SST-2)
+            Ours: where dimensions are few and texts short, alpha=5 is as large as the embeddings themselves
         where: "input" (the encoder, or the only stack), "encoder", "decoder" or "both"
         padding: count padding in the length and noise it, as transformers does
         preset: "paper", without the bound; "hf_neftune", what transformers' neftune_noise_alpha does where it works

@@ -20,7 +20,7 @@ class SiFT(AdversarialAgreement):
 
     Args:
         weight: 1 (ours). DeBERTa's scripts have 5 (3 for the smallest model) for a perturbation that is mostly random;
-            with ours that is several times the base loss, and unlearns (BERT-mini on SST-2: 64 instead of 71 percent)
+            with ours that begins at several times the base loss, and a small model unlearns
         scale: of the start, in units of the normalised embeddings, whose RMS is 1
         step_size, radius: a twentieth of that (ours; DeBERTa adds 1e-4 to a start of 1e-2 and has no ball)
         inject: "normalised". Where the embeddings have no LayerNorm (PEGASUS, T5, Marian, M2M100 and most causal

@@ -35,8 +35,7 @@ class UEGR(Adversarial):
         passes: K
         low, high: the range of dropout rates
         alpha: of the divergence
-        radius: a hundredth of the norm of the sentence's embeddings; at a tenth the model unlearns (BERT-mini on SST-2:
-            50 instead of 71 percent, one class)
+        radius: a hundredth of the norm of the sentence's embeddings; at a tenth a small model unlearns
 
         The backward stage is `seqreg.gradients.SelectiveUpdate`.
 

@@ -22,7 +22,7 @@ class VAT(AdversarialAgreement):
         scale: of the trial step along the random direction: a thousandth of the norm that a sentence has at the batch's
             RMS
         radius: of the perturbation: a twentieth of that norm. Ours: the paper's radii are for images and other
-            embeddings, and at a tenth the term begins above the base loss (BERT-mini on SST-2)
+            embeddings, and at a tenth the term can begin above the base loss
         steps: of power iteration; 1 in the paper
         over: the ball is one a "sentence"
 

@@ -88,7 +88,9 @@ def resolve(
     blocks = [(found, layers.read(found)) for _, found in files]
     regression = [(f, _mapping(block.pop("regression", None), f"{f}: regression")) for f, block in blocks]
     for found, block in blocks:
-        _only(block, ("terms", "model"), str(found))
+        _only(block, ("terms", "model", "optimisation"), str(found))
+        if isinstance(block.get("optimisation"), dict):
+            _only(block["optimisation"], ("update",), f"{found}: optimisation")
         stack.add(block, str(found))
     for assignment in overrides:
         stack.set(assignment, texts=TEXTS)
@@ -243,9 +245,14 @@ def _check_terms(config: Config, stack: layers.Layers) -> None:
         named = [f"terms.{name}" for name in config.terms if f"{name!r}" in message or name == word]
         raise BadInput(f"{stack.origin(named[0] if named else 'terms')}: {message}") from None
     for name, term in zip(config.terms, terms, strict=True):
-        if term.takes_unlabelled and getattr(term, "mode", "") == "alternate":
+        if getattr(term, "mode", "") == "alternate" and config.data.unlabelled is None:
             key = f"terms.{name}.mode"
-            raise BadInput(f"{stack.origin(key)}: {key}='alternate': a run has no unlabelled rows; choose 'joint'")
+            fix = "set data.unlabelled=FILE, texts without labels, or choose 'joint'"
+            raise BadInput(f"{stack.origin(key)}: {key}='alternate': {fix}")
+    try:
+        config.update()
+    except BadInput as error:
+        raise BadInput(f"{stack.origin('optimisation.update')}: optimisation.{error}") from None
 
 
 def load(

@@ -20,6 +20,8 @@ ALIASES = {
     "validation": ("dev", "valid", "val", "validation_matched", "dev_matched"),
     "mismatched": ("validation_mismatched", "dev_mismatched"),
 }
+UNLABELLED = "unlabelled"
+"""Rows that are trained on without a label, beside the splits."""
 
 
 @dataclass
@@ -73,6 +75,9 @@ def _splits(card: Card, data: Data, needs_train: bool) -> Splits:
         splits = Splits({name: _hub(card, name) for name in card.splits})
     else:
         raise BadInput(f"{card.title}: give the file or folder of your data with data.path=FILE_OR_FOLDER")
+    if data.unlabelled is not None and needs_train:
+        found = read_file(card, _file("data.unlabelled", data.unlabelled), labelled=False)
+        splits.sets[UNLABELLED] = [Example(one.source, one.second) for one in found]
     for name, most in data.limit.items():
         if name in splits.sets:
             splits.sets[name] = splits.sets[name][:most]
@@ -81,6 +86,12 @@ def _splits(card: Card, data: Data, needs_train: bool) -> Splits:
     if data.share < 1 and "train" in splits.sets:
         splits.sets["train"] = sample(splits.sets["train"], round(data.share * len(splits.sets["train"])))
     return splits
+
+
+def _file(key: str, name: str) -> Path:
+    if not os.path.isfile(name):
+        raise BadInput(f"{key}={name}: no such file")
+    return Path(name)
 
 
 def read_file(card: Card, path: Path, *, labelled: bool = True) -> list[Example]:
@@ -289,6 +300,6 @@ def _warn_of_overlap(splits: Splits) -> None:
 def _warn_of_one_class(card: Card, splits: Splits) -> None:
     """Say so when all rows of a split have one class: nothing can be learnt or scored there; for data in memory."""
     for name, found in splits.sets.items() if card.kind == "classification" else ():
-        if isinstance(found, list) and len({one.label for one in found}) == 1:
+        if name != UNLABELLED and isinstance(found, list) and len({one.label for one in found}) == 1:
             only = (card.labels or [])[int(found[0].label or 0)]
             splits.notes.append(f"all {len(found)} {name} rows have the label {only!r}: a score there says little")

@@ -153,7 +153,7 @@ def load_model(config: Config, card: Card, tokenizer: Any, *, trust: bool = Fals
     _check_tokens(model, tokenizer)
     if seq2seq:
         set_generation(model, config)
-    return r4f(model, config.model.head_layers) if config.model.head == "r4f" else model
+    return r4f(model, config.model.head_layers, config.model.head_warmup) if config.model.head == "r4f" else model
 
 
 def _with_new_head(auto: Any, name: str, trust: bool, config: Any) -> Any:

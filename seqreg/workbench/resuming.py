@@ -106,8 +106,12 @@ class ResumingTrainer(RegularizedTrainer):
             raise BadInput(f"{self._source}: its weights are of another model: {wrong}")
 
     def _load_terms(self, checkpoint: str, *, changed: bool = False) -> None:
-        changed = changed or self._has_changed("terms", "logging.smoothness_steps")
+        changed = changed or self._has_changed("terms", "logging.smoothness_steps", "optimisation.update")
+        update = self.update
+        if self._has_changed("optimisation.update"):
+            self.update = None  # what it remembered is of another: it begins anew
         super()._load_terms(checkpoint, changed=changed)
+        self.update = update
 
     def _take_over(self, hyper: list[dict[str, Any]]) -> None:
         """Settings of the optimizer that were allowed to change: a loaded state brings the old ones."""

@@ -13,6 +13,7 @@ from seqreg.workbench.sections import Count, Few, Length, Natural, NotNegative, 
 
 if TYPE_CHECKING:
     from seqreg.criterion import Criterion
+    from seqreg.gradients import Update
 
 
 class Model(Section):
@@ -26,7 +27,7 @@ class Model(Section):
         vocabulary: tokens of that tokenizer
         settings: of transformers' configuration, such as dropout
         new_head: draw a new classification head although the model has one, of another task
-        head: "r4f" normalises a classification head; `head_layers`: see `seqreg.integrations.hf.r4f`
+        head: "r4f" normalises a classification head; `head_layers`, `head_warmup`: see `seqreg.integrations.hf.r4f`
     """
 
     name: str | None = None
@@ -37,6 +38,7 @@ class Model(Section):
     new_head: bool = False
     head: Literal["plain", "r4f"] = "plain"
     head_layers: Literal["all", "out_proj"] = "all"
+    head_warmup: Natural = 15
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Model:
@@ -70,6 +72,8 @@ class Data(Section):
         path: a file or a folder to use instead of the hub, with the card's columns
         also: further tasks that a trained model is scored on, to see what it still knows: name -> file or folder, null
             for the hub. Lengths, generation and metric are those of the run
+        unlabelled: a file with the card's columns but no labels, for terms that take such rows: after every optimizer
+            step another is made on them, of those terms alone (`terms.jachess.mode: alternate`)
         limit: at most so many rows of a split
         share: of the training rows, by a fixed shuffle: the same rows for every model and seed
         prefix: put before every source text, as T5 wants it
@@ -81,6 +85,7 @@ class Data(Section):
 
     path: str | None = None
     also: dict[str, str | None] = {}
+    unlabelled: str | None = None
     limit: dict[str, Count] = {}
     share: float = Field(default=1.0, gt=0, le=1)
     prefix: str = ""
@@ -97,6 +102,7 @@ class Loss(Section):
     label_smoothing: Share = 0.0
     smoothing: Literal["torch", "fairseq"] = "torch"
     per: Literal["token", "sequence"] = "token"
+    fused: bool = True
 
 
 class Optimisation(Section):
@@ -109,6 +115,8 @@ class Optimisation(Section):
         clip: the largest gradient norm; 0 for none
         precision: of the passes; weights are always float32
         patience: a step that is not finite is not made; after so many in a row the training stops
+        update: a change of the optimizer's step, by name with its settings: {selective: {ratio: 0.3}} (UEGR's backward
+            stage), {child_tuning_f: {}} or {child_tuning_d: {}}; see `seqreg.gradients`
     """
 
     learning_rate: float = Field(default=3e-5, gt=0, le=100)
@@ -126,6 +134,7 @@ class Optimisation(Section):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     checkpointing: bool = False
     patience: Count = 3
+    update: dict[str, dict[str, Any] | None] | None = None
 
     @model_validator(mode="after")
     def _ends(self) -> Optimisation:
@@ -239,3 +248,10 @@ class Config(Section):
 
         chosen = {name: settings or {} for name, settings in self.terms.items()}
         return build_criterion({**self.loss.model_dump(), "terms": chosen})
+
+    def update(self) -> Update | None:
+        """The change of the optimizer's step; a new one, as it remembers."""
+        from seqreg.build import build_update
+
+        chosen = self.optimisation.update
+        return build_update({name: settings or {} for name, settings in chosen.items()}) if chosen else None

@@ -53,6 +53,8 @@ def prepare(run: Run, *, needs_train: bool = True, splits: Splits | None = None)
     splits = data.load(run.card, run.config.data, needs_train=needs_train) if splits is None else splits
     for note in splits.notes if first_process() else ():
         console.print(plain(note), style="dim")
+    if data.UNLABELLED in splits.sets and not _takes_unlabelled(run.config) and first_process():
+        console.print("data.unlabelled is not used: no term of this run takes unlabelled rows", style="dim")
     models.probe(run.config)
     transformers.set_seed(run.config.seed)
     texts = (text for one in splits.sets.get("train", ()) for text in (one.source, one.second, one.target) if text)
@@ -169,6 +171,10 @@ def _finish(
     return metrics
 
 
+def _takes_unlabelled(config: Config) -> bool:
+    return any(term.takes_unlabelled for term in config.criterion().terms)
+
+
 def _order(rows: Encoded, config: Config, world: int) -> GroupedOrder:
     """An order of the training rows by the lengths of source and target."""
     coded = (rows[index] for index in range(len(rows)))
@@ -194,6 +200,8 @@ def make_trainer(shop: Workshop, folder: Path, scorer: Scorer | None = None) -> 
         criterion=config.criterion(),
         anatomy_steps=config.logging.anatomy_steps,
         smoothness_steps=config.logging.smoothness_steps,
+        unlabeled_dataset=sets.get(data.UNLABELLED) if _takes_unlabelled(config) else None,
+        update=config.update(),
         patience=config.optimisation.patience,
     )
     trainer.keep, trainer.minutes = config.checkpoints.keep, config.checkpoints.minutes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,11 @@ class SteadyTrainer(ResumingTrainer):
                 yield batch
 
         return super().get_batch_samples(without_rows(), num_batches, device)
+
+    def training_batch(self, indices: Iterable[int]) -> dict[str, Any]:
+        batch = super().training_batch(indices)
+        batch.pop(ROW, None)
+        return batch
 
     # Steps that are not finite
 

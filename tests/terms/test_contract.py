@@ -274,3 +274,10 @@ def test_w17_a_term_larger_than_the_base_loss_says_so_once(term: str) -> None:
     assert len(lines) == (1 if large else 0)
     assert all(re.match(rf"{one.name}: it is .* times the base loss of .*: {one.gentler}$", line) for line in lines)
     assert large == (term not in ("neftune", OUTSIDE))  # a penalty on confidence is negative
+
+
+@every_term
+@everywhere
+def test_w17_defaults_begin_below_the_base_loss(term: str, model: str) -> None:
+    report = second_step(zoo.make(model, spread=2.0), model, build_term(term, {"name": "term"}))
+    assert report.parts["term"] - report.tasks.get("term", 0) < report.parts["base"]

@@ -112,6 +112,22 @@ def test_neftune_is_scaled_by_the_true_length(model: str) -> None:
     assert (released[2, int(lengths[2]) :] != 0).any()
 
 
+@pytest.mark.parametrize("ratio", [0.05, 0.1])
+def test_w17_neftune_is_bounded_by_the_embeddings(ratio: float) -> None:
+    """The noise of no text is larger than a share of the embeddings' RMS; where alpha is smaller, it is the paper's."""
+    net = zoo.dropout_off(zoo.make("bart"))
+    batch = zoo.batch("bart")
+    mask = batch["attention_mask"].bool()
+    size = context(net, batch).clean.embeds["encoder", "embedding"][mask].detach().square().mean().sqrt()
+    noise = noise_of(net, batch, NEFTune(max_ratio=ratio))[mask]
+    assert noise.square().mean().sqrt() == pytest.approx(float(ratio * size), rel=0.1)
+    assert noise.abs().max() <= ratio * 3**0.5 * size * (1 + 1e-4)
+    torch.manual_seed(0)
+    small = noise_of(net, batch, NEFTune(alpha=1e-3))
+    torch.manual_seed(0)
+    torch.testing.assert_close(noise_of(net, batch, NEFTune(alpha=1e-3, preset="paper")), small)
+
+
 def test_neftune_weight_scales_the_noise_and_can_be_a_schedule() -> None:
     net = zoo.dropout_off(zoo.make("bart"))
     torch.manual_seed(0)
@@ -262,6 +278,7 @@ def test_resume_with_bregman_is_bit_exact(tmp_path: Path) -> None:
         (lambda: Bregman(switch=-1), "switch=-1"),
         (lambda: RDrop(alpha=0.0), "alpha=0.0: expected a number > 0"),
         (lambda: NEFTune(alpha=-5), "alpha=-5"),
+        (lambda: NEFTune(max_ratio=0.0), "max_ratio=0.0: expected a number > 0"),
     ],
 )
 def test_bad_settings(make: Any, message: str) -> None:
@@ -354,7 +371,7 @@ def test_neftune_where() -> None:
 def test_neftune_anatomy_is_against_the_embeddings_without_noise() -> None:
     net = zoo.dropout_off(zoo.make("bart"))
     batch = zoo.batch("bart")
-    found = Criterion(NEFTune(alpha=50)).anatomy(context(net, batch))["neftune/delta_over_embedding"]
+    found = Criterion(NEFTune(preset="paper", alpha=50)).anatomy(context(net, batch))["neftune/delta_over_embedding"]
     mask = batch["attention_mask"].bool()
     embeds = context(net, batch).clean.embeds["encoder", "embedding"][mask].detach()
     noise = 50 / (batch["attention_mask"].sum(-1) * 16).sqrt() / 3**0.5

@@ -89,7 +89,7 @@ def test_a_fault_in_a_file_names_the_file(tmp_path: Path) -> None:
         config.resolve(str(path))
     (tmp_path / "term.yaml").write_text("optimisation: {steps: 3}\n")
     path.write_text("task: gigaword\nmodel: {name: x}\noptimisation: {steps: 3}\n")
-    with pytest.raises(BadInput, match=r"term.yaml: optimisation: unknown key"):
+    with pytest.raises(BadInput, match=r"term.yaml: optimisation: steps: unknown key"):
         config.resolve(str(path), terms=[str(tmp_path / "term.yaml")])
     with pytest.raises(BadInput, match="unknown variant 'tny'"):
         config.resolve("gigaword", variants=["tny"])
@@ -115,7 +115,7 @@ def test_a_saved_run_is_a_recipe_again(tmp_path: Path) -> None:
 
 
 def test_a_term_that_needs_unlabelled_rows_is_refused_before_anything_is_written() -> None:
-    with pytest.raises(BadInput, match=r"command line: terms.jachess.mode='alternate': a run has no unlabelled rows"):
+    with pytest.raises(BadInput, match=r"command line: terms.jachess.mode='alternate': set data.unlabelled=FILE"):
         config.resolve("quickstart", terms=["jachess"], overrides=["terms.jachess.mode=alternate"])
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-from seqreg.gradients import Update
+from seqreg.gradients import ChildTuningD, Update
 
 if TYPE_CHECKING:
     from seqreg.integrations.hf.trainer import RegularizedTrainer
@@ -27,8 +27,12 @@ class Nothing(TrainerCallback):
 class Around(TrainerCallback):
     """Lets an update do its work before and after the optimizer's step."""
 
-    def __init__(self, update: Update) -> None:
-        self.update = update
+    def __init__(self, trainer: RegularizedTrainer, update: Update) -> None:
+        self.trainer, self.update = trainer, update
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if isinstance(self.update, ChildTuningD) and not self.update.masks and not self.update.fisher:
+            self.trainer.measure(self.update)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         self.update.before(list(model.parameters()))

@@ -6,7 +6,7 @@ import contextlib
 import os
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import safetensors.torch
@@ -18,12 +18,12 @@ from seqreg import heads
 from seqreg.context import Context, Count
 from seqreg.criterion import Criterion, LossReport
 from seqreg.errors import BadInput
-from seqreg.gradients import Update
+from seqreg.gradients import ChildTuningD, Update
 from seqreg.integrations.hf.callbacks import Alternate, Around, Nothing
 from seqreg.integrations.hf.context import context, count
 from seqreg.integrations.hf.window import Window
 from seqreg.losses import IGNORE
-from seqreg.scopes import training_off
+from seqreg.scopes import generator_state, replay, training_off
 from seqreg.smoothness import observe, source_gap
 
 RAW_HEAD = "seqreg_head.safetensors"
@@ -81,7 +81,7 @@ class RegularizedTrainer(Trainer):
         self.add_callback(Nothing(self))
         self.update = update
         if update is not None:
-            self.add_callback(Around(update))
+            self.add_callback(Around(self, update))
         self.unlabeled_dataset = unlabeled_dataset
         self._unlabelled: dict[str, list[Tensor]] = defaultdict(list)
         waiting = [term.name for term in criterion.terms if getattr(term, "mode", None) == "alternate"]
@@ -216,6 +216,31 @@ class RegularizedTrainer(Trainer):
         for name, part in report.parts.items():
             if name != "base":
                 self._unlabelled[name].append(part)
+
+    def measure(self, update: ChildTuningD) -> None:
+        """The Fisher information of the training set, of the base loss in training mode; draws nothing."""
+        rows, size, base = self.train_dataset, self.args.per_device_train_batch_size, self.criterion
+        if not hasattr(rows, "__getitem__"):
+            raise BadInput(
+                "ChildTuningD measures the training set first: it needs rows that can be counted and indexed"
+            )
+        loss = Criterion(label_smoothing=base.label_smoothing, smoothing=base.smoothing, per=base.per, fused=base.fused)
+        module, device = self.model.train(), self.args.device
+        with replay(generator_state(device), device):
+            for first in range(self.args.process_index * size, len(rows), self.args.world_size * size):
+                batch = self.training_batch(range(first, min(first + size, len(rows))))
+                with self.compute_loss_context_manager():
+                    total = loss(context(module, batch)).total
+                total.backward()  # type: ignore[no-untyped-call]
+                update.measure(module.parameters())
+                module.zero_grad()
+        if self.args.world_size > 1:
+            update.fisher = {i: self.accelerator.reduce(fisher, "sum") for i, fisher in sorted(update.fisher.items())}
+
+    def training_batch(self, indices: Iterable[int]) -> dict[str, Any]:
+        """Some rows of the training set."""
+        collate = self._get_collator_with_removed_columns(self.data_collator, "training")
+        return dict(self._prepare_inputs(collate([self.train_dataset[index] for index in indices])))
 
     def _unlabelled_batch(self, step: int) -> Any:
         """The rows of this rank at a step: epochs of a permutation that depends on the seed alone."""
