@@ -3,7 +3,7 @@
 #
 #   bash recipes/xnli.sh r3f
 #   NPROC=8 bash recipes/xnli.sh r3f                       # eight processes with torchrun
-#   bash recipes/xnli.sh r3f tiny data.path=FILE_OR_FOLDER
+#   bash recipes/xnli.sh r3f tiny data.path=FILE_OR_FOLDER model.name=FOLDER    # a small pretrained model
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_run.sh"
 run xnli "$@"

@@ -82,6 +82,7 @@ def test_b1_a_script_runs_with_a_term_a_variant_and_a_setting(script: str, clone
     assert "A toy from scratch" in done.stderr
 
 
+@pytest.mark.slow
 def test_b1_the_quickstart_runs_with_a_term_and_a_setting(clone: Clone) -> None:
     recipe = clone.root / "recipes" / "quickstart.yaml"
     text = recipe.read_text()

@@ -44,7 +44,7 @@ ENDINGS = (
     "The council will meet again on {other_day}.",
 )
 MOVES = (
-    "{who}, a {job} who has lived in {elsewhere} for {years} years, will work in {city} and is expected on {day}.",
+    "{who}, a {job} who has lived in {elsewhere} for {years} years, is expected in {city} on {day}.",
     "On {day} {city} will see a new {job}: {who}, who works in {elsewhere}.",
     "Few people in {city} thought that a {job} would ever come, but {who} has called from {elsewhere}: it is on {day}.",
 )
@@ -76,7 +76,7 @@ def story(dice: random.Random) -> tuple[str, str]:
 
 
 def move(dice: random.Random) -> tuple[str, str]:
-    """News of people: an article of two or three sentences, and its headline that says who is coming from where."""
+    """News of people: an article of two or three sentences, and its headline that says who begins what where."""
     who, friend = dice.sample([f"{dice.choice(FIRST)} {name}" for name in dice.sample(LAST, 2)], 2)
     city, elsewhere, third = dice.sample(CITIES, 3)
     day, other_day = dice.sample(DAYS, 2)
@@ -87,7 +87,7 @@ def move(dice: random.Random) -> tuple[str, str]:
     }  # fmt: skip
     ending = dice.choice(ENDINGS).replace("elsewhere", "third")
     sentences = [dice.choice(MOVES), dice.choice(WELCOMES), *([ending] if dice.random() < 0.5 else [])]
-    return " ".join(sentences).format(**facts), "new {job} from {elsewhere} expected in {city} on {day}".format(**facts)
+    return " ".join(sentences).format(**facts), "{who} to work as {job} in {city} from {day}".format(**facts)
 
 
 def stories(rows: int, seed: int = 0, kind: Kind = "city") -> list[dict[str, str]]:

@@ -194,15 +194,16 @@ def test_the_hub_is_asked_for_parquet(name: str, monkeypatch: pytest.MonkeyPatch
         assert asked[-1][:3] == ("facebook/xnli", "ur", "test")
 
 
-def test_stories_are_english_and_the_same_for_a_seed() -> None:
-    found = newsroom.stories(300, seed=3)
-    assert found == newsroom.stories(300, seed=3) != newsroom.stories(300, seed=4)
+@pytest.mark.parametrize("kind", ["city", "people"])
+def test_stories_are_english_and_the_same_for_a_seed(kind: newsroom.Kind) -> None:
+    found = newsroom.stories(300, 3, kind)
+    assert found == newsroom.stories(300, 3, kind) != newsroom.stories(300, 4, kind)
     assert len({story["document"] for story in found}) == 300
     for story in found:
         assert "{" not in story["document"]
         name = " ".join(story["summary"].split()[:2])
         assert name in story["document"]
-        assert story["document"].count(".") >= 3
+        assert story["document"].count(".") >= (3 if kind == "city" else 2)
 
 
 DISTRIBUTED: dict[str, tuple[str, dict[str, str], dict[str, int]]] = {
@@ -278,6 +279,24 @@ def test_b6_a_folder_without_a_training_set_says_what_to_do(tmp_path: Path) -> N
 def test_b6_a_name_of_files_is_a_name(name: str) -> None:
     with pytest.raises(BadInput, match="expected the name of a file"):
         cards.parse({**PAIRS.model_dump(exclude_defaults=True), "files": {"names": [name]}}, "here")
+
+
+def test_other_tasks_are_scored_too(tmp_path: Path) -> None:
+    people, _ = cards.load("newsroom_people")
+    splits = data.load(people, Data(also={"newsroom": None}, limit={"test": 7}))
+    assert splits.evaluations(people) == ["test", "newsroom"]
+    assert {len(splits.sets[name]) for name in ("test", "newsroom")} == {7}
+    city, _ = cards.load("newsroom")
+    assert list(splits.sets["newsroom"]) == list(data.load(city, Data()).sets["test"])[:7]
+    mine = samples.folder(tmp_path, PAIRS)
+    assert "text_pairs" in data.load(people, Data(also={"text_pairs": str(mine)})).evaluations(people)
+    for also, message in (
+        ({"glue/rte": str(tmp_path)}, r"data.also.glue/rte: GLUE RTE, inference has another kind or other classes"),
+        ({"nothing": None}, "unknown task 'nothing'"),
+        ({"text_pairs": "gone"}, "gone: no such file or folder"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            data.load(people, Data(also=also))
 
 
 def test_a_very_long_text_is_named(tmp_path: Path) -> None:

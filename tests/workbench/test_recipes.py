@@ -34,7 +34,7 @@ STEPS = [(recipe, chosen) for recipe, chosen in COMBINATIONS if chosen in ([], [
 def test_what_there_is() -> None:
     assert {"cnn_dailymail", "gigaword", "reddit_tifu", "glue", "xnli", "xsum", "quickstart"} == set(RECIPES)
     assert sorted([*term_names(), "r4f"]) == TERMS
-    assert len(COMBINATIONS) * (len(TERMS) + 1) == 28 * 13
+    assert len(COMBINATIONS) * (len(TERMS) + 1) == 29 * 13
 
 
 def allowed(recipe: str, chosen: list[str], term: str | None) -> bool:
@@ -59,6 +59,24 @@ def test_header_says_what_is_needed(path: Path) -> None:
     assert f"seqreg train {path.stem}" in text
     assert all(word in text for word in ("Hardware:", "Aims at", "Values:", f"bash recipes/{path.stem}.sh"))
     assert (path.parent / f"{path.stem}.sh").exists()
+
+
+@pytest.mark.parametrize("name", catalogue.names("recipes/sizes"))
+def test_header_of_sizes(name: str) -> None:
+    path = catalogue.find("recipes/sizes", name)
+    assert all(word in catalogue.header(path) for word in ("--variant tiny", "model.name=FOLDER", "Values:"))
+    block = layers.read(path)
+    assert block["note"] != block["pretrained"]["note"]  # what such a model is worth
+
+
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "quickstart"])
+def test_b2_a_tiny_variant_is_small(recipe: str) -> None:
+    run = config.resolve(recipe, variants=["tiny"])
+    assert run.config.model.name is None
+    assert (run.config.data.max_source, run.config.optimisation.steps) <= (256, 1000)
+    named = config.resolve(recipe, variants=["tiny"], overrides=["model.name=folder"])
+    assert (named.config.optimisation.steps or 0) * named.config.optimisation.batch_size <= 3200
+    assert named.config.model.new_head == (run.card.kind != "generation")
 
 
 @pytest.mark.parametrize("name", TERMS)

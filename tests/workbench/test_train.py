@@ -286,6 +286,24 @@ def test_a_trained_tokenizer_knows_its_text() -> None:
     assert [tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id] == [1, 0, 2]
 
 
+@pytest.mark.parametrize("architecture", ["bart", "pegasus", "t5"])
+def test_b2_a_model_from_scratch_writes_text_and_not_special_tokens(architecture: str, tmp_path: Path) -> None:
+    """Also when it prefers them: a model that has hardly learnt anything repeats the first token that it has seen."""
+    t5 = "{d_model: 16, num_layers: 1, num_heads: 2, d_ff: 16, d_kv: 8}"
+    size = f"model.settings={t5 if architecture == 't5' else samples.TINY_BART}"
+    settings = [f"model.architecture={architecture}", "model.settings=null", size, "generation.min_length=3"]
+    shop = train.prepare(run_of("gigaword", tmp_path, *settings, "generation.num_beams=2", variants=[]))
+    model, tokenizer = shop.model.eval(), shop.tokenizer
+    with torch.no_grad():
+        model.get_output_embeddings().weight[[0, 1, 3, 4]] = 10 * model.get_output_embeddings().weight[:4].abs()
+    batch = tokenizer(["a story", "another one"], return_tensors="pt", padding=True)
+    ids = model.generate(**batch)
+    assert (ids[:, 1] == tokenizer.bos_token_id).all()  # as in every target
+    found = set(ids[:, 2:].flatten().tolist()) - {tokenizer.eos_token_id}
+    assert not found & {tokenizer.bos_token_id, tokenizer.unk_token_id, tokenizer.mask_token_id}
+    assert all(tokenizer.batch_decode(ids, skip_special_tokens=True))
+
+
 def test_runs_side_by_side() -> None:
     one = {"scores": {"test": {"rouge1": 50.0, "intervals": {"rouge1": [40, 60]}}}, "train": {"seconds": 2.0}}
     two = {"scores": {"test": {"rouge1": 60.0, "intervals": {"rouge1": [50, 70]}}}, "train": {"seconds": 3.0}}

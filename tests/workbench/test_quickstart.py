@@ -1,0 +1,56 @@
+"""The plan of the quickstart, and its table."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from seqreg.errors import BadInput
+from seqreg.workbench import quickstart
+
+
+def test_the_plan_is_a_pretraining_and_a_fine_tuning_for_every_method(tmp_path: Path) -> None:
+    source, tuned = quickstart.plan(["optimisation.steps=7"], tmp_path)
+    assert (source.config.output, source.config.optimisation.steps) == (str(tmp_path / "pretrained"), 240)
+    assert [run.config.method for run in tuned] == ["baseline", "r3f"]
+    for run in tuned:
+        assert run.config.model.name == source.config.output
+        assert run.config.model.settings == {}
+        assert run.config.optimisation.steps == 7
+        assert run.config.data.also == {"newsroom": None}
+    _, others = quickstart.plan(["smart", "rdrop"], tmp_path)
+    assert [run.config.output for run in others] == [str(tmp_path / name) for name in ("baseline", "smart", "rdrop")]
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("r3", "unknown term recipe 'r3'"),
+        ("sed=1", "unknown key; did you mean 'seed'"),
+        ("output=x", "choose with --output FOLDER"),
+        ("model.name=x", "a model and folders of its own"),
+    ],
+)
+def test_mistakes_are_found_before_the_pretraining(word: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=message):
+        quickstart.plan([word], tmp_path)
+
+
+def test_the_table_has_a_line_for_every_model() -> None:
+    new, old = ({f"rouge{kind}": number for kind in "12L"} for number in (80.0, 25.0))
+    found = {"pretrained": {"new": None, "old": old}, "baseline": {"new": new, "old": old}}
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(quickstart.shown(found))
+    old_cell, bar = "25.0 / 25.0 / 25.0".split(), "\u2502"
+    lines = [line.split() for line in console.export_text().splitlines() if line.startswith(bar)]
+    assert lines[0][1:-1] == ["pretrained", bar, bar, *old_cell]
+    assert lines[1][1:-1] == [
+        "baseline",
+        "\u2502",
+        *"80.0 / 80.0 / 80.0".split(),
+        "\u2502",
+        *"25.0 / 25.0 / 25.0".split(),
+    ]
