@@ -49,11 +49,13 @@ def resolve(
     overrides: Sequence[str] = (),
     forget: Sequence[str] = (),
     trust: bool = False,
+    paths: Sequence[str] = (),
 ) -> Run:
     """Lay a recipe, its variants, recipes of terms and `key=value` on top of each other, and check the result.
 
     Args:
         forget: dotted keys of the recipe that do not count, as if they were not there
+        paths: of these settings, refuse files and folders that are not there, before anything slow is imported
     """
     path = catalogue.find("recipes", recipe)
     stack, values = layers.Layers(), layers.read(path)
@@ -85,6 +87,7 @@ def resolve(
     name = "-".join([path.stem if path.stem != "config" else path.parent.name, *variants])
     stack.values.setdefault("output", f"runs/{name}/{'-'.join(Path(t).stem for t in chosen) or 'baseline'}")
     config = checked(Config, stack.values, stack.origin)
+    _check_paths(config, paths)
     _check_terms(config, stack)
     if card.kind == "generation" and config.evaluation.resamples < 1:
         where = stack.origin("evaluation.resamples")
@@ -170,6 +173,40 @@ def _check_terms(config: Config, stack: layers.Layers) -> None:
         if term.takes_unlabelled and getattr(term, "mode", "") == "alternate":
             key = f"terms.{name}.mode"
             raise BadInput(f"{stack.origin(key)}: {key}='alternate': a run has no unlabelled rows; choose 'joint'")
+
+
+PATHS = ("data.path", "model.name", "output")
+"""Settings that name a file or a folder."""
+
+
+def _check_paths(config: Config, keys: Sequence[str]) -> None:
+    """Refuse what is missing or in the way; whoever reads it looks again."""
+    data, model = config.data.path, config.model.name
+    if "data.path" in keys and data is not None and not os.path.exists(data):
+        raise BadInput(f"data.path={data}: no such file or folder")
+    local = model is not None and model.startswith((".", "/", "~"))
+    if "model.name" in keys and local and not os.path.isdir(model or ""):
+        raise BadInput(f"model.name={model}: no such folder")
+    for path in (config.output, *map(str, Path(config.output).parents)) if "output" in keys else ():
+        if os.path.exists(path) and not os.path.isdir(path):
+            raise BadInput(f"output={config.output}: {path} is a file and in the way: choose another")
+
+
+def check_trained(folder: Path) -> None:
+    """Refuse a folder without a trained model, before anything slow is imported."""
+    if not os.path.isfile(folder / "config.yaml"):
+        there = os.path.isdir(folder)
+        raise BadInput(f"{folder}: {'not a run of seqreg: it has no config.yaml' if there else 'no such folder'}")
+    if not os.path.isfile(folder / "config.json"):
+        raise BadInput(f"{folder}: there is no trained model in it: has its training ended?")
+
+
+def check_studied(folders: Sequence[str | Path], settings: Sequence[str]) -> None:
+    """The same for all folders, and then for the data of their runs: for commands that look into trained models."""
+    for folder in folders:
+        check_trained(Path(folder))
+    for folder in folders:
+        resolve(str(Path(folder) / "config.yaml"), overrides=settings, paths=["data.path"])
 
 
 def load(folder: Path, overrides: Sequence[str] = (), *, forget: Sequence[str] = (), trust: bool = False) -> Run:
