@@ -156,6 +156,8 @@ def _refuse_trust(stack: layers.Layers) -> None:
 
 def _check_terms(config: Config, stack: layers.Layers) -> None:
     """Build the criterion once, so that a misspelt term or setting is found before anything else happens."""
+    if not config.terms:
+        return
     try:
         terms = config.criterion().terms
     except BadInput as error:
