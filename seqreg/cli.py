@@ -11,15 +11,17 @@ from typing import Annotated, Any, Literal, Optional
 import typer
 
 from seqreg import cli_evidence
-from seqreg.cli_options import Recipe, Settings, Terms, Trained, Trust, Variants
+from seqreg.cli_options import Json, Recipe, Settings, Terms, Trained, Trust, Variants
 from seqreg.errors import DISK, NAMES, BadInput, NoRoom, Stopped
+from seqreg.version import __version__
+from seqreg.workbench.console import show_warnings
 from seqreg.workbench.untrusted import plain
 
 USAGE: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """What typer raises about the command line; newer ones bring a click of their own."""
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown",
+    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown",
     help="""Fine-tune with smoothness regularizers: from one line to ROUGE and TensorBoard.
 
 **A first run**, on text that is made here, in a minute:
@@ -32,8 +34,25 @@ app = typer.Typer(
 
 **What there is:** `seqreg list`, and `seqreg show NAME` for one of it. Any setting of a recipe can be changed with
 `key=value`; `seqreg check` shows them all.
+
+**For programs:** every command has `--json`: one JSON document alone on the standard output.
 """,
 )  # fmt: skip
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"seqreg {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -50,6 +69,7 @@ def train(
         Optional[list[str]],
         typer.Option("--allow-change", help="Go on although this setting has changed; may be repeated."),
     ] = None,
+    as_json: Json = False,
     trust: Trust = False,
 ) -> None:
     """Train a recipe, evaluate it, and write the model, its scores and its curves.
@@ -67,7 +87,7 @@ def train(
     from seqreg.workbench import commands
 
     ways = {"overwrite": overwrite, "resume": resume, "allow_change": allow_change or []}
-    commands.train(recipe, terms or [], variant or [], settings or [], trust=trust, **ways)
+    commands.train(recipe, terms or [], variant or [], settings or [], trust=trust, as_json=as_json, **ways)
 
 
 @app.command()
@@ -97,6 +117,7 @@ def quickstart(
 def replay(
     crash: Annotated[Path, typer.Argument(help="A folder that a training wrote: RUN/crash/step-N.")],
     trust: Trust = False,
+    as_json: Json = False,
 ) -> None:
     """Compute a step again that was not finite, and say where it began.
 
@@ -104,7 +125,7 @@ def replay(
     """
     from seqreg.workbench import commands
 
-    commands.replay(crash, trust=trust)
+    commands.replay(crash, trust=trust, as_json=as_json)
 
 
 @app.command()
@@ -113,6 +134,7 @@ def evaluate(
     settings: Settings = None,
     data: Annotated[Optional[Path], typer.Option(help="Score on this file instead of the splits of the task.")] = None,
     output: Annotated[Optional[Path], typer.Option(help="Write here instead of into the run's folder.")] = None,
+    as_json: Json = False,
     trust: Trust = False,
 ) -> None:
     """Score a trained model again, on its task or on a file of your own.
@@ -123,7 +145,7 @@ def evaluate(
     """
     from seqreg.workbench import commands
 
-    commands.evaluate(run, data, output, settings or [], trust=trust)
+    commands.evaluate(run, data, output, settings or [], trust=trust, as_json=as_json)
 
 
 @app.command()
@@ -134,6 +156,7 @@ def predict(
     ],
     settings: Settings = None,
     output: Annotated[str, typer.Option("--output", "-o", help="A file; - for the standard output.")] = "-",
+    as_json: Annotated[bool, typer.Option("--json", help="Predictions as JSONL: one JSON object a line.")] = False,
     trust: Trust = False,
 ) -> None:
     """Predict with a trained model; results are written as they come.
@@ -146,7 +169,7 @@ def predict(
     """
     from seqreg.workbench import commands
 
-    commands.predict(run, source, output, settings or [], trust=trust)
+    commands.predict(run, source, output, settings or [], trust=trust, as_json=as_json)
 
 
 @app.command()
@@ -160,7 +183,7 @@ def rouge(
     tokenizer: Annotated[
         Literal["rouge", "unicode"], typer.Option(help="`unicode` for text that is not in Latin letters.")
     ] = "rouge",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Score two files with ROUGE-1, 2, L and Lsum: rouge-score's numbers, with intervals.
 
@@ -176,7 +199,12 @@ def rouge(
 
 @app.command()
 def check(
-    recipe: Recipe, settings: Settings = None, terms: Terms = None, variant: Variants = None, trust: Trust = False
+    recipe: Recipe,
+    settings: Settings = None,
+    terms: Terms = None,
+    variant: Variants = None,
+    as_json: Json = False,
+    trust: Trust = False,
 ) -> None:
     """Look at a recipe and its data without training: settings, tokens, what is cut, what the terms cost.
 
@@ -184,7 +212,7 @@ def check(
     """
     from seqreg.workbench import commands
 
-    commands.check(recipe, terms or [], variant or [], settings or [], trust=trust)
+    commands.check(recipe, terms or [], variant or [], settings or [], trust=trust, as_json=as_json)
 
 
 @app.command("list")
@@ -192,6 +220,7 @@ def list_(
     what: Annotated[
         Optional[Literal["terms", "tasks", "recipes"]], typer.Argument(help="All of them by default.")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """List terms, tasks and recipes.
 
@@ -199,12 +228,13 @@ def list_(
     """
     from seqreg.workbench import shelves
 
-    shelves.show_list(what)
+    shelves.show_list(what, as_json=as_json)
 
 
 @app.command()
 def show(
     names: Annotated[list[str], typer.Argument(help="Terms, tasks, recipes, or the output folders of trainings.")],
+    as_json: Json = False,
 ) -> None:
     """Show a term, a task or a recipe, or the scores of trainings side by side.
 
@@ -214,7 +244,7 @@ def show(
     """
     from seqreg.workbench import shelves
 
-    shelves.show(names)
+    shelves.show(names, as_json=as_json)
 
 
 @app.command()
@@ -233,7 +263,7 @@ def bench(
     presets: Annotated[bool, typer.Option(help="Also measure what released code computes, and its way.")] = True,
     rouge: Annotated[bool, typer.Option("--rouge", help="Measure ROUGE beside rouge-score instead.")] = False,
     batches: Annotated[bool, typer.Option("--batches", help="Measure padding on Gigaword's lengths instead.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: Json = False,
     plot: Annotated[Optional[Path], typer.Option(help="Also draw the table: a .png, .svg or .pdf file.")] = None,
 ) -> None:
     """Measure what a training step costs with every term, against the plain step of transformers.
@@ -246,12 +276,12 @@ def bench(
 
     seqreg bench --rouge
     """
-    from seqreg.workbench import bench_show
-
     if rouge and batches:
         raise BadInput("--rouge and --batches: each is measured alone")
     if (rouge or batches) and (terms or rounds or plot):
         raise BadInput("--rouge and --batches measure no steps: leave out --terms, --rounds and --plot")
+    from seqreg.workbench import bench_show
+
     if rouge:
         bench_show.scores(as_json=as_json)
     elif batches:
@@ -261,12 +291,18 @@ def bench(
 
 
 @app.command("fairseq-dir")
-def fairseq_dir() -> None:
+def fairseq_dir(as_json: Json = False) -> None:
     """Print the folder of the fairseq plug-in, for fairseq's --user-dir.
 
     fairseq-train DATA --user-dir $(seqreg fairseq-dir) --criterion seqreg --seqreg-terms terms.yaml ...
     """
-    print(Path(__file__).parent / "integrations" / "fairseq_plugin")
+    from seqreg.workbench.results import print_json
+
+    folder = Path(__file__).parent / "integrations" / "fairseq_plugin"
+    if as_json:
+        print_json({"folder": str(folder)})
+    else:
+        print(folder)
 
 
 app.add_typer(cli_evidence.app)
@@ -276,6 +312,7 @@ def main() -> None:
     """Run the command; what cannot be right, and what stops a run, is one line and an exit code of `seqreg.errors`."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal cannot show is spelt out
         sys.stdout.reconfigure(errors="backslashreplace")
+    show_warnings()
     try:
         code = app(standalone_mode=False)
         if code == 128 + signal.SIGINT:  # what typer makes of Ctrl-C

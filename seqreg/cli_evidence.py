@@ -12,6 +12,11 @@ from seqreg.cli_options import Json, Output, Recipe, Rows, Settings, Trained, Tr
 app = typer.Typer()
 
 
+def _is_change(word: str) -> bool:
+    """Whether a word among folders is a `key=value`."""
+    return "=" in word and not Path(word).is_dir()
+
+
 @app.command(rich_help_panel="Evidence")
 def compare(
     recipe: Recipe,
@@ -35,6 +40,7 @@ def compare(
     collect: Annotated[bool, typer.Option("--collect", help="Train nothing; judge what has come back.")] = False,
     extend: Annotated[bool, typer.Option("--extend", help="Add seeds or methods to a comparison.")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Train again what has failed by itself.")] = False,
+    as_json: Json = False,
     trust: Trust = False,
 ) -> None:
     """Compare terms over seeds: train them all, test the differences, and say what they are worth.
@@ -51,7 +57,7 @@ def compare(
 
     ways = {"baseline": baseline, "alpha": alpha, "jobs": jobs, "launcher": launcher, "collect": collect}
     ways |= {"variants": variant or [], "settings": settings or [], "extend": extend, "retry": retry, "trust": trust}
-    commands.compare(recipe, terms or [], seeds, output, **ways)
+    commands.compare(recipe, terms or [], seeds, output, as_json=as_json, **ways)
 
 
 @app.command(rich_help_panel="Evidence")
@@ -62,6 +68,7 @@ def report(
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Markdown for a paper or a pull request.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="The tables in LaTeX.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Write one page about a comparison: the verdict, every number, figures, texts, and how to repeat it.
 
@@ -74,7 +81,7 @@ def report(
     """
     from seqreg.workbench import commands
 
-    commands.report(folder, output, markdown=markdown, latex=latex)
+    commands.report(folder, output, markdown=markdown, latex=latex, as_json=as_json)
 
 
 @app.command(rich_help_panel="Evidence")
@@ -102,6 +109,9 @@ def calibrate(
 
     seqreg calibrate runs/glue-sst2/r3f --bins 10 --limit 5000 --output evidence/sst2
     """
+    from seqreg.workbench import config
+
+    config.check_studied([run], settings or [])
     from seqreg.workbench.evidence import calibrate as work
 
     options = {"split": split, "bins": bins, "limit": limit, "sequences": sequences, "output": output}
@@ -142,6 +152,9 @@ def robustness(
 
     seqreg robustness runs/glue-sst2/r3f --noise characters --rates 0.01,0.02,0.05,0.1 --draws 5
     """
+    from seqreg.workbench import config
+
+    config.check_studied([run for run in runs if not _is_change(run)], [run for run in runs if _is_change(run)])
     from seqreg.workbench.evidence import robustness as work
 
     levels = {"rates": rates, "scales": scales, "radii": radii}

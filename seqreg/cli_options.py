@@ -7,13 +7,35 @@ from typing import Annotated, Optional
 
 import typer
 
-Recipe = Annotated[str, typer.Argument(help="A recipe by name (`seqreg list recipes`), or the path of a YAML file.")]
+from seqreg.workbench import catalogue
+
+
+def _recipes() -> list[str]:
+    """For shells: what can be completed."""
+    return catalogue.names("recipes")
+
+
+def _terms() -> list[str]:
+    return catalogue.names("recipes/terms")
+
+
+Recipe = Annotated[
+    str,
+    typer.Argument(
+        help="A recipe by name (`seqreg list recipes`), or the path of a YAML file.", autocompletion=_recipes
+    ),
+]
 Settings = Annotated[
     Optional[list[str]], typer.Argument(help="Changes of the recipe: `key=value`, such as `optimisation.steps=100`.")
 ]
 Terms = Annotated[
     Optional[list[str]],
-    typer.Option("--terms", "-t", help="A recipe of terms, such as `r3f`; may be repeated. None is the baseline."),
+    typer.Option(
+        "--terms",
+        "-t",
+        help="A recipe of terms, such as `r3f`; may be repeated. None is the baseline.",
+        autocompletion=_terms,
+    ),
 ]
 Variants = Annotated[
     Optional[list[str]],

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from seqreg.errors import BadInput
-from seqreg.workbench import bench, bench_batches, bench_rouge
 from seqreg.workbench.console import console
 from seqreg.workbench.files import writable
+from seqreg.workbench.results import print_json
 from seqreg.workbench.untrusted import plain
+
+if TYPE_CHECKING:
+    from seqreg.workbench.bench import Bench
 
 
 def steps(
@@ -31,6 +34,8 @@ def steps(
     """Measure steps, and print a table or JSON."""
     if plot is not None:
         _check_plot(plot)
+    from seqreg.workbench import bench
+
     rounds = rounds or (9 if size == "bart-base" else 5)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
@@ -58,9 +63,9 @@ def _check_plot(plot: Path) -> None:
         raise BadInput(f"--plot {plot}: it cannot be written; a folder, or not yours to write?")
 
 
-def _show(found: bench.Bench, as_json: bool) -> None:
+def _show(found: Bench, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(found.json(), indent=2))
+        print_json(found.json())
         return
     out = Console(highlight=False)
     out = out if out.is_terminal else Console(highlight=False, width=110)
@@ -74,7 +79,7 @@ def _show(found: bench.Bench, as_json: bool) -> None:
         out.print("A preset is what released code computes; 'from logits', also the way it does.")
 
 
-def table(found: bench.Bench) -> Table:
+def table(found: Bench) -> Table:
     shown = Table(title=f"One training step, {found.size}")
     shown.add_column("step", no_wrap=True)
     for name in ("time", "range", "FLOPs", "memory", "of the limit"):
@@ -88,10 +93,12 @@ def table(found: bench.Bench) -> Table:
 
 def scores(*, as_json: bool) -> None:
     """Measure ROUGE beside rouge-score on a test set of CNN/DailyMail's size."""
+    from seqreg.workbench import bench_rouge
+
     console.print("  scoring 11,490 generated summaries; rouge-score on 300 of them, scaled")
     found = bench_rouge.compare(progress=console.is_terminal)
     if as_json:
-        print(json.dumps(found, indent=2))
+        print_json(found)
         return
     shown = Table(title=f"ROUGE-1, 2, L and Lsum with stemming, {found['pairs']:,.0f} pairs")
     for name in ("", "seconds", "times faster"):
@@ -106,9 +113,11 @@ def scores(*, as_json: bool) -> None:
 
 def padding(*, as_json: bool) -> None:
     """Measure the share of padding in batches of Gigaword's lengths."""
+    from seqreg.workbench import bench_batches
+
     found = bench_batches.compare()
     if as_json:
-        print(json.dumps(found, indent=2))
+        print_json(found)
         return
     shown = Table(title="Share of padding, source and target tokens, Gigaword's lengths")
     for name in ("rows a batch", "random", "grouped by source", "grouped by sum", "ours"):

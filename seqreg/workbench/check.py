@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -42,62 +42,113 @@ def relative_cost(cost: Cost) -> float:
     return (3 + cost.forwards + 2 * cost.backwards) / 3
 
 
-def check(run: Run) -> Group:
+@dataclass(frozen=True)
+class Checked:
+    """What a training would do; printed by rich as tables.
+
+    Args:
+        settings: of the run
+        data: one entry for every text of every split, as in `Lengths`
+        loss: its parts, with what they cost
+        summary: the model, the steps and the output, in words
+    """
+
+    title: str
+    settings: dict[str, Any]
+    data: list[dict[str, Any]]
+    loss: list[dict[str, Any]]
+    summary: dict[str, Any]
+
+    def json(self) -> dict[str, Any]:
+        """For programs."""
+        return asdict(self)
+
+    def __rich__(self) -> Group:
+        settings = Syntax(layers.dump(self.settings), "yaml", background_color="default", word_wrap=True)
+        return Group(settings, self._data_table(), self._loss_table(), self._sentence())
+
+    def _data_table(self) -> Table:
+        table = Table(title=plain(self.title))
+        for name in ("split", "rows", "text", "mean", "95%", "longest", "limit", "cut"):
+            table.add_column(name, justify="left" if name in ("split", "text") else "right")
+        for one in self.data:
+            first = one["text"] == "source"
+            numbers = (f"{one['mean']:.1f}", f"{one['high']:.0f}", str(one["longest"]), str(one["limit"]))
+            size = f"{one['rows']:,}" if first else ""
+            table.add_row(plain(one["split"]) if first else "", size, one["text"], *numbers, f"{one['cut']:.1%}")
+        table.caption = f"tokens, of the first {ROWS} rows of a split"
+        return table
+
+    def _loss_table(self) -> Table:
+        table = Table(title="the loss")
+        for name in ("part", "settings", "extra forwards", "extra backwards", "cost of a step"):
+            table.add_column(name, justify="left" if name in ("part", "settings") else "right")
+        for one in self.loss:
+            shown = ", ".join(f"{key}={value}" for key, value in one["settings"].items())
+            passes = ("", "") if one["part"] == "base" else (str(one["forwards"]), str(one["backwards"]))
+            table.add_row(
+                plain(one["part"]),
+                plain(shown or ("" if one["part"] == "all" else "defaults")),
+                *passes,
+                f"{one['cost']:.2f}x",
+            )
+        return table
+
+    def _sentence(self) -> str:
+        one = self.summary
+        return (
+            f"{one['model']}, {one['parameters']:,} parameters; {one['steps']:,} steps of {one['batch']} rows a device "
+            f"= {one['epochs']:.2f} epochs; evaluated on {', '.join(one['evaluations'])}; output in "
+            f"{plain(one['output'])}"
+        )
+
+
+def check(run: Run) -> Checked:
     """Build everything, and tell what was found."""
-    shop = prepare(run)
-    parts: list[Any] = [
-        Syntax(layers.dump(run.config.model_dump(mode="json")), "yaml", background_color="default", word_wrap=True),
-        _data_table(shop),
-        _term_table(run),
-        _summary(shop),
-    ]
-    return Group(*parts)
+    shop, config, card = prepare(run), run.config, run.card
+    title = f"{card.title}, {config.data.path or card.rule}"
+    return Checked(title, config.model_dump(mode="json"), _data(shop), _loss(run), _summary(shop))
 
 
-def _data_table(shop: Workshop) -> Table:
-    config, card = shop.run.config, shop.run.card
-    table = Table(title=plain(f"{card.title}, {config.data.path or card.rule}"))
-    for name in ("split", "rows", "text", "mean", "95%", "longest", "limit", "cut"):
-        table.add_column(name, justify="left" if name in ("split", "text") else "right")
+def _data(shop: Workshop) -> list[dict[str, Any]]:
+    config, found = shop.run.config, []
     for name, examples in shop.splits.sets.items():
         chosen = [examples[index] for index in range(min(ROWS, len(examples)))]
         coded = (models.encode(shop.tokenizer, one, config.data.prefix, None) for one in chosen)
-        sides = {"source": [len(found["input_ids"]) for found in coded]}
+        sides = {"source": [len(one["input_ids"]) for one in coded]}
         if shop.run.card.kind == "generation":
             sides["target"] = [len(shop.tokenizer(text_target=one.target or "")["input_ids"]) for one in chosen]
-        for side, found in sides.items():
+        for side, sizes in sides.items():
             limit = config.data.max_source if side == "source" else config.data.max_target
-            one = lengths(found, limit)
-            size = f"{len(examples):,}" if side == "source" else ""
-            numbers = (f"{one.mean:.1f}", f"{one.high:.0f}", str(one.longest), str(limit), f"{one.cut:.1%}")
-            table.add_row(plain(name) if size else "", size, side, *numbers)
-    table.caption = f"tokens, of the first {ROWS} rows of a split"
-    return table
+            numbers = asdict(lengths(sizes, limit))
+            found.append({"split": name, "rows": len(examples), "text": side, **numbers, "limit": limit})
+    return found
 
 
-def _term_table(run: Run) -> Table:
-    table = Table(title="the loss")
-    for name in ("part", "settings", "extra forwards", "extra backwards", "cost of a step"):
-        table.add_column(name, justify="left" if name in ("part", "settings") else "right")
-    loss = run.config.loss
-    table.add_row("base", f"label_smoothing={loss.label_smoothing}, smoothing={loss.smoothing}", "", "", "1.00x")
+def _loss(run: Run) -> list[dict[str, Any]]:
+    base = run.config.loss
+    settings: dict[str, Any] = {"label_smoothing": base.label_smoothing, "smoothing": base.smoothing}
+    found = [_part("base", settings, Cost(0, 0))]
     terms: tuple[Term, ...] = run.config.criterion().terms
     for term in terms:
-        shown = ", ".join(f"{key}={value}" for key, value in term.settings().items())
-        passes = (str(term.cost.forwards), str(term.cost.backwards), f"{relative_cost(term.cost):.2f}x")
-        table.add_row(plain(term.name), plain(shown or "defaults"), *passes)
+        found.append(_part(term.name, {key: str(value) for key, value in term.settings().items()}, term.cost))
     if len(terms) > 1:
         total = Cost(sum(t.cost.forwards for t in terms), sum(t.cost.backwards for t in terms))
-        table.add_row("all", "", str(total.forwards), str(total.backwards), f"{relative_cost(total):.2f}x")
-    return table
+        found.append(_part("all", {}, total))
+    return found
 
 
-def _summary(shop: Workshop) -> str:
+def _part(name: str, settings: dict[str, Any], cost: Cost) -> dict[str, Any]:
+    numbers = {"forwards": cost.forwards, "backwards": cost.backwards, "cost": relative_cost(cost)}
+    return {"part": name, "settings": settings, **numbers}
+
+
+def _summary(shop: Workshop) -> dict[str, Any]:
     opt, size = shop.run.config.optimisation, sum(p.numel() for p in shop.model.parameters())
     rows, batch = len(shop.splits.sets["train"]), opt.batch_size * opt.accumulation
     steps = opt.steps or int(np.ceil(rows / batch) * (opt.epochs or 1))
-    kind = type(shop.model).__name__
-    return (
-        f"{kind}, {size:,} parameters; {steps:,} steps of {batch} rows a device = {steps * batch / rows:.2f} epochs; "
-        f"evaluated on {', '.join(shop.splits.evaluations(shop.run.card))}; output in {plain(shop.run.config.output)}"
-    )
+    return {
+        "model": type(shop.model).__name__, "parameters": size, "steps": steps, "batch": batch,
+        "epochs": steps * batch / rows, "evaluations": shop.splits.evaluations(shop.run.card),
+        "output": shop.run.config.output,
+    }  # fmt: skip

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import os
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from seqreg.errors import BadInput
 from seqreg.workbench import config, rows
 from seqreg.workbench.files import regular, writable
+from seqreg.workbench.results import print_json
 from seqreg.workbench.tables import score_table
 from seqreg.workbench.untrusted import plain
 
@@ -26,10 +28,11 @@ def train(
     settings: Sequence[str],
     *,
     trust: bool = False,
+    as_json: bool = False,
     **ways: Any,
 ) -> None:
     """Train a recipe and print its scores; `ways` as in `seqreg.workbench.train.train`."""
-    run = config.resolve(recipe, terms=terms, variants=variants, overrides=settings, trust=trust)
+    run = config.resolve(recipe, terms=terms, variants=variants, overrides=settings, trust=trust, paths=config.PATHS)
     from seqreg.workbench import train as work
     from seqreg.workbench.console import console, quiet
 
@@ -37,7 +40,10 @@ def train(
     writable(run.config.output, "output=")
     metrics = work.train(run, **ways)
     if metrics:
-        out.print(score_table({metrics["method"]: metrics}))
+        if as_json:
+            print_json({**metrics, "output": run.config.output})
+        else:
+            out.print(score_table({metrics["method"]: metrics}))
         if run.note:
             console.print(run.note, soft_wrap=True)
         console.print(f"Everything is in {plain(run.config.output)}")
@@ -55,7 +61,7 @@ def quickstart(words: Sequence[str], folder: Path, *, as_json: bool) -> None:
     quiet()
     found = work.quickstart(source, tuned)
     if as_json:
-        out.print_json(json.dumps(found))
+        print_json(found)
     else:
         out.print(work.shown(found))
         out.print(work.HONEST, soft_wrap=True)
@@ -63,38 +69,64 @@ def quickstart(words: Sequence[str], folder: Path, *, as_json: bool) -> None:
 
 
 def evaluate(
-    folder: Path, file: Path | None, output: Path | None, settings: Sequence[str], *, trust: bool = False
+    folder: Path,
+    file: Path | None,
+    output: Path | None,
+    settings: Sequence[str],
+    *,
+    trust: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Score a trained model and print it."""
     if output is not None:
         writable(output, "--output ")
         if output.exists() and not output.is_dir():
             raise BadInput(f"--output {output}: a file is in the way")
-    config.load(folder, settings, build_terms=False)
+    config.check_trained(folder)
+    if file is not None and not os.path.isfile(file):
+        raise BadInput(f"{file}: no such file")
+    paths = ["data.path"] if file is None else []
+    config.resolve(str(folder / "config.yaml"), overrides=settings, paths=paths, build_terms=False)
     from seqreg.workbench import train as work
     from seqreg.workbench.console import console, quiet
 
     quiet()
     metrics = work.evaluate_run(folder, file=file, output=output, overrides=tuple(settings), trust=trust)
     if metrics:
-        out.print(score_table({metrics.get("method", folder.name): metrics}))
+        if as_json:
+            print_json(metrics)
+        else:
+            out.print(score_table({metrics.get("method", folder.name): metrics}))
         console.print(f"Scores and predictions are in {plain(output or folder)}")
 
 
-def predict(folder: Path, source: str, target: str, settings: Sequence[str], *, trust: bool = False) -> None:
+def predict(
+    folder: Path, source: str, target: str, settings: Sequence[str], *, trust: bool = False, as_json: bool = False
+) -> None:
     """Predict, and say how many."""
+    config.check_trained(folder)
+    if source != "-" and not os.path.isfile(source):
+        raise BadInput(f"{source}: no such file")
     config.load(folder, settings, build_terms=False)
     from seqreg.workbench import predict as work
     from seqreg.workbench.console import console, quiet
 
     quiet()
-    count = work.predict(folder, source, target, tuple(settings), trust=trust)
+    count = work.predict(folder, source, target, tuple(settings), trust=trust, as_json=as_json)
     if target != "-":
         console.print(f"{count} predictions in {plain(target)}")
+        if as_json:
+            print_json({"predictions": count, "output": target})
 
 
-def compare(recipe: str, methods: Sequence[str], seeds: str, folder: Path, **ways: Any) -> None:
+def compare(
+    recipe: str, methods: Sequence[str], seeds: str, folder: Path, *, as_json: bool = False, **ways: Any
+) -> None:
     """Train a comparison and print its verdict; `ways` as in `seqreg.workbench.evidence.compare.compare`."""
+    if as_json and ways.get("launcher") is not None:
+        raise BadInput("--json and --launcher: there is no result yet; use --json with --collect, when all have ended")
+    others = [word for word in ways.get("settings", ()) if not word.startswith("terms")]
+    config.resolve(recipe, variants=ways.get("variants", ()), overrides=others, paths=["data.path", "model.name"])
     from seqreg.workbench.console import console, quiet
     from seqreg.workbench.evidence import compare as work
 
@@ -104,54 +136,79 @@ def compare(recipe: str, methods: Sequence[str], seeds: str, folder: Path, **way
     from seqreg.workbench.evidence import verdict
 
     finding = verdict.judge(folder)
+    console.print(f"A page about it: seqreg report {plain(shlex.quote(str(folder)))}", soft_wrap=True)
+    if as_json:
+        print_json(asdict(finding))
+        return
     out.print(verdict.shown(finding.values))
     for sentence in finding.summary:
         out.print(plain(sentence), soft_wrap=True)
-    console.print(f"A page about it: seqreg report {plain(shlex.quote(str(folder)))}", soft_wrap=True)
 
 
-def report(folder: Path, output: Path | None, *, markdown: bool, latex: bool) -> None:
+def report(folder: Path, output: Path | None, *, markdown: bool, latex: bool, as_json: bool = False) -> None:
     """Write the page of a comparison."""
+    from seqreg.workbench.evidence import comparison
+
+    comparison.read(folder)
     from seqreg.workbench.console import console
     from seqreg.workbench.evidence import report as work
 
-    console.print(f"Written: {plain(work.report(folder, output, markdown=markdown, latex=latex))}")
+    written = work.report(folder, output, markdown=markdown, latex=latex)
+    console.print(f"Written: {plain(written)}", soft_wrap=True)
+    if as_json:
+        print_json({"written": str(written)})
 
 
-def replay(crash: Path, *, trust: bool = False) -> None:
+def replay(crash: Path, *, trust: bool = False, as_json: bool = False) -> None:
     """Print what a step that was not finite gives again."""
+    if not os.path.isdir(crash):
+        raise BadInput(f"{crash}: no such folder; a training writes one as RUN/crash/step-N")
     from seqreg.workbench import replay as work
     from seqreg.workbench.console import quiet
 
     quiet()
-    out.print(work.replay(crash, trust=trust))
+    found = work.replay(crash, trust=trust)
+    if as_json:
+        print_json(asdict(found))
+    else:
+        out.print(work.shown(found))
 
 
 def check(
-    recipe: str, terms: Sequence[str], variants: Sequence[str], settings: Sequence[str], *, trust: bool = False
+    recipe: str,
+    terms: Sequence[str],
+    variants: Sequence[str],
+    settings: Sequence[str],
+    *,
+    trust: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Print what a training would do."""
-    run = config.resolve(recipe, terms=terms, variants=variants, overrides=settings, trust=trust)
+    run = config.resolve(recipe, terms=terms, variants=variants, overrides=settings, trust=trust, paths=config.PATHS)
     from seqreg.workbench import check as work
     from seqreg.workbench.console import quiet
 
     quiet()
-    out.print(work.check(run))
+    found = work.check(run)
+    if as_json:
+        print_json(found.json())
+    else:
+        out.print(found)
 
 
 def rouge(predictions: Path, references: Path, *, as_json: bool, **options: Any) -> None:
     """Print ROUGE of two files."""
-    from seqreg.metrics.rouge import rouge as score
-
     texts, truth = _texts(predictions, "prediction"), _texts(references, "reference")
     if len(texts) != len(truth):
         raise BadInput(f"{predictions} has {len(texts)} texts, {references} has {len(truth)}: expected as many")
     if not texts:
         raise BadInput(f"{predictions}: 0 texts")
+    from seqreg.metrics.rouge import rouge as score
+
     report = score(texts, truth, **options)
     if as_json:
         found = {"means": report.means, "intervals": report.intervals, "counts": report.counts}
-        out.print_json(json.dumps({**found, "signature": report.signature}))
+        print_json({**found, "signature": report.signature})
     else:
         out.print(str(report), soft_wrap=True)
 

@@ -53,6 +53,7 @@ def resolve(
     trust: bool = False,
     build_terms: bool = True,
     foreign: bool = False,
+    paths: Sequence[str] = (),
 ) -> Run:
     """Lay a recipe, its variants, recipes of terms and `key=value` on top of each other, and check the result.
 
@@ -60,6 +61,7 @@ def resolve(
         forget: dotted keys of the recipe that do not count, as if they were not there
         build_terms: check the terms too, which imports the modules of those that are not seqreg's own
         foreign: the recipe may be somebody else's: modules that it names are imported only with `trust`
+        paths: of these settings, refuse files and folders that are not there, before anything slow is imported
     """
     path = catalogue.find("recipes", recipe)
     stack, values = layers.Layers(), layers.read(path)
@@ -106,6 +108,7 @@ def resolve(
     name = "-".join([path.stem if path.stem != "config" else path.parent.name, *other, *variants])
     stack.values.setdefault("output", f"runs/{name}/{'-'.join(Path(t).stem for t in chosen) or 'baseline'}")
     config = checked(Config, stack.values, stack.origin)
+    _check_paths(config, paths)
     if foreign and build_terms and not trust:
         _refuse_modules(config, stack)
     if build_terms:
@@ -231,6 +234,8 @@ def _refuse_modules(config: Config, stack: layers.Layers) -> None:
 
 def _check_terms(config: Config, stack: layers.Layers) -> None:
     """Build the criterion once, so that a misspelt term or setting is found before anything else happens."""
+    if not config.terms:
+        return
     try:
         terms = config.criterion().terms
     except BadInput as error:
@@ -253,6 +258,40 @@ def _check_terms(config: Config, stack: layers.Layers) -> None:
         config.update()
     except BadInput as error:
         raise BadInput(f"{stack.origin('optimisation.update')}: optimisation.{error}") from None
+
+
+PATHS = ("data.path", "model.name", "output")
+"""Settings that name a file or a folder."""
+
+
+def _check_paths(config: Config, keys: Sequence[str]) -> None:
+    """Refuse what is missing or in the way; whoever reads it looks again."""
+    data, model = config.data.path, config.model.name
+    if "data.path" in keys and data is not None and not os.path.exists(data):
+        raise BadInput(f"data.path={data}: no such file or folder")
+    local = model is not None and model.startswith((".", "/", "~"))
+    if "model.name" in keys and local and not os.path.isdir(model or ""):
+        raise BadInput(f"model.name={model}: no such folder")
+    for path in (config.output, *map(str, Path(config.output).parents)) if "output" in keys else ():
+        if os.path.exists(path) and not os.path.isdir(path):
+            raise BadInput(f"output={config.output}: {path} is a file and in the way: choose another")
+
+
+def check_trained(folder: Path) -> None:
+    """Refuse a folder without a trained model, before anything slow is imported."""
+    if not os.path.isfile(folder / "config.yaml"):
+        there = os.path.isdir(folder)
+        raise BadInput(f"{folder}: {'not a run of seqreg: it has no config.yaml' if there else 'no such folder'}")
+    if not os.path.isfile(folder / "config.json"):
+        raise BadInput(f"{folder}: there is no trained model in it: has its training ended?")
+
+
+def check_studied(folders: Sequence[str | Path], settings: Sequence[str]) -> None:
+    """The same for all folders, and then for the data of their runs: for commands that look into trained models."""
+    for folder in folders:
+        check_trained(Path(folder))
+    for folder in folders:
+        resolve(str(Path(folder) / "config.yaml"), overrides=settings, paths=["data.path"])
 
 
 def load(

@@ -23,6 +23,7 @@ from seqreg.integrations.hf import r4f
 from seqreg.integrations.hf.model import special
 from seqreg.workbench import machine, weights
 from seqreg.workbench.cards import Card
+from seqreg.workbench.console import first_process
 from seqreg.workbench.examples import Example
 from seqreg.workbench.settings import Config
 
@@ -264,7 +265,7 @@ def probe(config: Config) -> None:
     if wanted == "fp16" and device.type == "cpu":
         raise BadInput(f"{refusal}: set optimisation.precision=fp32 or bf16")
     if device.type == "cpu":
-        machine.settle(aloud=os.environ.get("RANK", "0") == "0")
+        machine.settle(aloud=first_process())
     layer, half = torch.nn.Linear(8, 8, device=device), {"fp16": torch.float16, "bf16": torch.bfloat16}[wanted]
     try:
         with torch.autocast(device.type, dtype=half):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from seqreg.errors import BadInput
 from seqreg.workbench import models, rows
@@ -21,6 +22,7 @@ from seqreg.workbench.console import console, warn
 from seqreg.workbench.evaluate import class_row, decode
 from seqreg.workbench.examples import Example, example
 from seqreg.workbench.files import to_json, writable
+from seqreg.workbench.progress import Bar, columns
 from seqreg.workbench.train import trained
 from seqreg.workbench.untrusted import one_line, plain
 
@@ -28,7 +30,15 @@ WINDOW = 16
 """Batches that are read ahead, so that texts of like length share a batch."""
 
 
-def predict(folder: Path, source: str, target: str, overrides: tuple[str, ...] = (), *, trust: bool = False) -> int:
+def predict(
+    folder: Path,
+    source: str,
+    target: str,
+    overrides: tuple[str, ...] = (),
+    *,
+    trust: bool = False,
+    as_json: bool = False,
+) -> int:
     """Read `source`, write `target` ("-" for the standard streams), and return how many were predicted.
 
     Text has one example a line (the two texts of a pair apart by a tab), with <n> for line breaks inside. JSONL, CSV,
@@ -48,16 +58,14 @@ def predict(folder: Path, source: str, target: str, overrides: tuple[str, ...] =
     model = models.load_model(run.config, run.card, tokenizer, trust=trust, trained=True).eval()
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     written = empty = 0
-    with _standard(sys.stdout) if target == "-" else _opened(target) as out:
-        columns = (TextColumn("predicting"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=console, transient=True) as progress:
-            bar = progress.add_task("", total=size)
+    with contextlib.nullcontext(_standard(sys.stdout)) if target == "-" else _opened(target) as out:
+        with Progress(*columns(), console=console, disable=not console.is_terminal, transient=True) as progress:
+            bar = Bar(progress, "predicting", size, "example")
             for row, found in _answers(model, tokenizer, run, read(source, run.card)):
-                as_json = whole or target.endswith(".jsonl")
-                _write(out, row, found, as_json)
+                _write(out, row, found, whole or as_json or target.endswith(".jsonl"))
                 written += 1
                 empty += found["prediction"] == ""
-                progress.advance(bar)
+                bar.at(written)
     if empty:
         warn(f"seqreg: warning: {empty} of {written} predictions are empty")
     return written

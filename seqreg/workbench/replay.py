@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,29 @@ from seqreg.workbench import checkpoints, config, crash, guard, train
 from seqreg.workbench.runs import Record
 
 
-def replay(folder: Path, *, trust: bool = False) -> Group:
+@dataclass
+class Replayed:
+    """A step that was computed again.
+
+    Args:
+        parts: of the loss of every micro-batch: "micro_batch", "part", weighted "value" and whether it is "finite"
+        notes: which weights and rows it was computed with, and the first places that are not finite
+    """
+
+    step: int
+    notes: list[str]
+    parts: list[dict[str, Any]] = field(default_factory=list)
+
+
+def shown(found: Replayed) -> Group:
+    """For a terminal."""
+    table = Table("micro-batch", "part", "weighted value", "finite", title=f"step {found.step}")
+    for one in found.parts:
+        table.add_row(str(one["micro_batch"]), one["part"], f"{one['value']:.6g}", "yes" if one["finite"] else "no")
+    return Group(table, *found.notes)
+
+
+def replay(folder: Path, *, trust: bool = False) -> Replayed:
     """The parts of the loss of every micro-batch of RUN/crash/step-N, and the first places that are not finite."""
     story, batches = crash.read(folder)
     home = folder.absolute().parent.parent
@@ -30,17 +54,18 @@ def replay(folder: Path, *, trust: bool = False) -> Group:
         trainer._load_from_checkpoint(str(weights))
         if (weights / TERM_STATE).exists():
             trainer._load_terms(str(weights))
-        table = Table("micro-batch", "part", "weighted value", "finite", title=f"step {story['step'] + 1}")
-        notes = [f"weights of {weights}", f"training rows {', '.join(map(str, story['rows']))}"]
+        found = Replayed(
+            story["step"] + 1, [f"weights of {weights}", f"training rows {', '.join(map(str, story['rows']))}"]
+        )
         record = Record.read(home)
         if record is None or record.facts["configuration"] != story["configuration"]:
-            notes.append("the settings of the run have changed since this step: it is computed with those of now")
+            found.notes.append("the settings of the run have changed since this step: it is computed with those of now")
         try:
-            notes += _compute(trainer, story, batches, table)
+            found.notes += _compute(trainer, story, batches, found.parts)
         except (RuntimeError, ValueError, TypeError, KeyError, IndexError) as error:
             what = next(iter(str(error).splitlines()), type(error).__name__)
             raise BadInput(f"{folder}: its batches do not belong to the model of the run: {what[:200]}") from None
-    return Group(table, *notes)
+    return found
 
 
 def _weights(home: Path, folder: Path, story: dict[str, Any]) -> Path:
@@ -53,7 +78,9 @@ def _weights(home: Path, folder: Path, story: dict[str, Any]) -> Path:
     return found[-1]
 
 
-def _compute(trainer: Any, story: dict[str, Any], batches: list[dict[str, Any]], table: Table) -> list[str]:
+def _compute(
+    trainer: Any, story: dict[str, Any], batches: list[dict[str, Any]], parts: list[dict[str, Any]]
+) -> list[str]:
     model = trainer.model.train()
     trainer.state.global_step = story["step"]
     whole, seen = count(model, batches), []
@@ -62,8 +89,8 @@ def _compute(trainer: Any, story: dict[str, Any], batches: list[dict[str, Any]],
         with _first_not_finite(model) as places, trainer.compute_loss_context_manager():
             report, _ = RegularizedTrainer.report(trainer, model, trainer._prepare_inputs(batch), whole)
         for name, part in report.parts.items():
-            said = f"{name} (with a second task loss)" if name in report.tasks else name
-            table.add_row(str(index), said, f"{float(part):.6g}", "yes" if torch.isfinite(part) else "no")
+            said, value = f"{name} (with a second task loss)" if name in report.tasks else name, float(part)
+            parts.append({"micro_batch": index, "part": said, "value": value, "finite": math.isfinite(value)})
         seen += places[:1]
         trainer.accelerator.backward(report.total)
     bad = [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]

@@ -13,95 +13,112 @@ from rich.table import Table
 
 from seqreg.errors import BadInput, nearest
 from seqreg.workbench import cards, catalogue, layers
+from seqreg.workbench.results import print_json
 from seqreg.workbench.tables import score_table, scores_of
 from seqreg.workbench.untrusted import plain
 
 out = Console(highlight=False, markup=False)
 
 
-def show_list(what: str | None) -> None:
+TITLES = {
+    "recipes": "recipes: seqreg train NAME",
+    "tasks": "tasks: seqreg train RECIPE task=NAME",
+    "terms": "terms: seqreg train RECIPE --terms NAME",
+}
+
+
+def show_list(what: str | None, *, as_json: bool = False) -> None:
     """Print what there is, with a line about each."""
-    tables = {"recipes": _recipes, "tasks": _tasks, "terms": _terms}
-    for name, make in tables.items():
-        if what in (None, name):
-            out.print(make())
+    makers = {"recipes": _recipes, "tasks": _tasks, "terms": _terms}
+    found = {name: make() for name, make in makers.items() if what in (None, name)}
+    if as_json:
+        print_json(found)
+        return
+    for name, entries in found.items():
+        table = Table(title=TITLES[name])
+        for column in entries[0]:
+            table.add_column(column, overflow="fold")
+        for entry in entries:
+            table.add_row(*(value if isinstance(value, str) else " ".join(value) for value in entry.values()))
+        out.print(table)
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
+Entry = dict[str, str | list[str]]
+"""A line of a list, by column."""
 
 
-def _recipes() -> Table:
-    table = _table("recipes: seqreg train NAME", "name", "what", "variants")
+def _recipes() -> list[Entry]:
+    found: list[Entry] = []
     for name in catalogue.names("recipes"):
         path = catalogue.find("recipes", name)
-        variants = layers.read(path).get("variants", {})
-        table.add_row(name, catalogue.header(path).splitlines()[0], " ".join(variants))
-    return table
+        variants = list(layers.read(path).get("variants", {}))
+        found.append({"name": name, "what": catalogue.header(path).splitlines()[0], "variants": variants})
+    return found
 
 
-def _tasks() -> Table:
-    table = _table("tasks: seqreg train RECIPE task=NAME", "name", "what", "metric", "columns")
+def _tasks() -> list[Entry]:
+    found: list[Entry] = []
     for name in catalogue.names("tasks"):
         card, _ = cards.load(name)
         columns = [
             value if isinstance(value, str) else value[0] for value in card.columns.model_dump().values() if value
         ]
-        table.add_row(name, card.title, " ".join(card.metric), " ".join(columns))
-    return table
+        found.append({"name": name, "what": card.title, "metric": list(card.metric), "columns": columns})
+    return found
 
 
-def _terms() -> Table:
-    table = _table("terms: seqreg train RECIPE --terms NAME", "name", "what")
-    for name in catalogue.names("recipes/terms"):
-        table.add_row(name, catalogue.header(catalogue.find("recipes/terms", name)).splitlines()[0])
-    return table
+def _terms() -> list[Entry]:
+    files = {name: catalogue.find("recipes/terms", name) for name in catalogue.names("recipes/terms")}
+    return [{"name": name, "what": catalogue.header(path).splitlines()[0]} for name, path in files.items()]
 
 
-def show(names: Sequence[str]) -> None:
+def show(names: Sequence[str], *, as_json: bool = False) -> None:
     """Print runs side by side, and everything else one after the other."""
     folders = [name for name in names if Path(name).is_dir()]
-    for name in names:
-        if name not in folders:
-            _show_one(name)
-    if folders:
-        _show_runs(folders)
+    others = {name: _files(name) for name in names if name not in folders}
+    runs = _runs(folders)
+    if as_json:
+        print_json({"files": others, "runs": runs})
+        return
+    for files in others.values():
+        for title, text in files.items():
+            out.rule(title)
+            coloured = out.is_terminal and title.endswith(".yaml")
+            shown = Syntax(text, "yaml", background_color="default", word_wrap=True) if coloured else text
+            out.print(shown, soft_wrap=True)
+    if runs:
+        _show_runs(runs)
 
 
-def _show_one(name: str) -> None:
-    found: list[tuple[str, Any]] = []
+def _files(name: str) -> dict[str, str]:
+    """The texts of the files that a name stands for."""
+    found: dict[str, str] = {}
     for kind in ("recipes", "tasks", "recipes/terms"):
         if name in catalogue.names(kind):
             path = catalogue.find(kind, name)
-            found.append(
-                (
-                    str(path),
-                    Syntax(path.read_text(encoding="utf-8"), "yaml", background_color="default", word_wrap=True),
-                )
-            )
+            found[str(path)] = path.read_text(encoding="utf-8")
     if name in catalogue.names("recipes/terms") and name != "r4f":
         from seqreg.build import term_class
 
-        found.append((f"seqreg/terms/{name}.py", inspect.getdoc(term_class(name)) or ""))
+        found[f"seqreg/terms/{name}.py"] = inspect.getdoc(term_class(name)) or ""
     if not found:
         known = {*catalogue.names("recipes"), *catalogue.names("tasks"), *catalogue.names("recipes/terms")}
         raise BadInput(f"{name!r} is no term, task, recipe or folder; {nearest(name, known)}")
-    for title, text in found:
-        out.rule(title)
-        out.print(text if isinstance(text, str) or out.is_terminal else text.code, soft_wrap=True)
+    return found
 
 
-def _show_runs(folders: Sequence[str]) -> None:
+def _runs(folders: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The scores of runs by folder."""
     for name in folders:
         inside = sorted(path.parent.name for path in Path(name).glob("*/metrics.json"))
         if inside and not (Path(name) / "metrics.json").is_file():
             raise BadInput(f"{name}: holds runs, and is none: name one or several: {' '.join(inside)}")
-    runs = {name: scores_of(Path(name)) for name in folders}
+    return {name: scores_of(Path(name)) for name in folders}
+
+
+def _show_runs(runs: dict[str, dict[str, Any]]) -> None:
     short = {name: metrics.get("method", name) for name, metrics in runs.items()}
     unique = len(set(short.values())) == len(short)
     out.print(score_table({short[name] if unique else name: metrics for name, metrics in runs.items()}))
-    above = Path(folders[0]).parent if len(folders) > 1 else Path(folders[0])
-    out.print(f"Curves: tensorboard --logdir {plain(above)}")
+    first = Path(next(iter(runs)))
+    out.print(f"Curves: tensorboard --logdir {plain(first.parent if len(runs) > 1 else first)}")

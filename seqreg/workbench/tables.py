@@ -100,7 +100,7 @@ def _cell(numbers: Mapping[str, Any], key: str, wide: bool) -> str | Text:
     if key == "gen_len":
         return f"{numbers[key]:.1f} words"
     if key in VARIETY:
-        beside = {"distinct": "distinct_references", "most_common": "most_common_reference"}.get(key)
+        beside = {"distinct": "distinct_references", "most_common": "most_common_reference"}.get(key, "")
         truth = f", references {numbers[beside]:.1f}%" if wide and beside in numbers else ""
         fallen = bool(numbers.get("collapsed"))
         return Text(f"{numbers[key]:.1f}%{truth}{' (collapsed)' if fallen else ''}", "yellow" if fallen else "")

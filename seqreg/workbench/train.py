@@ -20,7 +20,7 @@ from seqreg.workbench import checkpoints, data, guard, models, outputs, room
 from seqreg.workbench import config as configs
 from seqreg.workbench.batches import GroupedOrder
 from seqreg.workbench.config import Run
-from seqreg.workbench.console import Bars, console, say
+from seqreg.workbench.console import console, say
 from seqreg.workbench.data import Splits
 from seqreg.workbench.evaluate import Scored, Scorer, evaluate, with_average
 from seqreg.workbench.files import ASIDE
@@ -28,6 +28,7 @@ from seqreg.workbench.guard import Signals
 from seqreg.workbench.launch import check_accelerate
 from seqreg.workbench.models import Collator, Encoded, Numbered
 from seqreg.workbench.monitor import Monitor
+from seqreg.workbench.progress import Bars
 from seqreg.workbench.runs import Place, first_process
 from seqreg.workbench.settings import Checkpoints, Config, Model
 from seqreg.workbench.trainers import SteadySeq2SeqTrainer, SteadyTrainer
@@ -227,7 +228,8 @@ def arguments(config: Config, folder: Path, seq2seq: bool) -> TrainingArguments:
         "gradient_accumulation_steps": opt.accumulation,
         "per_device_train_batch_size": opt.batch_size, "per_device_eval_batch_size": evaluation.batch_size,
         "max_steps": opt.steps or -1, "num_train_epochs": opt.epochs or 1.0,
-        "logging_steps": config.logging.every, "include_num_input_tokens_seen": "non_padding",
+        "logging_steps": min(config.logging.every, opt.steps or config.logging.every),  # the parts are shown once
+        "include_num_input_tokens_seen": "non_padding",
         "eval_strategy": "steps" if evaluation.every else "no", "eval_steps": evaluation.every or None,
         "save_strategy": "steps" if saved.every else "no", "save_steps": saved.every or 500,
         "save_total_limit": None, "load_best_model_at_end": evaluation.best,

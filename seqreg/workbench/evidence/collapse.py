@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from seqreg.errors import BadInput, nearest
-from seqreg.workbench import catalogue
+from seqreg.workbench import cards, catalogue, config
 from seqreg.workbench.evidence import study_files
 from seqreg.workbench.evidence.comparison import read_seeds, write_seeds
 from seqreg.workbench.evidence.findings import FOLDER
@@ -25,6 +25,8 @@ def probe(
     """Probe runs, and print what was found."""
     if file is not None:
         study_files.read(study_files.ProbeFile, file)
+    for folder in folders:
+        config.check_trained(folder)
     from seqreg.workbench.console import quiet
     from seqreg.workbench.evidence import probe as work
     from seqreg.workbench.evidence import showing
@@ -51,6 +53,12 @@ def chain(
     for word in settings:
         if word.partition("=")[0] in ("output", "seed"):
             raise BadInput(f"{word}: a chain sets it itself: see --seeds and --output")
+    for step in plan.steps:
+        own = [word for word in (*plan.settings, *step.settings, *settings) if not word.startswith("terms")]
+        try:
+            config.resolve(step.recipe, variants=step.variants, overrides=own, paths=["data.path", "model.name"])
+        except BadInput as error:
+            raise BadInput(f"{file}: step {step.title}: {str(error).removeprefix('command line: ')}") from None
     from seqreg.workbench.console import quiet
     from seqreg.workbench.evidence import chain as work
     from seqreg.workbench.evidence import showing
@@ -74,6 +82,13 @@ def shift(
     settings = [word for word in words if "=" in word and not os.path.isdir(word)]
     if not folders:
         raise BadInput("give the output folder of a training, such as runs/glue-rte/baseline")
+    for folder in folders:
+        config.check_trained(folder)
+    cards.load(to)
+    for word in settings:
+        key, _, path = word.partition("=")
+        if key == "data.path" and not os.path.exists(path):
+            raise BadInput(f"{word}: no such file or folder")
     from seqreg.workbench.console import quiet
     from seqreg.workbench.evidence import shift as work
     from seqreg.workbench.evidence import showing

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 from rich.table import Table as Shown
 
 from seqreg.errors import BadInput
 from seqreg.workbench.console import console
 from seqreg.workbench.evidence.findings import FOLDER, Finding, Table
-from seqreg.workbench.files import to_json, writable
+from seqreg.workbench.files import writable
+from seqreg.workbench.progress import Bar, columns
+from seqreg.workbench.results import print_json
 from seqreg.workbench.untrusted import plain
 
 Tell = Callable[[str], None]
@@ -40,7 +42,7 @@ def show(finding: Finding, where: Path, *, as_json: bool) -> None:
     """Print tables and sentences, or everything as JSON."""
     console.print(f"Numbers and figures are in {plain(where)}", soft_wrap=True)
     if as_json:
-        print(to_json(asdict(finding), indent=1))
+        print_json(asdict(finding))
         return
     out = Console(highlight=False, markup=False)
     out = out if out.is_terminal else Console(highlight=False, markup=False, width=120)
@@ -72,12 +74,13 @@ def _digits(value: Any) -> str:
 @contextlib.contextmanager
 def progress(steps: int) -> Iterator[Tell]:
     """A bar of so many batches on a terminal; elsewhere a line whenever the work changes."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task, last = bar.add_task("", total=steps), [""]
+    with Progress(*columns(), console=console, disable=not console.is_terminal, transient=True) as bar:
+        work, last = Bar(bar, "", steps, "batch"), [""]
 
         def tell(what: str) -> None:
-            bar.update(task, description=what, advance=1)
+            bar.update(work.task, description=what)
+            work.what = what
+            work.at(work.done + 1)
             if what != last[0] and not console.is_terminal:
                 console.print(f"  {what}")
             last[0] = what
