@@ -13,7 +13,14 @@ Settings = Annotated[
 ]
 Terms = Annotated[
     Optional[list[str]],
-    typer.Option("--terms", "-t", help="A recipe of terms, such as `r3f`; may be repeated. None is the baseline."),
+    typer.Option(
+        "--terms",
+        "-t",
+        help=(
+            "A recipe of terms by name or path, such as `r3f`, or `r3f:weight=1.0` with settings; may be repeated. "
+            "None is the baseline."
+        ),
+    ),
 ]
 Variants = Annotated[
     Optional[list[str]],

@@ -78,10 +78,11 @@ def compare(recipe: str, methods: Sequence[str], seeds: str, folder: Path, **way
     quiet()
     if work.compare(recipe, methods, seeds, folder, **ways) is None:
         return
-    from seqreg.workbench.evidence import verdict
+    from seqreg.workbench.evidence import showing, verdict
 
     finding = verdict.judge(folder)
     out.print(verdict.shown(finding.values))
+    out.print(showing.shown(next(table for table in finding.tables if table.title == verdict.CHANGES)))
     for sentence in finding.summary:
         out.print(plain(sentence), soft_wrap=True)
     console.print(f"A page about it: seqreg report {plain(shlex.quote(str(folder)))}", soft_wrap=True)

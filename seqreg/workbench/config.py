@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from seqreg.errors import BadInput, nearest
-from seqreg.workbench import cards, catalogue, layers
+from seqreg.workbench import cards, catalogue, layers, methods
 from seqreg.workbench.cards import Card
 from seqreg.workbench.files import write_text
+from seqreg.workbench.methods import BASELINE, Part
 from seqreg.workbench.sections import checked
 from seqreg.workbench.settings import Config
+
+_SECTIONS = ("model", "loss", "terms", "optimisation")
+"""What a method may have settings of its own in; data and scores are the same for all."""
 
 
 @dataclass(frozen=True)
@@ -64,30 +68,81 @@ def resolve(
             hint = nearest(variant, choices) if choices else "it has none"
             raise BadInput(f"{path}: unknown variant {variant!r}; {hint}")
         stack.add(choices[variant] or {}, f"{path} ({variant})")
-    chosen = [name for name in terms if name not in ("none", "baseline")]
-    files = [(name, catalogue.find("recipes/terms", name)) for name in chosen]
-    blocks = [(found, layers.read(found)) for _, found in files]
+    chosen = [methods.parse(one) for one in terms]
+    parts = [part for method in chosen for part in method.parts]
+    files = [catalogue.find("recipes/terms", part.recipe) for part in parts if part.recipe != BASELINE]
+    blocks = [(found, layers.read(found)) for found in files]
     regression = [(found, block.pop("regression", None)) for found, block in blocks]
     for found, block in blocks:
         _only(block, ("terms", "model"), str(found))
         stack.add(block, str(found))
+    own = _own_settings(parts, [block for _, block in blocks])
     for assignment in overrides:
+        _has_term(stack, assignment)
         stack.set(assignment)
     card, card_path = _card(stack, path)
     extra = regression if card.kind == "regression" else []
     stack = _with_card(stack, card, card_path, [(str(found), block) for found, block in extra if block])
     for assignment in overrides:
         stack.set(assignment)
+    for under, assignment, where in own:  # meant for this method alone, so above what is meant for all
+        stack.set(assignment, where, under)
     _drop_terms(stack)
     _refuse_trust(stack)
     name = "-".join([path.stem if path.stem != "config" else path.parent.name, *variants])
-    stack.values.setdefault("output", f"runs/{name}/{'-'.join(Path(t).stem for t in chosen) or 'baseline'}")
+    stack.values.setdefault("output", f"runs/{name}/{_folder(chosen)}")
     config = checked(Config, stack.values, stack.origin)
     _check_terms(config, stack)
     if card.kind == "generation" and config.evaluation.resamples < 1:
         where = stack.origin("evaluation.resamples")
         raise BadInput(f"{where}: evaluation.resamples=0: ROUGE has intervals: expected at least 1; 1000 is usual")
     return Run(config, card, stack, trust)
+
+
+def _folder(chosen: Sequence[methods.Method]) -> str:
+    return "-".join(one.name for one in chosen if one.name != BASELINE) or BASELINE
+
+
+def _own_settings(parts: Sequence[Part], blocks: Sequence[dict[str, Any]]) -> list[tuple[list[str], str, str]]:
+    """Settings that a method has of its own: below which keys, `key=value`, and where they were given.
+
+    A key of a section, such as optimisation.learning_rate, is taken as it is; any other is one of the method's term.
+    """
+    found: list[tuple[list[str], str, str]] = []
+    recipes = iter(blocks)
+    for part in parts:
+        block = {} if part.recipe == BASELINE else next(recipes)
+        there, where = block.get("terms"), f"--terms {part}"
+        terms = list(there) if isinstance(there, dict) else []
+        for setting in part.settings:
+            key = setting.partition("=")[0].strip()
+            first, _, rest = key.partition(".")
+            if first in _SECTIONS and rest and (first != "terms" or rest.partition(".")[0] in terms):
+                found.append(([], setting, where))
+            elif len(terms) == 1 and key not in terms:
+                found.append((["terms", terms[0]], setting, where))
+            elif rest and first in terms:
+                found.append((["terms", first], setting.strip().partition(".")[2], where))
+            else:
+                has = (
+                    f"has the terms {', '.join(terms)}: say of which, as in {terms[0]}.{key}"
+                    if terms
+                    else "has no term"
+                )
+                raise BadInput(f"{where}: {key}: {part.recipe} {has}")
+    return found
+
+
+def _has_term(stack: layers.Layers, assignment: str) -> None:
+    """Refuse a setting of a term that the run does not have: it would bring the term in. `terms.r3f={}` does that."""
+    key, _, _ = assignment.partition("=")
+    parts = key.strip().split(".")
+    there = stack.values.get("terms")
+    if parts[0] == "terms" and len(parts) > 2 and parts[1] not in (there if isinstance(there, dict) else {}):
+        has = f"has {', '.join(there)}" if isinstance(there, dict) and there else "has none"
+        raise BadInput(
+            f"command line: {assignment}: there is no term {parts[1]!r} (the run {has}): add --terms {parts[1]}"
+        )
 
 
 def _only(block: dict[str, Any], known: Sequence[str], where: str) -> None:

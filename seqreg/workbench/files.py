@@ -9,6 +9,8 @@ from typing import Any
 
 ASIDE = ".tmp-"
 """What the name of a file or folder begins with until it is complete."""
+REMOVED = "model_removed.txt"
+"""In the folder of a finished run whose model was not kept; it says why."""
 
 
 def sync(path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seqreg.errors import BadInput
@@ -57,14 +57,14 @@ class Layers:
                 into[key] = dict(value) if isinstance(value, Mapping) else value
                 self.origins[path] = origin
 
-    def set(self, assignment: str, origin: str = "command line") -> None:
-        """Apply one `dotted.key=value`; the value is read as YAML."""
+    def set(self, assignment: str, origin: str = "command line", under: Sequence[str] = ()) -> None:
+        """Apply one `dotted.key=value`, below the keys `under`; the value is read as YAML."""
         key, equals, text = assignment.partition("=")
         parts = key.strip().split(".")
         if not equals or not all(parts):
             raise BadInput(f"{assignment!r}: expected key=value, such as optimisation.steps=100")
         value: Any = parse(text, f"{origin}: {key}")
-        for part in reversed(parts):
+        for part in reversed([*under, *parts]):
             value = {part: value}
         self.add(value, origin)
 

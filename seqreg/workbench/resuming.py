@@ -29,7 +29,7 @@ class ResumingTrainer(RegularizedTrainer):
     health: Health
     clock: float
     saved: float
-    seconds = 0.0
+    seconds = cpu_seconds = step_seconds = 0.0
     monitor: Any = None
     changed: tuple[str, ...] = ()
     loaded: Callable[[], None] = staticmethod(lambda: None)
@@ -101,6 +101,7 @@ class ResumingTrainer(RegularizedTrainer):
         self._window.sums = {key: torch.tensor(value, device=device) for key, value in found["sums"].items()}
         self._window.steps = defaultdict(float, found["shares"])
         self._anatomy, self._owed, self.seconds = found["anatomy"], found["owed"], found["seconds"]
+        self.cpu_seconds, self.step_seconds = found.get("spent", (0.0, 0.0))
         self.health.load(found["health"])
         if self.monitor is not None and found["monitor"]:
             self.monitor.load(found["monitor"])
