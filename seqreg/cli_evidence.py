@@ -23,7 +23,14 @@ def compare(
     settings: Settings = None,
     terms: Annotated[
         Optional[list[str]],
-        typer.Option("--terms", "-t", help="A method: a recipe of terms, or several such as `r3f+rdrop`; repeat it."),
+        typer.Option(
+            "--terms",
+            "-t",
+            help=(
+                "A method: a recipe of terms by name or path, `r3f+rdrop` for several, `r3f:weight=1.0,scale=0.1` with "
+                "settings of its own, `strong=r3f:weight=1.0` under a name; repeat it."
+            ),
+        ),
     ] = None,
     seeds: Annotated[str, typer.Option(help="How many, or which: `5`, or `3,7,11`. The same for all methods.")] = "5",
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the comparison.")] = Path(
@@ -40,6 +47,10 @@ def compare(
     collect: Annotated[bool, typer.Option("--collect", help="Train nothing; judge what has come back.")] = False,
     extend: Annotated[bool, typer.Option("--extend", help="Add seeds or methods to a comparison.")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Train again what has failed by itself.")] = False,
+    keep_models: Annotated[
+        Optional[Literal["best", "all", "none"]],
+        typer.Option(help="Of every method: the best by its validation score, by default, all, or none."),
+    ] = None,
     as_json: Json = False,
     trust: Trust = False,
 ) -> None:
@@ -49,6 +60,8 @@ def compare(
 
     seqreg compare quickstart -t r3f -t smart --seeds 5 --output runs/compare
 
+    seqreg compare quickstart -t r3f -t strong=r3f:weight=1.0 -t mine/term.yaml terms.r3f.noise=normal
+
     seqreg compare gigaword -t r3f -t r3f+rdrop --seeds 3,7,11,13,17 --launcher "sbatch --wrap={}"
 
     seqreg compare gigaword -t r3f -t r3f+rdrop --seeds 3,7,11,13,17 --collect
@@ -57,6 +70,7 @@ def compare(
 
     ways = {"baseline": baseline, "alpha": alpha, "jobs": jobs, "launcher": launcher, "collect": collect}
     ways |= {"variants": variant or [], "settings": settings or [], "extend": extend, "retry": retry, "trust": trust}
+    ways["keep_models"] = keep_models
     commands.compare(recipe, terms or [], seeds, output, as_json=as_json, **ways)
 
 
@@ -201,7 +215,11 @@ def chain(
     settings: Settings = None,
     methods: Annotated[
         Optional[list[str]],
-        typer.Option("--terms", "-t", help="A method beside the baseline: `r3f`, or `r3f+rdrop`; may be repeated."),
+        typer.Option(
+            "--terms",
+            "-t",
+            help=("A method beside the baseline: `r3f`, `r3f+rdrop`, `strong=r3f:weight=1.0`; may be repeated."),
+        ),
     ] = None,
     cycles: Annotated[int, typer.Option(min=1, max=1000, help="How often the steps of the plan are gone through.")] = 1,
     seeds: Annotated[

@@ -33,7 +33,10 @@ Terms = Annotated[
     typer.Option(
         "--terms",
         "-t",
-        help="A recipe of terms, such as `r3f`; may be repeated. None is the baseline.",
+        help=(
+            "A recipe of terms by name or path, such as `r3f`, or `r3f:weight=1.0` with settings; may be repeated. "
+            "None is the baseline."
+        ),
         autocompletion=_terms,
     ),
 ]

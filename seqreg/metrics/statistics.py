@@ -28,6 +28,10 @@ Interval = tuple[float, float]
 _EXACT = 20_000
 """Permutations up to which all of them are looked at."""
 
+EXAMPLES = 20
+"""Test examples below which a difference is not judged: resampling a handful of them rejects too often
+(`python -m tests.metrics.simulate --examples`)."""
+
 
 @dataclass(frozen=True)
 class Summary:

@@ -133,7 +133,7 @@ def compare(
     quiet()
     if work.compare(recipe, methods, seeds, folder, **ways) is None:
         return
-    from seqreg.workbench.evidence import verdict
+    from seqreg.workbench.evidence import showing, verdict
 
     finding = verdict.judge(folder)
     console.print(f"A page about it: seqreg report {plain(shlex.quote(str(folder)))}", soft_wrap=True)
@@ -141,6 +141,7 @@ def compare(
         print_json(asdict(finding))
         return
     out.print(verdict.shown(finding.values))
+    out.print(showing.shown(next(table for table in finding.tables if table.title == verdict.CHANGES)))
     for sentence in finding.summary:
         out.print(plain(sentence), soft_wrap=True)
 

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from seqreg.errors import BadInput, nearest
-from seqreg.workbench import cards, catalogue, layers
+from seqreg.workbench import cards, catalogue, layers, methods
 from seqreg.workbench.cards import Card
-from seqreg.workbench.files import write_text
+from seqreg.workbench.files import REMOVED, write_text
+from seqreg.workbench.methods import BASELINE, Part
 from seqreg.workbench.sections import checked, texts
 from seqreg.workbench.settings import Config
 
 TEXTS = texts(Config)
+_SECTIONS = ("model", "loss", "terms", "optimisation")
+"""What a method may have settings of its own in; data and scores are the same for all."""
 
 
 @dataclass(frozen=True)
@@ -85,28 +88,33 @@ def resolve(
         _replace_model(stack, ("architecture", "vocabulary", "settings", "tokenizer"))
     elif _named(overrides, "model.architecture"):
         _replace_model(stack, ("name", "settings", "tokenizer"))
-    chosen = [name for name in terms if name not in ("none", "baseline")]
-    files = [(name, catalogue.find("recipes/terms", name)) for name in chosen]
-    blocks = [(found, layers.read(found)) for _, found in files]
+    chosen = [methods.parse(one) for one in terms]
+    parts = [part for method in chosen for part in method.parts]
+    files = [catalogue.find("recipes/terms", part.recipe) for part in parts if part.recipe != BASELINE]
+    blocks = [(found, layers.read(found)) for found in files]
     regression = [(f, _mapping(block.pop("regression", None), f"{f}: regression")) for f, block in blocks]
     for found, block in blocks:
         _only(block, ("terms", "model", "optimisation"), str(found))
         if isinstance(block.get("optimisation"), dict):
             _only(block["optimisation"], ("update",), f"{found}: optimisation")
         stack.add(block, str(found))
+    own = _own_settings(parts, [block for _, block in blocks])
     for assignment in overrides:
+        _has_term(stack, assignment)
         stack.set(assignment, texts=TEXTS)
     card, card_path = _card(stack, path)
     extra = regression if card.kind == "regression" else []
     stack = _with_card(stack, card, card_path, [(str(found), block) for found, block in extra if block])
     for assignment in overrides:
         stack.set(assignment, texts=TEXTS)
+    for under, assignment, where in own:  # meant for this method alone, so above what is meant for all
+        stack.set(assignment, where, under=under)
     _drop_terms(stack)
     _refuse_trust(stack)
     task = stack.values["task"]
     other = [] if task == own_task or stack.origin("task") != "command line" else [_short(task)]
     name = "-".join([path.stem if path.stem != "config" else path.parent.name, *other, *variants])
-    stack.values.setdefault("output", f"runs/{name}/{'-'.join(Path(t).stem for t in chosen) or 'baseline'}")
+    stack.values.setdefault("output", f"runs/{name}/{_folder(chosen)}")
     config = checked(Config, stack.values, stack.origin)
     _check_paths(config, paths)
     if foreign and build_terms and not trust:
@@ -159,6 +167,52 @@ def _mapping(value: Any, where: str) -> dict[str, Any]:
     if value is not None and not isinstance(value, dict):
         raise BadInput(f"{where}={value!r}: expected a mapping of keys to values, such as {{seed: 2}}")
     return value or {}
+
+
+def _folder(chosen: Sequence[methods.Method]) -> str:
+    return "-".join(one.name for one in chosen if one.name != BASELINE) or BASELINE
+
+
+def _own_settings(parts: Sequence[Part], blocks: Sequence[dict[str, Any]]) -> list[tuple[list[str], str, str]]:
+    """Settings that a method has of its own: below which keys, `key=value`, and where they were given.
+
+    A key of a section, such as optimisation.learning_rate, is taken as it is; any other is one of the method's term.
+    """
+    found: list[tuple[list[str], str, str]] = []
+    recipes = iter(blocks)
+    for part in parts:
+        block = {} if part.recipe == BASELINE else next(recipes)
+        there, where = block.get("terms"), f"--terms {part}"
+        terms = list(there) if isinstance(there, dict) else []
+        for setting in part.settings:
+            key = setting.partition("=")[0].strip()
+            first, _, rest = key.partition(".")
+            if first in _SECTIONS and rest and (first != "terms" or rest.partition(".")[0] in terms):
+                found.append(([], setting, where))
+            elif len(terms) == 1 and key not in terms:
+                found.append((["terms", terms[0]], setting, where))
+            elif rest and first in terms:
+                found.append((["terms", first], setting.strip().partition(".")[2], where))
+            else:
+                has = (
+                    f"has the terms {', '.join(terms)}: say of which, as in {terms[0]}.{key}"
+                    if terms
+                    else "has no term"
+                )
+                raise BadInput(f"{where}: {key}: {part.recipe} {has}")
+    return found
+
+
+def _has_term(stack: layers.Layers, assignment: str) -> None:
+    """Refuse a setting of a term that the run does not have: it would bring the term in. `terms.r3f={}` does that."""
+    key, _, _ = assignment.partition("=")
+    parts = key.strip().split(".")
+    there = stack.values.get("terms")
+    if parts[0] == "terms" and len(parts) > 2 and parts[1] not in (there if isinstance(there, dict) else {}):
+        has = f"has {', '.join(there)}" if isinstance(there, dict) and there else "has none"
+        raise BadInput(
+            f"command line: {assignment}: there is no term {parts[1]!r} (the run {has}): add --terms {parts[1]}"
+        )
 
 
 def _only(block: dict[str, Any], known: Sequence[str], where: str) -> None:
@@ -283,7 +337,9 @@ def check_trained(folder: Path) -> None:
         there = os.path.isdir(folder)
         raise BadInput(f"{folder}: {'not a run of seqreg: it has no config.yaml' if there else 'no such folder'}")
     if not os.path.isfile(folder / "config.json"):
-        raise BadInput(f"{folder}: there is no trained model in it: has its training ended?")
+        gone = os.path.isfile(folder / REMOVED)
+        why = "its comparison has not kept it (--keep-models)" if gone else "has its training ended?"
+        raise BadInput(f"{folder}: there is no trained model in it: {why}")
 
 
 def check_studied(folders: Sequence[str | Path], settings: Sequence[str]) -> None:

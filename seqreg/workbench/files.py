@@ -15,6 +15,8 @@ from seqreg.errors import BadInput
 
 ASIDE = ".tmp-"
 """What the name of a file or folder begins with until it is complete."""
+REMOVED = "model_removed.txt"
+"""In the folder of a finished run whose model was not kept; it says why."""
 
 
 def regular(path: Path) -> Path:

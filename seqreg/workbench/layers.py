@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from seqreg.errors import BadInput
@@ -72,15 +72,25 @@ class Layers:
                 into[key] = dict(value) if isinstance(value, Mapping) else value
                 self.origins[path] = origin
 
-    def set(self, assignment: str, origin: str = "command line", *, texts: Container[str] = ()) -> None:
-        """Apply one `dotted.key=value`; the value is read as YAML, but as it stands if the key is one of `texts`."""
+    def set(
+        self,
+        assignment: str,
+        origin: str = "command line",
+        *,
+        under: Sequence[str] = (),
+        texts: Container[str] = (),
+    ) -> None:
+        """Apply one `dotted.key=value`, below the keys `under`.
+
+        The value is read as YAML, but as it stands if the key is one of `texts`.
+        """
         key, equals, text = assignment.partition("=")
         parts = key.strip().split(".")
         if not equals or not all(parts):
             raise BadInput(f"{assignment!r}: expected key=value, such as optimisation.steps=100")
         where = f"{origin}: {key}"
         value: Any = _as_text(text, where) if key.strip() in texts else parse(text, where)
-        for part in reversed(parts):
+        for part in reversed([*under, *parts]):
             value = {part: value}
         self.add(value, origin)
 

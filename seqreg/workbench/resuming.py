@@ -42,7 +42,7 @@ class ResumingTrainer(RegularizedTrainer):
     health: Health
     clock: float
     saved: float
-    seconds = 0.0
+    seconds = cpu_seconds = step_seconds = 0.0
     monitor: Any = None
     changed: tuple[str, ...] = ()
     loaded: Callable[[], None] = staticmethod(lambda: None)
@@ -141,6 +141,7 @@ class ResumingTrainer(RegularizedTrainer):
         self._window.sums = {key: torch.tensor(value, device=device) for key, value in found.sums.items()}
         self._window.steps = defaultdict(float, found.shares)
         self._anatomy, self._owed, self.seconds = found.anatomy, found.owed, found.seconds
+        self.cpu_seconds, self.step_seconds = found.spent
         self.health.load(found.health.model_dump())
         if self.monitor is not None:
             self.monitor.load(found.monitor.model_dump())

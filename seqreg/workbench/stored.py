@@ -78,6 +78,7 @@ class Progress(_Stored):
     owed: bool
     health: HealthState
     seconds: float
+    spent: tuple[float, float]
     monitor: MonitorState
 
 

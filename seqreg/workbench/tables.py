@@ -46,6 +46,9 @@ class _Split(BaseModel):
 
 class _Train(BaseModel):
     seconds: float | None = None
+    cpu_seconds: float | None = None
+    step_seconds: float | None = None
+    device: str = ""
 
 
 class _Metrics(BaseModel):
@@ -54,6 +57,31 @@ class _Metrics(BaseModel):
     scores: dict[str, _Split]
     train: _Train = _Train()
     method: str = ""
+
+
+CPU, STEPS, WHOLE = "CPU time of the training steps", "wall time of the training steps", "wall time of the training"
+
+
+def cost(runs: Sequence[Mapping[str, Any]]) -> tuple[str, list[float]]:
+    """What the trainings of runs cost: what was measured, and its seconds.
+
+    On a CPU that is the time that all threads of the process spent on steps, which other work on the machine does not
+    change; on an accelerator the wall time of the steps. Runs that did not measure either have their whole wall time.
+    """
+    trains = [metrics.get("train", {}) for metrics in runs]
+    if all(one.get("cpu_seconds") and one.get("device") == "cpu" for one in trains):
+        return CPU, [one["cpu_seconds"] for one in trains]
+    if all(one.get("step_seconds") for one in trains):
+        return STEPS, [one["step_seconds"] for one in trains]
+    return WHOLE, [one.get("seconds") or 0.0 for one in trains]
+
+
+def main_split(scores: Mapping[str, Any], texts: bool) -> str:
+    """The split whose scores decide: the average over sets of a classifier, the test set, or what there is."""
+    if "average" in scores and not texts:
+        return "average"
+    named = [name for name in scores if name not in ("before", "average")]
+    return next((name for name in ("test", "validation") if name in named), named[0])
 
 
 def score_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -70,10 +98,13 @@ def score_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
     if all(seconds):
         table.add_section()
         table.add_row("training", "seconds", *(f"{value:.1f}" for value in seconds))
+        what, spent = cost(list(runs.values()))
+        if what != WHOLE:
+            head = "CPU seconds" if what == CPU else "seconds of steps"
+            table.add_row("training", head, *(f"{value:.1f}" for value in spent))
         if len(runs) > 1:
-            table.add_row(
-                "training", f"time / {plain(next(iter(runs)))}", *(f"{value / seconds[0]:.2f}x" for value in seconds)
-            )
+            head = f"{'CPU time' if what == CPU else 'time'} / {plain(next(iter(runs)))}"
+            table.add_row("training", head, *(f"{value / spent[0]:.2f}x" for value in spent))
     return table
 
 

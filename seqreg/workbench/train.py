@@ -23,7 +23,7 @@ from seqreg.workbench.config import Run
 from seqreg.workbench.console import console, say
 from seqreg.workbench.data import Splits
 from seqreg.workbench.evaluate import Scored, Scorer, evaluate, with_average
-from seqreg.workbench.files import ASIDE
+from seqreg.workbench.files import ASIDE, REMOVED
 from seqreg.workbench.guard import Signals
 from seqreg.workbench.launch import check_accelerate
 from seqreg.workbench.models import Collator, Encoded, Numbered
@@ -125,6 +125,7 @@ def _trained(trainer: Any, shop: Workshop, place: Place, scorer: Scorer) -> dict
     steps, health = trainer.state.global_step, trainer.health
     numbers = {
         "steps": steps, "seconds": seconds,
+        "cpu_seconds": trainer.cpu_seconds, "step_seconds": trainer.step_seconds, "device": trainer.args.device.type,
         "loss": trainer.mean_loss(),
         "tokens": trainer.state.num_input_tokens_seen,
         "parameters": sum(p.numel() for p in shop.model.parameters()), **health.numbers(),
@@ -245,7 +246,9 @@ def trained(folder: Path, overrides: tuple[str, ...] = (), *, trust: bool = Fals
     """The run of a folder, with the trained model in place of the one that it started from."""
     run = configs.load(folder, overrides, trust=trust, build_terms=False)
     if not (folder / "config.json").is_file():
-        raise BadInput(f"{folder}: there is no trained model in it: has its training ended?")
+        gone = (folder / REMOVED).exists()
+        why = "its comparison has not kept it (--keep-models)" if gone else "has its training ended?"
+        raise BadInput(f"{folder}: there is no trained model in it: {why}")
     further = {
         "model": Model(name=str(folder)),
         "terms": {},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from transformers import TrainerCallback
@@ -19,12 +20,18 @@ class Watch(TrainerCallback):
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
+        self.began = (0.0, 0.0)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.trainer.restore()
 
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.began = (time.process_time(), time.perf_counter())
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         trainer = self.trainer
+        trainer.cpu_seconds += time.process_time() - self.began[0]
+        trainer.step_seconds += time.perf_counter() - self.began[1]
         if state.global_step >= state.max_steps:
             control.should_log = True  # also what is left since the last of `logging.every`
         if trainer.stopping():

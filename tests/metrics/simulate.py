@@ -56,6 +56,40 @@ WORLDS = (
 )
 
 
+def few_examples(examples: int) -> tuple[World, ...]:
+    """Worlds with so few test examples that resampling them may err."""
+    return (
+        World("5 seeds", 5, examples),
+        World("10 seeds", 10, examples),
+        World("5 seeds, seeds matter most", 5, examples, seed=2.0),
+        World("5 seeds, examples matter most", 5, examples, seed=0.02, method=12.0),
+        World("5 seeds, skewed effects", 5, examples, seed=1.0, skewed=True),
+    )
+
+
+def level(world: World, comparisons: int = 500, resamples: int = 999) -> float:
+    """The share of comparisons in which the two-level bootstrap rejects at 5%."""
+    dice, found = np.random.default_rng(1), 0
+    for place in range(comparisons):
+        p = statistics.two_level(*world.draw(dice), resamples=resamples, seed=place).p
+        found += p is not None and p <= 0.05
+    return found / comparisons
+
+
+def classes_level(examples: int, seeds: int = 5, comparisons: int = 500) -> float:
+    """The same of Welch's test on accuracies of one test set: a row is right if its ease, the seed and noise say so."""
+    dice, found = np.random.default_rng(2), 0
+    for _ in range(comparisons):
+        ease = dice.standard_normal(examples) + 0.3
+        scores = [
+            100 * (ease + 0.1 * dice.standard_normal((seeds, 1)) + dice.standard_normal((seeds, examples)) > 0).mean(1)
+            for _ in range(2)
+        ]
+        p = statistics.welch(list(scores[0]), list(scores[1])).p
+        found += p is not None and p <= 0.05
+    return found / comparisons
+
+
 def naive(first: Array, second: Array, resamples: int, seed: int) -> float:
     """The p value of a two-level percentile bootstrap without any correction."""
     d, dice = second - first, np.random.default_rng(seed)
@@ -104,7 +138,16 @@ def main() -> None:
     parser.add_argument("--comparisons", type=int, default=500)
     parser.add_argument("--resamples", type=int, default=1999)
     parser.add_argument("--intervals", action="store_true", help="how often intervals of a mean hold it, instead")
+    parser.add_argument("--examples", action="store_true", help="how few test examples are too few, instead")
     asked = parser.parse_args()
+    if asked.examples:
+        names = [world.name for world in few_examples(1)]
+        print(f"| examples | {' | '.join(names)} | classes |\n|--:|{'--:|' * (len(names) + 1)}")
+        for count in (2, 3, 5, 10, 20, 50):
+            found = [*(level(world, asked.comparisons) for world in few_examples(count))]
+            found.append(classes_level(count, comparisons=asked.comparisons))
+            print(f"| {count} | " + " | ".join(f"{100 * value:.1f}%" for value in found) + " |", flush=True)
+        return
     if asked.intervals:
         print("| seeds | Student | BCa |\n|--:|--:|--:|")
         for seeds in (2, 3, 5, 10, 20):

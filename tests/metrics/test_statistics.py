@@ -161,3 +161,12 @@ def test_students_interval_holds_the_mean_and_bca_misses_it_with_few_seeds() -> 
     found = simulate.coverage(5, draws=300, resamples=499)
     assert 0.92 <= found["Student"] <= 0.98
     assert found["BCa"] < 0.88
+
+
+def test_b10_so_few_test_examples_reject_too_often_and_enough_do_not() -> None:
+    """The bound of a verdict; 400 comparisons show a true 5% as 3% to 7%."""
+    worst = [simulate.level(world, 400, 499) for world in simulate.few_examples(2)]
+    assert max(worst) > 0.12
+    for world in simulate.few_examples(statistics.EXAMPLES):
+        assert simulate.level(world, 400, 499) < 0.085, world.name
+    assert simulate.classes_level(statistics.EXAMPLES, comparisons=400) < 0.085

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from seqreg.errors import BadInput
-from seqreg.workbench import config
+from seqreg.workbench import methods as named
 from seqreg.workbench.config import Run
 from seqreg.workbench.console import say
-from seqreg.workbench.evidence import collapse_figures
+from seqreg.workbench.evidence import collapse_figures, comparison
 from seqreg.workbench.evidence.encoders import Pooling
 from seqreg.workbench.evidence.findings import Finding, Table
 from seqreg.workbench.evidence.probe import PRETRAINED, Lens, Probed, shown
@@ -21,8 +21,7 @@ from seqreg.workbench.evidence.study_files import Plan, Step, Task
 from seqreg.workbench.guard import Signals
 from seqreg.workbench.launch import processes
 from seqreg.workbench.layers import assigned
-
-BASELINE = "baseline"
+from seqreg.workbench.methods import BASELINE
 
 
 @dataclass(frozen=True)
@@ -62,11 +61,9 @@ def one_process() -> None:
         raise BadInput("a study of several trainings runs in one process: leave out torchrun")
 
 
-def _resolve(where: str, step: Step, method: str, settings: Sequence[str], further: Sequence[str], trust: bool) -> Run:
-    terms = [] if method == BASELINE else method.split("+")
+def _resolve(where: str, step: Step, name: str, given: str, settings: Sequence[str], trust: bool) -> Run:
     try:
-        overrides = [*settings, *step.settings, *further]
-        return config.resolve(step.recipe, terms=terms, variants=step.variants, overrides=overrides, trust=trust)
+        return comparison.resolve(step.recipe, name, given, step.variants, settings, trust)
     except BadInput as error:
         raise BadInput(f"{where}: step {step.title}: {str(error).removeprefix('command line: ')}") from None
 
@@ -78,7 +75,7 @@ def lay(
     """Resolve every training, and load the rows of every task: all that can be wrong is found here."""
     one_process()
     links: dict[tuple[str, int], list[Link]] = {}
-    for method in dict.fromkeys([BASELINE, *methods]):
+    for method, given in named.several([BASELINE, *methods]).items():
         for seed in dict.fromkeys(plan.seeds):
             made: list[Link] = []
             links[method, seed] = made
@@ -87,8 +84,10 @@ def lay(
                 if made:
                     own += [assigned("model.name", made[-1].folder), "model.tokenizer=null", "model.architecture=null"]
                     own += ["model.new_head=true"]
-                run = _resolve(where, step, method, plan.settings, [*further, *own], trust)
-                made.append(Link(method, seed, step.title, run))
+                settings = [*plan.settings, *step.settings, *further, *own]
+                made.append(Link(method, seed, step.title, _resolve(where, step, method, given, settings, trust)))
+    terms = {term for row in links.values() for link in row for term in link.run.config.terms}
+    named.check_reach([*plan.settings, *(one for step in plan.steps for one in step.settings), *further], terms)
     first = next(iter(links.values()))[: len(plan.steps)]
     begins = first[0].run.config.model.name
     if begins is None:

@@ -13,6 +13,7 @@ from seqreg.workbench import cards, catalogue, config
 from seqreg.workbench.evidence import study_files
 from seqreg.workbench.evidence.comparison import read_seeds, write_seeds
 from seqreg.workbench.evidence.findings import FOLDER
+from seqreg.workbench.methods import parse
 
 
 def _command(*words: object) -> str:
@@ -46,7 +47,7 @@ def chain(
     """Train and probe a chain, and print what was found."""
     plan = study_files.read(study_files.Plan, file)
     plan = plan if seeds is None else plan.model_copy(update={"seeds": read_seeds(seeds)})
-    for name in (part for method in methods for part in method.split("+")):
+    for name in (part.recipe for method in methods for part in parse(method).parts):
         known = catalogue.names("recipes/terms")
         if name not in (*known, "baseline") and not name.endswith((".yaml", ".yml")):
             raise BadInput(f"--terms {name}: unknown; {nearest(name, known)}")

@@ -2,77 +2,103 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from seqreg.errors import BadInput, Interrupted
 from seqreg.workbench import data, guard
 from seqreg.workbench.console import say
-from seqreg.workbench.evidence import comparison
+from seqreg.workbench.evidence import comparison, kept_models
 from seqreg.workbench.evidence import jobs as trainings
 from seqreg.workbench.evidence.comparison import Job, Plan
 from seqreg.workbench.files import writable
+from seqreg.workbench.methods import BASELINE
 from seqreg.workbench.runs import locked
 
 
 def compare(
     recipe: str, methods: Sequence[str], seeds: str, folder: Path, *, variants: Sequence[str] = (),
-    settings: Sequence[str] = (), alpha: float = 0.05, baseline: str = comparison.BASELINE, jobs: int = 1,
+    settings: Sequence[str] = (), alpha: float = 0.05, baseline: str = BASELINE, jobs: int = 1,
     launcher: str | None = None, collect: bool = False, extend: bool = False, retry: bool = False,
-    trust: bool = False,
+    keep_models: str | None = None, trust: bool = False,
 ) -> Plan | None:  # fmt: skip
     """Train what is missing; the plan if there is something to judge, None if others were asked to train.
 
     Args:
         jobs: trainings at a time
         launcher: "print", or a command that takes a line of shell in place of {}
-        collect: train nothing
+        collect: train nothing and write nothing, also while others train
         extend: allow seeds and methods to be added to a comparison that is there
         retry: train again what failed by itself
+        keep_models: see `Plan`; by default as the comparison was begun, "best" for a new one
         trust: let code run that comes with a model
     """
     if jobs < 1:
         raise BadInput(f"--jobs {jobs}: expected a whole number from 1")
     writable(folder, "--output ")
+    if launcher not in (None, "print"):
+        trainings.launcher_words(launcher)
     wanted, run = comparison.make(
         recipe, methods, seeds, variants=variants, settings=settings, alpha=alpha, baseline=baseline
     )
+    known = (folder / comparison.PLAN).exists()
     plan = comparison.settle(folder, wanted, extend)
-    if collect and not (folder / comparison.PLAN).exists():
-        raise BadInput(f"--collect: {folder} has no comparison yet")
+    if collect:
+        if not known or plan != comparison.read(folder):
+            raise BadInput(
+                f"--collect: {folder} has no {'such ' if known else ''}comparison yet: leave it out to begin"
+            )
+        _tell(plan, folder)
+        return plan
+    plan = replace(plan, keep_models=keep_models or (comparison.read(folder).keep_models if known else "best"))
     data.load(run.card, run.config.data)  # what is wrong with the data is said once, not by every training
     with guard.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
             plan.write(folder)
-            return None if _left(plan, folder, jobs, launcher, collect, retry, trust) else plan
+            return None if _left(plan, folder, jobs, launcher, retry, trust) else plan
 
 
-def _left(plan: Plan, folder: Path, most: int, launcher: str | None, collect: bool, retry: bool, trust: bool) -> bool:
-    """Train what is missing; whether it was left to others."""
+def _tell(plan: Plan, folder: Path, retry: bool = False) -> tuple[int, list[Job]]:
+    """Say how the trainings stand; how many are finished, and those that are to be made."""
     everything = plan.jobs(folder)
+    for job in everything:
+        if (record := trainings.record_of(job)) is not None:
+            comparison.check_filed(plan, job, record)
     states = {job: trainings.state(job) for job in everything}
     wanted = {trainings.OPEN, trainings.FAILED} if retry else {trainings.OPEN}
     todo = [job for job in everything if states[job].kind in wanted]
     done = sum(found.kind == trainings.FINISHED for found in states.values())
     say(f"{len(everything)} trainings: {done} finished, {len(todo)} to do")
-    if collect or not todo:
+    return done, todo
+
+
+def _left(plan: Plan, folder: Path, most: int, launcher: str | None, retry: bool, trust: bool) -> bool:
+    """Train what is missing; whether it was left to others."""
+    done, todo = _tell(plan, folder, retry)
+    if not todo:
+        kept_models.prune(plan, folder)
         return False
+    say(kept_models.SAID[plan.keep_models])
     if launcher == "print":
         print("\n".join(trainings.lines(plan, todo, trust)))
     elif launcher is not None:
         trainings.submit(launcher, trainings.lines(plan, todo, trust))
         say(f"{len(todo)} trainings submitted; gather them with the same command and --collect")
     else:
-        _work(plan, todo, most, trust)
+        _work(plan, folder, todo, most, done, trust)
     return launcher is not None
 
 
-def _work(plan: Plan, todo: Sequence[Job], most: int, trust: bool) -> None:
+def _work(plan: Plan, folder: Path, todo: Sequence[Job], most: int, done: int, trust: bool) -> None:
     kept = signal.signal(signal.SIGTERM, trainings.stop)
     try:
-        trainings.work(plan, todo, most, trust)
+        with contextlib.closing(trainings.work(plan, todo, most, done, trust)) as ended:
+            for _ in ended:
+                kept_models.prune(plan, folder)
     except KeyboardInterrupt:
         raise Interrupted(signal.SIGINT, "stopped; the same command goes on") from None
     finally:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seqreg.errors import BadInput
-from seqreg.workbench import config
+from seqreg.workbench import config, methods
 from seqreg.workbench.config import Run
 from seqreg.workbench.files import write_text
 from seqreg.workbench.layers import assigned
+from seqreg.workbench.methods import BASELINE
 from seqreg.workbench.sections import LARGEST
 
+if TYPE_CHECKING:
+    from seqreg.workbench.runs import Record
+
 PLAN = "comparison.json"
-BASELINE = "baseline"
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,16 @@ class Plan:
     """What is compared, and how.
 
     Args:
-        recipe, variants, settings: as for `seqreg train`
+        recipe, variants: as for `seqreg train`
+        settings: the same; those of a term are for the methods that have it
         methods: the baseline first; "r3f+rdrop" is both terms together
         seeds: the same for all methods
         alpha: the error that is allowed over all differences together
         resolved: all settings of every method, so that a recipe that was edited is noticed
         extended: what the plan was before seeds or methods were added
+        given: how the command line gave a method, where that is not its name
+        terms: the names of the terms of every method
+        keep_models: of every method that of the "best" seed by its validation score, "all" or "none"
     """
 
     recipe: str
@@ -58,6 +65,9 @@ class Plan:
     alpha: float = 0.05
     resolved: dict[str, dict[str, Any]] = field(default_factory=dict)
     extended: list[dict[str, Any]] = field(default_factory=list)
+    given: dict[str, str] = field(default_factory=dict)
+    terms: dict[str, list[str]] = field(default_factory=dict)
+    keep_models: str = "all"
 
     @property
     def baseline(self) -> str:
@@ -69,15 +79,17 @@ class Plan:
 
     def words(self, job: Job) -> list[str]:
         """The arguments of `seqreg` for one training."""
-        terms = [word for term in parts(job.method) for word in ("--terms", term)]
+        chosen = methods.parse(self.given.get(job.method, job.method)).parts
+        terms = [word for part in chosen for word in ("--terms", str(part)) if part != methods.Part(BASELINE)]
         variants = [word for name in self.variants for word in ("--variant", name)]
-        own = [f"seed={job.seed}", assigned("output", job.folder)]
-        return ["train", self.recipe, *terms, *variants, *self.settings, *own]
+        settings = methods.reaching(self.settings, self.terms.get(job.method, []))
+        return ["train", self.recipe, *terms, *variants, *settings, f"seed={job.seed}", assigned("output", job.folder)]
 
     def command(self, folder: Path) -> str:
         """What makes the whole comparison, for people."""
-        terms = [word for method in self.methods[1:] for word in ("-t", method)]
-        first = ["--baseline", self.baseline] if self.baseline != BASELINE else []
+        given = [self.given.get(name, name) for name in self.methods]
+        terms = [word for method in given[1:] for word in ("-t", method)]
+        first = ["--baseline", given[0]] if self.baseline != BASELINE else []
         variants = [word for name in self.variants for word in ("-v", name)]
         words = ["seqreg", "compare", self.recipe, *terms, *first, *variants, *self.settings]
         words += ["--seeds", write_seeds(self.seeds)]
@@ -89,13 +101,8 @@ class Plan:
         write_text(folder / PLAN, json.dumps(asdict(self), indent=1) + "\n")
 
 
-def parts(method: str) -> list[str]:
-    """The recipes of terms behind the name of a method."""
-    return [] if method == BASELINE else method.split("+")
-
-
 def make(
-    recipe: str, methods: Sequence[str], seeds: str, *, variants: Sequence[str] = (), settings: Sequence[str] = (),
+    recipe: str, terms: Sequence[str], seeds: str, *, variants: Sequence[str] = (), settings: Sequence[str] = (),
     alpha: float = 0.05, baseline: str = BASELINE,
 ) -> tuple[Plan, Run]:  # fmt: skip
     """A plan whose every method is known to resolve, and the run of the first of its trainings."""
@@ -106,18 +113,56 @@ def make(
             raise BadInput(f"{key}=: a comparison sets it itself; --{'seeds' if key == 'seed' else key} says which")
     if not 0 < alpha < 1:
         raise BadInput(f"--alpha {alpha}: expected a number between 0 and 1, such as 0.05")
-    names = list(dict.fromkeys([baseline, *methods]))
-    if len(names) < 2:
+    given = methods.several([baseline, *terms])
+    if len(given) < 2:
         raise BadInput("nothing to compare with the baseline: name at least one recipe of terms, such as --terms r3f")
-    for name in names:
-        if Path(name).name != name or name.startswith("."):
-            raise BadInput(f"--terms {name}: expected the names of term recipes, such as r3f or r3f+rdrop")
-    plan = Plan(recipe, names, read_seeds(seeds), list(variants), list(settings), alpha)
-    runs = {
-        name: config.resolve(recipe, terms=parts(name), variants=variants, overrides=settings) for name in names
-    }  # fmt: skip
-    resolved = {name: {k: v for k, v in settings_of(run).items() if k != "seed"} for name, run in runs.items()}
-    return replace(plan, resolved=resolved), runs[baseline]
+    runs = resolved(recipe, given, variants, settings)
+    plan = Plan(
+        recipe, list(given), read_seeds(seeds), list(variants), list(settings), alpha,
+        {name: {k: v for k, v in settings_of(run).items() if k != "seed"} for name, run in runs.items()},
+        given={name: text for name, text in given.items() if text != name},
+        terms={name: list(run.config.terms) for name, run in runs.items()},
+    )  # fmt: skip
+    return plan, runs[plan.baseline]
+
+
+def resolved(recipe: str, given: Mapping[str, str], variants: Sequence[str], settings: Sequence[str]) -> dict[str, Run]:
+    """The run of every method."""
+    runs = {name: resolve(recipe, name, text, variants, settings) for name, text in given.items()}
+    methods.check_reach(settings, {term for run in runs.values() for term in run.config.terms})
+    return runs
+
+
+def resolve(
+    recipe: str, name: str, given: str, variants: Sequence[str], settings: Sequence[str], trust: bool = False
+) -> Run:
+    """The run of one method: of the settings of terms those that it has reach it, and the baseline has none."""
+    common = [one for one in settings if methods.term_of(one) is None]
+    run = config.resolve(recipe, terms=[given], variants=variants, overrides=common, trust=trust)
+    if name == BASELINE and run.config.method != BASELINE:
+        raise BadInput(
+            f"{recipe}: the baseline would be trained as {run.config.method}: take that out of the recipe and the "
+            f"settings, or call it something else: --baseline NAME={BASELINE}"
+        )
+    own = methods.reaching(settings, run.config.terms)
+    if own == common:
+        return run
+    return config.resolve(recipe, terms=[given], variants=variants, overrides=own, trust=trust)
+
+
+def check_filed(plan: Plan, job: Job, record: Record) -> None:
+    """Refuse a finished training that was not made with the method and the seed that it is filed under."""
+    from seqreg.workbench.runs import ROWS, WORLD
+
+    was, wanted = record.settings, {**plan.resolved.get(job.method, {}), "seed": job.seed}
+    keys = [key for key in wanted if key in was or key.startswith("terms")]
+    keys += [key for key in was if key.startswith("terms") and key not in wanted]
+    for key in [key for key in keys if key not in (ROWS, WORLD)]:
+        if was.get(key) != wanted.get(key) or (job.method == BASELINE and key.startswith("terms.")):
+            raise BadInput(
+                f"{job.folder}: was trained with {key}={json.dumps(was.get(key))}, and is filed under {job.method} and "
+                f"seed {job.seed} ({json.dumps(wanted.get(key))}): move it away, and run the comparison again"
+            )
 
 
 def read_seeds(text: str) -> list[int]:

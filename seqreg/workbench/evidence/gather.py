@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 
 from seqreg.errors import BadInput
 from seqreg.metrics.rouge import rouge
+from seqreg.metrics.variety import VARIETY
 from seqreg.workbench import rows as tables
 from seqreg.workbench.evidence import comparison, jobs
 from seqreg.workbench.evidence.comparison import Job, Plan
 from seqreg.workbench.evidence.jobs import State
-from seqreg.workbench.tables import scores_of
+from seqreg.workbench.tables import cost, main_split, scores_of
 
 PREDICTIONS = "predictions.jsonl"
-_BESIDE = ("score", "loss", "rows", "seconds")
+_BESIDE = ("score", "loss", "rows", "seconds", *VARIETY)
 """Numbers of a split that are not scores of their own."""
 _ROUNDING = 1e-3
 """Percent by which a mean may differ because scores of examples are written with six digits."""
@@ -62,8 +63,19 @@ class Gathered:
         key = metric or self.metric
         return {seed: found["scores"][self.split][key] for seed, found in self.methods[name].metrics.items()}
 
-    def seconds(self, name: str) -> dict[int, float]:
-        return {seed: found["train"]["seconds"] for seed, found in self.methods[name].metrics.items()}
+    def costs(self) -> tuple[str, dict[str, dict[int, float]]]:
+        """What the trainings cost: what was measured, the same for all, and its seconds by method and seed."""
+        keys = [(name, seed) for name, method in self.methods.items() for seed in method.metrics]
+        what, spent = cost([self.methods[name].metrics[seed] for name, seed in keys])
+        found: dict[str, dict[int, float]] = {name: {} for name in self.methods}
+        for (name, seed), value in zip(keys, spent, strict=True):
+            found[name][seed] = value
+        return what, found
+
+    @property
+    def examples(self) -> int:
+        """How many test examples every method was scored on."""
+        return len(next(rows for method in self.methods.values() for rows in method.rows.values()))
 
     def common(self, name: str) -> list[int]:
         """Seeds that both a method and the baseline have finished."""
@@ -81,7 +93,9 @@ def gather(folder: Path) -> Gathered:
     methods = {name: Method(name) for name in chosen.methods}
     for job in chosen.jobs(folder):
         found, method = jobs.state(job), methods[job.method]
-        if found.kind == jobs.FINISHED:
+        record = jobs.record_of(job)
+        if record is not None:
+            comparison.check_filed(chosen, job, record)
             method.metrics[job.seed] = scores_of(job.folder)
             method.rows[job.seed] = _rows(job.folder / PREDICTIONS)
         elif found.kind == jobs.FAILED:
@@ -94,7 +108,7 @@ def gather(folder: Path) -> Gathered:
     _same_examples(folder, methods)
     seed = next(iter(base.metrics))
     scores, texts = base.metrics[seed]["scores"], "rougeL" in base.rows[seed][0]
-    split = _split(scores, texts)
+    split = main_split(scores, texts)
     names = [key for key in scores[split].get("intervals", {}) if key != "score"]
     names = names or [key for key, value in scores[split].items() if key not in _BESIDE and isinstance(value, float)]
     metric = "rougeL" if texts else (names[0] if len(names) == 1 else "score")
@@ -109,13 +123,6 @@ def _why_none(base: Method) -> str:
         return f"no training of {base.name} is finished yet: run the comparison first"
     _, state = base.failed[0]
     return f"all trainings of {base.name} failed, so nothing can be compared; the first: {state.line} (--retry)"
-
-
-def _split(scores: dict[str, Any], texts: bool) -> str:
-    if "average" in scores and not texts:
-        return "average"
-    named = [name for name in scores if name not in ("before", "average")]
-    return next((name for name in ("test", "validation") if name in named), named[0])
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from seqreg.workbench.console import say, warn
 from seqreg.workbench.evidence.comparison import Job, Plan
 from seqreg.workbench.files import open_own, write_text
 from seqreg.workbench.runs import LOCK, Record
+from seqreg.workbench.tables import METRICS, main_split, scores_of
 from seqreg.workbench.untrusted import plain
 
 FINISHED, FAILED, OPEN = "finished", "failed", "open"
@@ -42,10 +44,15 @@ class State:
     line: str = ""
 
 
+def record_of(job: Job) -> Record | None:
+    """The record of a training if it is finished, else None."""
+    record = Record.read(job.folder)
+    return record if record is not None and record.finished else None
+
+
 def state(job: Job) -> State:
     """How a training stands, from its files alone."""
-    record = Record.read(job.folder)
-    if record is not None and record.finished:
+    if record_of(job) is not None:
         return State(FINISHED, 0)
     if not job.code.is_file():
         return State(OPEN)
@@ -78,14 +85,23 @@ def held(folder: Path) -> str:
     return ""
 
 
-def work(plan: Plan, jobs: Sequence[Job], most: int, trust: bool = False) -> None:
-    """Run trainings, `most` at a time; they end with this process, however that ends."""
-    pending, running, total = list(jobs), dict[Job, subprocess.Popen[bytes]](), len(jobs)
-    began, told = time.monotonic(), False
+def work(
+    plan: Plan, jobs: Sequence[Job], most: int, before: int = 0, trust: bool = False
+) -> Generator[Job, None, None]:
+    """Run trainings, `most` at a time, and give each that has ended; they end with this process, however that ends.
+
+    Args:
+        before: trainings of the comparison that were finished earlier, for the count
+    """
+    pending, running = list(jobs), dict[Job, subprocess.Popen[bytes]]()
+    began, told, ended = time.monotonic(), False, 0
     try:
         while pending or running:
             for job in [job for job, process in running.items() if process.poll() is not None]:
-                _ended(job, running.pop(job).returncode, total - len(pending) - len(running), total, began)
+                code, ended = running.pop(job).returncode, ended + 1
+                left = (time.monotonic() - began) / ended * (len(jobs) - ended)
+                _ended(job, code, f"{before + ended} of {before + len(jobs)}, {_minutes(left)}")
+                yield job
             free = next((job for job in pending if not held(job.folder)), None) if len(running) < most else None
             if free is not None:
                 pending.remove(free)
@@ -127,14 +143,28 @@ def _end_with_parent() -> Callable[[], None] | None:
     return ask
 
 
-def _ended(job: Job, code: int, done: int, total: int, began: float) -> None:
+def _minutes(seconds: float) -> str:
+    return f"about {seconds / 60:.1f} minutes left" if seconds else "nothing left"
+
+
+def scored(job: Job) -> str:
+    """The score of a finished training in words, with what spoils it."""
+    if not (job.folder / METRICS).is_file():
+        return "finished"
+    scores = scores_of(job.folder)["scores"]
+    split = main_split(scores, any("rougeL" in found for found in scores.values()))
+    found = scores[split]
+    name = "rougeL" if "rougeL" in found else next(iter(found.get("intervals", {})), "score")
+    return f"{name} {found[name]:.2f} on {split}" + (", collapsed" if found.get("collapsed") else "")
+
+
+def _ended(job: Job, code: int, where: str) -> None:
     write_text(job.code, f"{code}\n")
     found = state(job)
-    minutes = (time.monotonic() - began) / 60
     if found.kind == FINISHED:
-        say(f"{job.method}, seed {job.seed}: finished  ({done} of {total}, {minutes:.1f} minutes)")
+        say(f"{job.method}, seed {job.seed}: {scored(job)}  ({where})")
     else:
-        warn(f"{job.method}, seed {job.seed}: exit code {code}: {found.line}  ({job.log})")
+        warn(f"{job.method}, seed {job.seed}: exit code {code}: {found.line}  ({where}; {job.log})")
     if code == 2:
         raise BadInput(f"{job.method}, seed {job.seed}: {found.line.removeprefix('seqreg: ')}")
 
@@ -154,8 +184,8 @@ def lines(plan: Plan, jobs: Sequence[Job], trust: bool = False) -> list[str]:
     return found
 
 
-def submit(template: str, commands: Sequence[str]) -> None:
-    """Give every line of shell to a launcher, in place of its {}."""
+def launcher_words(template: str) -> list[str]:
+    """The words of a launcher; refuses what cannot be one."""
     try:
         parts = shlex.split(template)
     except ValueError:  # an open quotation mark
@@ -164,6 +194,14 @@ def submit(template: str, commands: Sequence[str]) -> None:
         raise BadInput(
             f"--launcher {template!r}: expected 'print', or a command with {{}}, such as 'sbatch --wrap={{}}'"
         )
+    if shutil.which(parts[0]) is None:
+        raise BadInput(f"--launcher: {parts[0]}: no such program")
+    return parts
+
+
+def submit(template: str, commands: Sequence[str]) -> None:
+    """Give every line of shell to a launcher, in place of its {}."""
+    parts = launcher_words(template)
     for place, command in enumerate(commands):
         try:
             result = subprocess.run([part.replace("{}", command) for part in parts], check=False)

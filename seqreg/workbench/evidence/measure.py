@@ -11,6 +11,7 @@ import numpy as np
 
 from seqreg.metrics import statistics
 from seqreg.metrics.statistics import Difference, Summary
+from seqreg.metrics.variety import spread, variety
 from seqreg.workbench.evidence.gather import Gathered, agreement
 from seqreg.workbench.files import to_json, write_text
 
@@ -22,6 +23,7 @@ def measure(found: Gathered) -> dict[str, Any]:
     planned = found.plan.methods[1:]
     tested = {name: difference(found, name) for name in planned if found.methods[name].metrics}
     corrected = _corrected(tested, planned)
+    what, costs = found.costs()
     methods = {}
     for name, method in found.methods.items():
         if not method.metrics:
@@ -34,8 +36,9 @@ def measure(found: Gathered) -> dict[str, Any]:
             "failed": len(method.failed),
             "open": len(method.open),
             "agreement": agreement(method, found.texts),
-            "seconds": float(np.median(list(found.seconds(name).values()))),
-            "time": _ratio(found, name),
+            "seconds": float(np.median(list(costs[name].values()))),
+            "time": _ratio(found, name, costs),
+            "collapse": _collapse(found, name),
         }
         if name in tested:
             methods[name] |= {
@@ -46,6 +49,7 @@ def measure(found: Gathered) -> dict[str, Any]:
             }  # fmt: skip
     return {
         "metric": found.metric, "split": found.split, "alpha": found.plan.alpha, "tests": len(planned),
+        "cost": what, "examples": found.examples, "examples_needed": statistics.EXAMPLES,
         "baseline": found.plan.baseline, "planned": len(found.plan.seeds), "methods": methods,
         "without": {
             name: {"failed": len(method.failed), "open": len(method.open)}
@@ -96,11 +100,25 @@ def _other(found: Gathered, key: str) -> dict[str, Any]:
     return rows
 
 
-def _ratio(found: Gathered, name: str) -> float | None:
-    """Training time over the baseline's, median over seeds."""
-    mine, base = found.seconds(name), found.seconds(found.plan.baseline)
-    ratios = [mine[seed] / base[seed] for seed in found.common(name)]
+def _ratio(found: Gathered, name: str, costs: Mapping[str, Mapping[int, float]]) -> float | None:
+    """What a training costs over what the baseline's does, median over seeds."""
+    mine, base = costs[name], costs[found.plan.baseline]
+    ratios = [mine[seed] / base[seed] for seed in found.common(name) if base[seed]]
     return float(np.median(ratios)) if ratios else None
+
+
+def _collapse(found: Gathered, name: str) -> dict[str, Any]:
+    """How varied the predictions of a method are, mean over seeds, and with how many seeds they have collapsed."""
+    seeds = [_varied(rows, found.texts) for rows in found.methods[name].rows.values()]
+    means = {key: float(np.mean([one[key] for one in seeds])) for key in seeds[0] if key != "collapsed"}
+    return {**means, "collapsed": sum(bool(one["collapsed"]) for one in seeds), "of": len(seeds)}
+
+
+def _varied(rows: Sequence[Mapping[str, Any]], texts: bool) -> dict[str, float]:
+    said, truth = ([row.get(key) for row in rows] for key in ("prediction", "reference"))
+    if isinstance(said[0], float):
+        return spread(said, truth)
+    return variety(said, truth, texts=texts)
 
 
 def write_examples(found: Gathered, path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from seqreg.workbench.evidence import findings, report_figures, texts, verdict
 from seqreg.workbench.evidence.curves import curves
 from seqreg.workbench.evidence.findings import Finding
 from seqreg.workbench.evidence.gather import Gathered, gather
+from seqreg.workbench.evidence.jobs import record_of
 from seqreg.workbench.evidence.pages import latex_page, markdown_page
 from seqreg.workbench.files import writable, write_text
+from seqreg.workbench.runs import RECORD
 
 TEMPLATE = "report.html"
 _KINDS = {".svg": "image/svg+xml", ".png": "image/png"}
@@ -102,20 +105,27 @@ def html(found: Gathered, finding: Finding, studied: list[Study]) -> str:
     first = found.folder / found.plan.baseline / f"seed-{next(iter(found.methods[found.plan.baseline].metrics))}"
     return page(
         finding=finding, values=values, plan=found.plan, pictures=pictures, studies=studied,
-        samples=texts.samples(found), commands=commands(found), settings=_settings(found), version=__version__,
+        samples=texts.samples(found), commands=commands(found), about=_about(found), version=__version__,
         recipe=(first / "config.yaml").read_text(encoding="utf-8"),
+        changes=next(table for table in finding.tables if table.title == verdict.CHANGES),
+        others=[table for table in finding.tables[2:] if table.title != verdict.CHANGES],
         versions=next(iter(found.methods[found.plan.baseline].metrics.values())).get("versions", {}),
         failures=[one for method in found.methods.values() for one in method.failed],
     )  # fmt: skip
 
 
-def _settings(found: Gathered) -> dict[str, dict[str, Any]]:
-    """What every method changes about the baseline's settings."""
-    base = found.plan.resolved.get(found.plan.baseline, {})
-    return {
-        name: {key: value for key, value in settings.items() if base.get(key) != value}
-        for name, settings in found.plan.resolved.items()
-    }
+def _about(found: Gathered) -> list[tuple[str, str]]:
+    """What a reader wants to know first: the model, the task, how large the test set is, and when it was trained."""
+    settings = found.plan.resolved.get(found.plan.baseline, {})
+    name, made = settings.get("model.name"), settings.get("model.architecture")
+    ended = [(job.folder / RECORD).stat().st_mtime for job in found.plan.jobs(found.folder) if record_of(job)]
+    days = sorted({datetime.fromtimestamp(time).date().isoformat() for time in ended})
+    return [
+        ("model", str(name) if name else f"{made} from scratch"),
+        ("task", str(settings.get("task.title", found.plan.recipe))),
+        ("test set", f"{found.examples} examples ({found.split})"),
+        ("trained", " to ".join(dict.fromkeys([days[0], days[-1]]))),
+    ]
 
 
 def page(**known: Any) -> str:

@@ -55,10 +55,10 @@ def cost(values: Mapping[str, Any], folder: Path) -> str:
             low, high = one["student"] or (one["mean"], one["mean"])
             error = [[max(0.0, one["mean"] - low)], [max(0.0, high - one["mean"])]]
             axes.errorbar(one["time"], one["mean"], error, fmt=marker, color=colour, markersize=10, label=name)
-        axes.set_xlabel(f"training time / {values['baseline']}'s (median over seeds)")
+        axes.set_xlabel(f"{values['cost']} / {values['baseline']}'s (median)")
         axes.set_ylabel(f"{values['metric']} (%), 95% interval")
         axes.set_title("Quality against cost")
-        axes.legend()
+        drawn.legend(loc="outside right upper")  # beside the axes: there it covers no interval
     return "cost"
 
 
@@ -89,7 +89,7 @@ def validation(found: Mapping[str, Seeds], score: str, folder: Path) -> str | No
 
 def loss_parts(found: Mapping[str, Seeds], folder: Path) -> str | None:
     """A panel a method: what its loss is made of."""
-    return _panels(_by_method(found, "train/part/"), "part of the loss (log)", "parts", folder, log=True)
+    return _panels(_by_method(found, "train/part/"), "part of the loss", "parts", folder, log=True)
 
 
 def anatomy(found: Mapping[str, Seeds], folder: Path) -> str | None:
@@ -127,12 +127,23 @@ def _panels(
                 every = max(1, len(steps) // 6)
                 axes.plot(steps, middle, color=colour, marker=marker, markevery=every, label=tag)
                 axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
-            if log:
-                axes.set_yscale("log")
-            axes.set(title=title, xlabel="step", ylabel=label)
+            scale = f" ({_log_scale(axes, lines)})" if log else ""
+            axes.set(title=title, xlabel="step", ylabel=f"{label}{scale}")
             if legend:
                 axes.legend(fontsize=10)
     return name
+
+
+def _log_scale(axes: Any, lines: Mapping[str, Sequence[Curve]]) -> str:
+    """A logarithmic axis, which is linear around 0 where parts are negative; what it is called."""
+    values = np.array([value for found in lines.values() for curve in found for _, value in curve])
+    if (values > 0).all():
+        axes.set_yscale("log")
+        return "log"
+    smallest = np.abs(values[values != 0]).min() if values.any() else 1.0
+    axes.set_yscale("symlog", linthresh=float(smallest))
+    axes.axhline(0, color="black", linewidth=1)
+    return "log on both sides of 0"
 
 
 def _round(looks: Sequence[str], count: int) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from seqreg.errors import BadInput
-from seqreg.workbench import cards, config, data
+from seqreg.workbench import cards, config, data, methods
 from seqreg.workbench.cards import Card
 from seqreg.workbench.config import Run
 from seqreg.workbench.console import say
@@ -74,7 +74,7 @@ def onto(folder: Path, task: str, share: float, settings: Sequence[str], trust: 
         assigned("output", folder / "shift" / Path(task).stem / f"share-{share:g}"),
     ]  # fmt: skip
     own += [f"data.share={share}"] if share else []
-    return config.load(folder, [*own, *settings], forget=OF_THE_SOURCE, trust=trust)
+    return config.load(folder, [*own, *methods.reaching(settings, source.terms)], forget=OF_THE_SOURCE, trust=trust)
 
 
 def _same(folder: Path, source: Card, target: Card) -> None:
@@ -104,6 +104,9 @@ def lay(folders: Sequence[Path], task: str, shares: Sequence[float], settings: S
         names[folder]: Move(folder, run, {share: onto(folder, task, share, settings, trust) for share in wanted})
         for folder, run in runs.items()
     }
+    methods.check_reach(
+        settings, {term for move in moves.values() for run in move.further.values() for term in run.config.terms}
+    )
     if any(run.config.evaluation.resamples == 0 for move in moves.values() for run in move.further.values()):
         raise BadInput("evaluation.resamples=0: a shift is shown with intervals: add evaluation.resamples=1000")
     metric = "rougeL" if card.kind == "generation" else card.metric[0]

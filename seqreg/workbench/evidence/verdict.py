@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from seqreg.workbench.untrusted import plain
 
 KIND = "compare"
 EXAMPLES = "examples.jsonl"
+CHANGES = "What the methods change"
+_NONE = object()
 
 
 def judge(folder: Path) -> Finding:
@@ -44,6 +47,7 @@ def sentences(found: Gathered, values: dict[str, Any]) -> list[str]:
     said += [_about(name, one, values, found.plan.seeds) for name, one in methods.items() if name != base]
     said += [_failures(method, values["planned"]) for method in found.methods.values() if method.failed]
     best, most = (max(methods, key=lambda name: methods[name][key]) for key in ("mean", "max"))
+    said += [_collapsed(name, one) for name, one in methods.items() if one["collapse"]["collapsed"]]
     if best != most:
         said.append(
             f"The highest mean is {best}'s ({methods[best]['mean']:.2f}), the highest single seed {most}'s "
@@ -96,17 +100,54 @@ def _about(name: str, one: dict[str, Any], values: dict[str, Any], seeds: Sequen
             f"above {values['alpha']:g}: {more} more needed ({hint}). The difference so far is "
             f"{plus['difference']:+.2f}."
         )
+    why = _unjudged(one, values)
+    if why:
+        return f"{name} against {base}: {why}. The difference is {plus['difference']:+.2f}."
     low, high = plus["interval"]
     numbers = (
         f"{plus['difference']:+.2f} {values['metric']} (95% interval {low:+.2f} to {high:+.2f}, corrected "
-        f"p = {one['holm']:.2g}), at {one['time']:.2f} times the training time"
+        f"p = {one['holm']:.2g}){_cost_of(one, values)}"
     )
     if plus["test"] == TWO_LEVEL and one["pairs"] < max(one["n"], values["methods"][base]["n"]):
         numbers += f", over the {seeds_of(one['pairs'])} that both have"
+    fallen = [who for who, found in ((name, one), (base, values["methods"][base])) if _fallen(found)]
+    numbers += "".join(f"; but the output of {who} has collapsed" for who in fallen)
     if one["holm"] <= values["alpha"]:
         way = "better" if plus["difference"] > 0 else "worse"
         return f"{name} is significantly {way} than {base}: {numbers}."
     return f"{name} is not shown to differ from {base}: {numbers}."
+
+
+def _cost_of(one: dict[str, Any], values: dict[str, Any]) -> str:
+    return "" if one["time"] is None else f", at {one['time']:.2f} times the {values['cost']}"
+
+
+def _unjudged(one: dict[str, Any], values: dict[str, Any]) -> str:
+    """Why a difference is not judged although there are seeds enough; "" if it is."""
+    if values["examples"] < values["examples_needed"]:
+        return f"too few test examples for a verdict: {values['examples']}, and {values['examples_needed']} are needed"
+    if _fallen(one) and _fallen(values["methods"][values["baseline"]]):
+        return "the output of both has collapsed, so a verdict between them means nothing"
+    return ""
+
+
+def _fallen(one: dict[str, Any]) -> bool:
+    """Whether the output of a method has collapsed with half of its seeds or more."""
+    return 2 * int(one["collapse"]["collapsed"]) >= int(one["collapse"]["of"])
+
+
+def _collapsed(name: str, one: dict[str, Any]) -> str:
+    found = one["collapse"]
+    some = (
+        f"the most common prediction is {found['most_common']:.0f}% of all on average, of the references "
+        f"{found['most_common_reference']:.0f}%"
+        if "most_common" in found
+        else f"the predicted numbers have {found['spread']:.2g}% of the references' sd"
+    )
+    return (
+        f"The output of {name} has collapsed with {found['collapsed']} of {seeds_of(found['of'])} ({some}): its "
+        "differences say that a training broke down, not how good a method is."
+    )
 
 
 def seeds_of(count: int) -> str:
@@ -130,17 +171,22 @@ def tables_of(found: Gathered, values: dict[str, Any]) -> list[Table]:
         [name, 0, one["failed"], *[None] * 6, *[""] * 4, _without(one)] for name, one in values["without"].items()
     ]
     alike = ["equal predictions (%)", "ROUGE-L between seeds"] if found.texts else ["equal predictions (%)"]
+    varied = ["spread"] if "spread" in methods[base]["collapse"] else ["distinct", "most_common"]
     stability = [
         [name, one["sd"], pair(one["sd_interval"]), f"{one['failed']} of {values['planned']}",
+         f"{one['collapse']['collapsed']} of {one['collapse']['of']}", *(one["collapse"][key] for key in varied),
          *((one["agreement"] or {}).get(key) for key in (["equal", "rougeL"] if found.texts else ["equal"])),
          one["seconds"], None if one["time"] is None else f"{one['time']:.2f}x"]
         for name, one in methods.items()
     ]  # fmt: skip
     stability += [
-        [name, None, "", f"{one['failed']} of {values['planned']}", *[None] * (len(alike) + 1), None]
+        [name, None, "", f"{one['failed']} of {values['planned']}", "", *[None] * (len(varied) + len(alike) + 1), None]
         for name, one in values["without"].items()
     ]
-    spread = ["method", "sd", "95% interval of the sd", "failed", *alike, "seconds (median)", f"time / {base}"]
+    heads = {"spread": "sd / references' (%)", "distinct": "distinct predictions (%)"}
+    heads["most_common"] = "most common prediction (%)"
+    spread = ["method", "sd", "95% interval of the sd", "failed", "collapsed", *(heads[key] for key in varied), *alike]
+    spread += [f"{values['cost']}, seconds (median)", f"time / {base}"]
     others = [
         [key, name, row["mean"], row["sd"], row["median"], row["max"]]
         + ([row["difference"]["difference"], pair(row["difference"]["interval"])] if row["difference"] else ["", ""])
@@ -152,11 +198,29 @@ def tables_of(found: Gathered, values: dict[str, Any]) -> list[Table]:
     found_tables = [
         Table(f"{values['metric']} on {values['split']}, in percent", [*head, *plus], quality),
         Table("Stability and cost", spread, stability),
+        settings_table(found),
     ]
     if others:
         columns = ["score", "method", "mean", "sd", "median", "max", f"minus {base}", "95% interval of it"]
         found_tables.append(Table("Other scores, described and not tested", columns, others))
     return found_tables
+
+
+def settings_table(found: Gathered) -> Table:
+    """What every method changes about the baseline's settings."""
+    plan = found.plan
+    base = plan.resolved.get(plan.baseline, {})
+    rows = []
+    for name in plan.methods:
+        own = plan.resolved.get(name, {})
+        changed = [f"{key} = {_value(own[key])}" for key in own if base.get(key, _NONE) != own[key] and own[key] != {}]
+        gone = [f"no {key}" for key in base if key not in own and base[key] != {}]
+        rows.append([name, plan.given.get(name, name), "; ".join([*changed, *gone])])
+    return Table(CHANGES, ["method", "--terms", f"settings that differ from {plan.baseline}"], rows)
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _difference_cells(one: dict[str, Any], values: dict[str, Any]) -> list[Any]:
@@ -166,10 +230,16 @@ def _difference_cells(one: dict[str, Any], values: dict[str, Any]) -> list[Any]:
     p, corrected = ("" if value is None else f"{value:.2g}" for value in (plus["p"], one["holm"]))
     if plus["p"] is None or one["missing"]:
         word = f"{seeds_of(one['missing'])} more needed"
+    elif values["examples"] < values["examples_needed"]:
+        word = f"none: {values['examples']} test examples"
+    elif _unjudged(one, values):
+        word = "means nothing: both collapsed"
     elif one["holm"] <= values["alpha"]:
         word = "significantly better" if plus["difference"] > 0 else "significantly worse"
     else:
         word = "no difference shown"
+    if _fallen(one) != _fallen(values["methods"][values["baseline"]]):
+        word += f" ({'it' if _fallen(one) else values['baseline']} collapsed)"
     return [f"{plus['difference']:+.2f}", pair(plus["interval"]), p, corrected, word]
 
 
@@ -193,16 +263,23 @@ def cell(value: Any) -> str:
 
 def shown(values: dict[str, Any]) -> rich.table.Table:
     """The verdict as a table that fits a terminal; the page has everything."""
-    heads = ["method", "seeds", "mean", "sd", "median", "max", "minus first", "p (Holm)", "time"]
+    base = values["baseline"]
+    heads = ["method", "seeds", "mean", "sd", "max", f"minus {base}", "p (Holm)", "time"]
     made = rich.table.Table(title=plain(f"{values['metric']} on {values['split']}, in percent"))
     for place, head in enumerate(heads):
         made.add_column(plain(head), justify="right" if place else "left", no_wrap=place == 0)
     for name, one in values["methods"].items():
         plus, _, _, corrected, _ = _difference_cells(one, values)
-        corrected = "too few" if one.get("missing") else corrected
+        if "difference" in one:
+            corrected = "too few seeds" if one["missing"] else "no verdict" if _unjudged(one, values) else corrected
         time = "" if one["time"] is None else f"{one['time']:.2f}x"
-        numbers = [cell(one[key]) for key in ("n", "mean", "sd", "median", "max")]
+        numbers = [cell(one[key]) for key in ("n", "mean", "sd", "max")]
         made.add_row(plain(name), *numbers, plus, corrected, time)
+    fallen = [f"{name} with {one['collapse']['collapsed']} of {one['n']}" for name, one in values["methods"].items()
+              if one["collapse"]["collapsed"]]  # fmt: skip
+    made.caption = plain(f"{values['examples']} test examples; time is the {values['cost']} over {base}'s")
+    if fallen:
+        made.caption += plain(f"; collapsed: {', '.join(fallen)} seeds")
     for name, one in values["without"].items():
-        made.add_row(plain(name), "0", *[""] * 4, "open" if one["open"] else "failed", "", "")
+        made.add_row(plain(name), "0", *[""] * 3, "open" if one["open"] else "failed", "", "")
     return made

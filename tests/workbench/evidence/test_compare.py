@@ -29,11 +29,12 @@ ROOT = Path(__file__).parents[3]
 def pretend(monkeypatch: pytest.MonkeyPatch, script: str = "exit 0") -> list[tuple[str, int]]:
     """Trainings are a line of shell; what was started is noted."""
     started: list[tuple[str, int]] = []
-    finished = json.dumps({"run": "x", "settings": {}, "versions": {}, "finished": True})
 
-    def start(_: comparison.Plan, job: comparison.Job, trust: bool = False) -> subprocess.Popen[bytes]:
+    def start(plan: comparison.Plan, job: comparison.Job, trust: bool = False) -> subprocess.Popen[bytes]:
         started.append((job.method, job.seed))
         job.folder.mkdir(parents=True, exist_ok=True)
+        settings = {**plan.resolved[job.method], "seed": job.seed}
+        finished = json.dumps({"run": "x", "settings": settings, "versions": {}, "finished": True})
         done = f"echo {shlex.quote(finished)} > {shlex.quote(str(job.folder / 'run.json'))}"
         line = script.replace("DONE", done).replace("METHOD", job.method)
         with job.log.open("ab") as log:
@@ -49,7 +50,20 @@ def pretend(monkeypatch: pytest.MonkeyPatch, script: str = "exit 0") -> list[tup
         ({"recipe": "quikstart"}, "unknown recipe 'quikstart'; did you mean 'quickstart'"),
         ({"methods": ["r3"]}, "unknown term recipe 'r3'; did you mean 'r3f'"),
         ({"methods": []}, "nothing to compare with the baseline"),
-        ({"methods": ["../r3f"]}, "expected the names of term recipes"),
+        ({"methods": ["../r3f"]}, "unknown term recipe '../r3f'"),
+        ({"methods": [".."]}, "cannot name a folder: give the method a name, such as mine=.."),
+        ({"methods": ["r3f:weight"]}, "expected [NAME=]RECIPE[:key=value,...]"),
+        ({"methods": ["evidence=r3f"]}, "'evidence' cannot name a folder"),
+        ({"methods": ["baseline=r3f"]}, "'baseline' is what has no terms"),
+        ({"methods": ["x=r3f", "x=rdrop"]}, "--terms x=r3f and --terms x=rdrop: both would be called 'x'"),
+        ({"methods": ["r3f:wieght=1"]}, "--terms r3f:wieght=1: terms.r3f.wieght=1: R3F: unknown setting 'wieght'"),
+        ({"methods": ["r3f:data.path=x"]}, "unknown setting 'data'"),
+        ({"methods": ["r3f:seed=3"]}, "unknown setting 'seed'"),
+        ({"methods": ["x=baseline:weight=1"]}, "--terms baseline:weight=1: weight: baseline has no term"),
+        ({"settings": ["terms.smart.weight=1"]}, "no method has the term 'smart': add --terms smart"),
+        ({"settings": ["terms.r3f=null"]}, "it would make methods what their names do not say"),
+        ({"settings": ["terms={r3f: {weight: 1}}"]}, "it would make methods what their names do not say"),
+        ({"settings": ["model.head=r4f"], "recipe": "glue"}, "the baseline would be trained as r4f"),
         ({"seeds": "0"}, "--seeds 0: expected how many"),
         ({"seeds": "3,3"}, "--seeds 3,3: expected how many"),
         ({"seeds": "five"}, "--seeds five: expected how many"),
@@ -62,7 +76,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, script: str = "exit 0") -> list[tup
         ({"collect": True}, "has no comparison yet"),
         ({"launcher": "sbatch"}, "expected 'print', or a command with {}"),
         ({"launcher": "sbatch --wrap='{}"}, "expected 'print', or a command with {}"),
-        ({"launcher": "no-such-program {}"}, "no-such-program: No such file"),
+        ({"launcher": "no-such-program {}"}, "no-such-program: no such program"),
         ({"launcher": "false {}"}, "false ended with exit code 1: 0 of 4 trainings are submitted"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -76,7 +90,7 @@ def test_bad_input_is_refused_before_anything_runs(
         compare(**asked)
     assert said in str(error.value)
     assert started == []
-    assert "launcher" in change or not (tmp_path / "x").exists()
+    assert change == {"launcher": "false {}"} or not (tmp_path / "x").exists()
 
 
 def test_every_method_has_every_seed_and_finished_ones_are_left_alone(

@@ -116,7 +116,7 @@ def test_markdown_and_latex(folder: Path, tmp_path: Path) -> None:
     assert "<script>" not in text
     assert "seqreg compare quickstart -t r3f -t smart --seeds 5" in text
     tables = report(folder, tmp_path / "r.tex", latex=True).read_text()
-    assert tables.count(r"\begin{table}") == tables.count(r"\end{table}") == 4
+    assert tables.count(r"\begin{table}") == tables.count(r"\end{table}") == 5
     assert r"95\% interval" in tables
     assert latex(r"a_b & \x") == r"a\_b \& \textbackslash{}x"
     with pytest.raises(BadInput, match="choose one"):

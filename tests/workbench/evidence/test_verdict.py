@@ -18,7 +18,8 @@ from seqreg.metrics import statistics
 from seqreg.workbench.evidence import comparison, verdict
 from seqreg.workbench.evidence.comparison import Plan
 from seqreg.workbench.evidence.findings import FOLDER, Finding
-from seqreg.workbench.evidence.gather import _split, agreement, gather
+from seqreg.workbench.evidence.gather import agreement, gather
+from seqreg.workbench.tables import main_split
 from tests.workbench.evidence import made
 
 
@@ -39,7 +40,7 @@ def test_differences_are_found_and_none_is_made_up(tmp_path: Path) -> None:
     assert about(finding, "r3f").startswith("r3f is significantly better than baseline: +")
     assert about(finding, "rdrop").startswith("rdrop is significantly worse than baseline: -")
     assert about(finding, "smart").startswith("smart is not shown to differ from baseline: ")
-    assert "1.50 times the training time" in about(finding, "smart")
+    assert ", at 1.50 times the CPU time of the training steps" in about(finding, "smart")
     kept = Finding.read(tmp_path / FOLDER / "compare.json")
     assert json.dumps(asdict(kept)) == json.dumps(asdict(finding))
 
@@ -135,9 +136,9 @@ def test_the_table_fits_a_terminal(tmp_path: Path) -> None:
 
 
 def test_the_split_that_is_compared() -> None:
-    assert _split({"before": {}, "validation": {}, "test": {}}, texts=True) == "test"
-    assert _split({"validation": {}, "mismatched": {}, "average": {}}, texts=False) == "average"
-    assert _split({"before": {}, "validation": {}}, texts=False) == "validation"
+    assert main_split({"before": {}, "validation": {}, "test": {}}, texts=True) == "test"
+    assert main_split({"validation": {}, "mismatched": {}, "average": {}}, texts=False) == "average"
+    assert main_split({"before": {}, "validation": {}}, texts=False) == "validation"
 
 
 def without_scores(plan: Plan, folder: Path, name: str) -> None:
