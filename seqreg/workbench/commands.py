@@ -12,7 +12,7 @@ from rich.console import Console
 
 from seqreg.errors import BadInput
 from seqreg.workbench import config, rows
-from seqreg.workbench.tables import score_table
+from seqreg.workbench.tables import METRICS, score_table
 from seqreg.workbench.untrusted import plain
 
 out = Console(highlight=False, markup=False)
@@ -47,6 +47,8 @@ def evaluate(
     """Score a trained model and print it."""
     if output is not None and output.exists() and not output.is_dir():
         raise BadInput(f"--output {output}: a file is in the way")
+    if output is not None and output.exists() and not (output / METRICS).is_file() and any(output.iterdir()):
+        raise BadInput(f"--output {output}: the folder is not empty, and holds no scores of seqreg: choose another")
     config.load(folder, settings)
     from seqreg.workbench import train as work
     from seqreg.workbench.console import console, quiet

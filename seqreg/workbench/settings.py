@@ -64,6 +64,7 @@ class Data(Section):
     Args:
         path: a file or a folder to use instead of the hub, with the card's columns
         limit: at most so many rows of a split
+        holdout: training rows that become the validation set, where the card says so; the card's number by default
         share: of the training rows, by a fixed shuffle: the same rows for every model and seed
         prefix: put before every source text, as T5 wants it
         group: put rows of like length into a batch, to save padding; all rows are read once before training
@@ -74,6 +75,7 @@ class Data(Section):
 
     path: str | None = None
     limit: dict[str, Count] = {}
+    holdout: Count | None = None
     share: float = Field(default=1.0, gt=0, le=1)
     prefix: str = ""
     max_source: Count = 512
