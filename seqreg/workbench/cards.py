@@ -146,6 +146,8 @@ class Card(Section):
         drop: labels whose rows are left out
         sentences: how ROUGE-Lsum finds sentences
         words: how ROUGE finds words; "unicode" for text that is not in Latin letters
+        holdout: training rows that become the validation set, the same ones always and stratified by label, so that the
+            validation set that is distributed can be the test set; at most a tenth of the training rows, 0 for none
         average: report the mean over the sets that a model is judged by in the end, as XNLI does; not over validation
     """
 
@@ -164,6 +166,7 @@ class Card(Section):
     metric: list[Metric] = Field(min_length=1)
     sentences: Literal["newline", "punkt", "rules", "auto"] = "newline"
     words: Literal["rouge", "unicode"] = "rouge"
+    holdout: Natural = 0
     average: bool = False
     generation: Generation = Generation()
 

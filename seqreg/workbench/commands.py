@@ -15,7 +15,7 @@ from seqreg.errors import BadInput
 from seqreg.workbench import config, rows
 from seqreg.workbench.files import regular, writable
 from seqreg.workbench.results import print_json
-from seqreg.workbench.tables import score_table
+from seqreg.workbench.tables import METRICS, score_table
 from seqreg.workbench.untrusted import plain
 
 out = Console(highlight=False, markup=False)
@@ -82,6 +82,8 @@ def evaluate(
         writable(output, "--output ")
         if output.exists() and not output.is_dir():
             raise BadInput(f"--output {output}: a file is in the way")
+        if output.exists() and not (output / METRICS).is_file() and any(output.iterdir()):
+            raise BadInput(f"--output {output}: the folder is not empty, and holds no scores of seqreg: choose another")
     config.check_trained(folder)
     if file is not None and not os.path.isfile(file):
         raise BadInput(f"{file}: no such file")

@@ -38,7 +38,8 @@ class Splits:
 
     def evaluations(self, card: Card) -> list[str]:
         """The splits that a model is judged by in the end: those of the card that are there."""
-        found = [name for name in card.evaluations if name in self.sets]
+        names = ["test" if card.holdout and name == "validation" else name for name in card.evaluations]
+        found = [name for name in names if name in self.sets]
         return [*(found or ["validation"]), *self.also]
 
 
@@ -75,6 +76,7 @@ def _splits(card: Card, data: Data, needs_train: bool) -> Splits:
         splits = Splits({name: _hub(card, name) for name in card.splits})
     else:
         raise BadInput(f"{card.title}: give the file or folder of your data with data.path=FILE_OR_FOLDER")
+    _carve(card, data, splits)
     if data.unlabelled is not None and needs_train:
         found = read_file(card, _file("data.unlabelled", data.unlabelled), labelled=False)
         splits.sets[UNLABELLED] = [Example(one.source, one.second) for one in found]
@@ -146,6 +148,41 @@ def _hold_out(splits: Splits, path: Path) -> None:
     held = max(1, len(shuffled) // 10)
     splits.sets["train"], splits.sets["validation"] = shuffled[held:], shuffled[:held]
     splits.notes.append(f"no validation file: {held} training rows, by a fixed shuffle, are held out for it")
+
+
+def _carve(card: Card, data: Data, splits: Splits) -> None:
+    """Make the validation set that is distributed the test set, and take another out of the training rows."""
+    if not card.holdout:
+        if data.holdout is not None:
+            raise BadInput(f"data.holdout={data.holdout}: {card.title} has a validation set of its own: leave it out")
+        return
+    if "test" in splits.sets or "validation" not in splits.sets:
+        return
+    splits.sets["test"] = splits.sets.pop("validation")
+    if "train" not in splits.sets:
+        return
+    train = splits.sets["train"]
+    if len(train) < 2:
+        raise BadInput(f"{card.title}: {len(train)} training rows: at least 2 are needed, for one is held out")
+    size = min(data.holdout or card.holdout, max(1, len(train) // 10))
+    held = _stratified(train, size)
+    splits.sets["validation"] = _chosen(train, sorted(held))
+    splits.sets["train"] = _chosen(train, [index for index in range(len(train)) if index not in held])
+    splits.notes.append(
+        f"the validation set is {size} of the {len(train)} train rows, by a fixed draw and stratified by label; the "
+        f"{len(splits.sets['test'])} rows that are distributed for validation are the test set"
+    )
+
+
+def _stratified(examples: Sequence[Example], size: int) -> set[int]:
+    """Places of so many examples whose labels are distributed as all are: evenly spaced in the order of labels."""
+    dice = random.Random(0)
+    order = sorted(range(len(examples)), key=lambda index: (examples[index].label or 0, dice.random()))
+    return {order[int((number + 0.5) * len(order) / size)] for number in range(size)}
+
+
+def _chosen(examples: Sequence[Example], places: Sequence[int]) -> Sequence[Example]:
+    return examples.select(places) if isinstance(examples, _Lazy) else [examples[place] for place in places]
 
 
 def _file_of(folder: Path, name: str, card: Card) -> Path | None:
@@ -232,10 +269,12 @@ class _Lazy(Sequence[Example]):
     def __len__(self) -> int:
         return len(self.dataset)
 
+    def select(self, places: Sequence[int]) -> _Lazy:
+        return _Lazy(self.dataset.select(places), self.make, self.name)
+
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            chosen = range(*index.indices(len(self)))
-            return _Lazy(self.dataset.select(chosen), self.make, self.name)
+            return self.select(range(*index.indices(len(self))))
         if not -len(self) <= index < len(self):
             raise IndexError(index)
         return self.make(self.dataset[int(index)], f"{self.name} row {index}")

@@ -75,6 +75,7 @@ class Data(Section):
         unlabelled: a file with the card's columns but no labels, for terms that take such rows: after every optimizer
             step another is made on them, of those terms alone (`terms.jachess.mode: alternate`)
         limit: at most so many rows of a split
+        holdout: training rows that become the validation set, where the card says so; the card's number by default
         share: of the training rows, by a fixed shuffle: the same rows for every model and seed
         prefix: put before every source text, as T5 wants it
         group: put rows of like length into a batch, to save padding; all rows are read once before training
@@ -87,6 +88,7 @@ class Data(Section):
     also: dict[str, str | None] = {}
     unlabelled: str | None = None
     limit: dict[str, Count] = {}
+    holdout: Count | None = None
     share: float = Field(default=1.0, gt=0, le=1)
     prefix: str = ""
     max_source: Length = 512

@@ -276,7 +276,8 @@ def evaluate_run(
         names = [file.stem]
     else:
         splits = data.load(run.card, run.config.data, needs_train=False)
-        names = list(dict.fromkeys(["validation", *splits.evaluations(run.card)]))
+        judged = ["validation", *splits.evaluations(run.card)]
+        names = [name for name in dict.fromkeys(judged) if name in splits.sets]
     tokenizer = models.load_tokenizer(run.config, (), trust=trust)
     model = models.load_model(run.config, run.card, tokenizer, trust=trust, trained=True)
     shop = Workshop(run, splits, tokenizer, model)

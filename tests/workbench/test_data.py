@@ -101,12 +101,13 @@ def test_a_folder_is_splits(tmp_path: Path) -> None:
     samples.folder(tmp_path, MNLI)
     (tmp_path / "validation.jsonl").rename(tmp_path / "dev.jsonl")
     splits = data.load(MNLI, Data(path=str(tmp_path)))
-    assert {name: len(found) for name, found in splits.sets.items()} == {"train": 12, "validation": 4, "mismatched": 4}
-    assert splits.evaluations(MNLI) == ["validation", "mismatched"]
+    sizes = {"train": 11, "validation": 1, "test": 4, "mismatched": 4}
+    assert {name: len(found) for name, found in splits.sets.items()} == sizes
+    assert splits.evaluations(MNLI) == ["test", "mismatched"]
     (tmp_path / "dev.jsonl").unlink()
     (tmp_path / "mismatched.jsonl").unlink()
     splits = data.load(MNLI, Data(path=str(tmp_path)))
-    assert [len(splits.sets[name]) for name in ("train", "validation")] == [11, 1]
+    assert [len(splits.sets[name]) for name in ("train", "validation", "test")] == [10, 1, 1]
     assert any("mismatched" in note for note in splits.notes)
     assert any("held out" in note for note in splits.notes)
 
@@ -185,13 +186,57 @@ def test_the_hub_is_asked_for_parquet(name: str, monkeypatch: pytest.MonkeyPatch
     splits = data.load(card, Data(limit={"train": 2}))
     assert len(asked) == len(card.splits)
     assert len(splits.sets["train"]) == 2
-    assert splits.sets["validation"][0].source
-    assert len(splits.sets["validation"]) == (4 if card.kind == "generation" else 3)
+    held = "test" if card.holdout else "validation"
+    assert splits.sets[held][0].source
+    assert len(splits.sets[held]) == (4 if card.kind == "generation" else 3)
     if name == "gigaword":
         address = "hf://datasets/Harvard/gigaword@refs%2Fconvert%2Fparquet/default/train/*.parquet"
         assert asked[0] == ("parquet", "train", {"train": address})
     if name == "xnli":
         assert asked[-1][:3] == ("facebook/xnli", "ur", "test")
+
+
+@pytest.mark.parametrize("kind", ["list", "hub"])
+def test_b11_glue_is_not_scored_on_what_one_tunes_on(kind: str, tmp_path: Path) -> None:
+    card, _ = cards.load("glue/rte")
+    rows = [{"sentence1": f"a {n}", "sentence2": "b", "label": int(n % 4 == 0)} for n in range(4000)]
+    dev = [{"sentence1": f"c {n}", "sentence2": "b", "label": n % 2} for n in range(277)]
+    if kind == "list":
+        samples.write(tmp_path / "train.jsonl", rows)
+        samples.write(tmp_path / "dev.jsonl", dev)
+        splits = data.load(card, Data(path=str(tmp_path)))
+    else:
+        import datasets
+
+        lazy = {
+            name: data._Lazy(datasets.Dataset.from_list(found), lambda row, where: data.example(card, row, where), name)
+            for name, found in (("train", rows), ("validation", dev))
+        }
+        splits = data.Splits(dict(lazy))
+        data._carve(card, Data(), splits)
+        assert isinstance(splits.sets["train"], data._Lazy)
+    assert [one.source for one in splits.sets["test"]] == [row["sentence1"] for row in dev]
+    train, held = ([one.source for one in splits.sets[name]] for name in ("train", "validation"))
+    assert (len(train), len(held)) == (3760, 240)
+    assert sorted(train + held) == sorted(str(row["sentence1"]) for row in rows)
+    assert sum(one.label or 0 for one in splits.sets["validation"]) == 60  # a quarter, as in the training rows
+    assert splits.evaluations(card) == ["test"]
+    assert any("the validation set is 240 of the 4000 train rows" in note for note in splits.notes)
+    if kind == "list":
+        again = data.load(card, Data(path=str(tmp_path), limit={"train": 5}, holdout=100))
+        assert [len(again.sets[name]) for name in ("train", "validation", "test")] == [5, 100, 277]
+        with pytest.raises(BadInput, match=r"data\.holdout=5: .* has a validation set of its own"):
+            data.load(cards.load("xnli")[0], Data(path=str(samples.folder(tmp_path / "x", MNLI)), holdout=5))
+
+
+def test_b11_numbers_are_held_out_over_their_whole_range(tmp_path: Path) -> None:
+    card, _ = cards.load("glue/stsb")
+    rows = [{"sentence1": f"a {n}", "sentence2": "b", "label": n / 200} for n in range(1000)]
+    samples.write(tmp_path / "train.jsonl", rows)
+    samples.write(tmp_path / "validation.jsonl", rows[:20])
+    held = data.load(card, Data(path=str(tmp_path))).sets["validation"]
+    assert len(held) == 100
+    assert abs(sum(float(one.label or 0) for one in held) / 100 - 2.5) < 0.05
 
 
 @pytest.mark.parametrize("kind", ["city", "people"])

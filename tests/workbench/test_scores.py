@@ -12,8 +12,9 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from seqreg.errors import BadInput
 from seqreg.metrics.variety import collapse, variety
-from seqreg.workbench import cards, config, evaluate, predict, train
+from seqreg.workbench import cards, commands, config, evaluate, predict, train
 from seqreg.workbench.evaluate import Scored, score_classes, score_texts, warn_of_collapse, with_average
 from seqreg.workbench.examples import Example
 from seqreg.workbench.tables import score_table
@@ -137,3 +138,10 @@ def writer_run(tmp_path: Path) -> Path:
     settings = ["task=text_pairs", *samples.tiny("bart", tmp_path / "pairs"), "logging.tensorboard=false"]
     train.train(config.resolve("quickstart", overrides=[*settings, f"output={tmp_path / 'writer'}"]))
     return tmp_path / "writer"
+
+
+def test_b11_evaluate_does_not_write_into_a_folder_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    with pytest.raises(BadInput, match="the folder is not empty, and holds no scores of seqreg"):
+        commands.evaluate(tmp_path / "run", None, tmp_path / "mine", [])

@@ -30,9 +30,9 @@ def test_a_classifier_through_the_command(classifier: Path, tmp_path: Path) -> N
     found = Finding.read(tmp_path / "found" / "calibrate.json")
     assert "adaptive_ece" in result.stdout
     assert all(sentence.split(",")[0][:30] in result.stdout for sentence in found.summary)
-    assert found.values["fitted_on"] == "one half of validation"
+    assert found.values["fitted_on"] == "validation"
     numbers = found.values["parts"]["classes"]
-    assert numbers["before"]["count"] == 60
+    assert numbers["before"]["count"] == 120
     assert numbers["before"]["accuracy"] == numbers["after"]["accuracy"]
     for name in found.figures:
         assert (tmp_path / "found" / name).stat().st_size > 3000
@@ -49,7 +49,7 @@ def test_json_is_the_finding(classifier: Path, tmp_path: Path, capsys: pytest.Ca
 def test_numbers_are_those_of_the_model(classifier: Path, tmp_path: Path) -> None:
     one = subject.load(classifier)
     found = calibrate.calibrate(classifier, output=tmp_path).values
-    examples = one.splits.sets["validation"][1::2]
+    examples = one.splits.sets["test"]
     model = AutoModelForSequenceClassification.from_pretrained(classifier).eval()
     with torch.no_grad():
         logits = torch.cat([model(**one.tokenizer(e.source, return_tensors="pt")).logits for e in examples])
@@ -147,7 +147,7 @@ def test_bad_input_is_one_line(classifier: Path, writer: Path, tmp_path: Path) -
     with pytest.raises(BadInput, match="no trained model in it"):
         calibrate.calibrate(halfway)
     samples.write(tmp_path / "data" / "validation.jsonl", reviews(1, 0))
-    with pytest.raises(BadInput, match="validation has one example"):
+    with pytest.raises(BadInput, match="test has one example"):
         calibrate.calibrate(classifier, overrides=[f"data.path={tmp_path / 'data'}"])
     (tmp_path / "file").touch()
     with pytest.raises(BadInput, match="is a file and in the way"):

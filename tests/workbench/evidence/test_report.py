@@ -110,6 +110,18 @@ def test_nothing_is_wider_than_a_phone(folder: Path, width: int) -> None:
         assert browser.run("document.querySelector('#scores .wide').scrollWidth") > 0
 
 
+@needs_chromium
+def test_b11_all_columns_are_on_paper(folder: Path) -> None:
+    with Browser() as browser:
+        browser.open(folder / "report.html", width=1030, height=700)  # A4 across, without its margins
+        browser.call("Emulation.setEmulatedMedia", media="print")
+        wide = "[...document.querySelectorAll('table')].map(one => one.scrollWidth)"
+        assert max(browser.run(wide)) <= 1030
+        assert browser.run("getComputedStyle(document.querySelector('#scores .wide')).overflowX") == "visible"
+        said = browser.run("document.querySelector('.about').textContent")
+        assert all(one in said for one in ("bart from scratch", "60 examples (test)", "trained"))
+
+
 def test_markdown_and_latex(folder: Path, tmp_path: Path) -> None:
     text = report(folder, tmp_path / "r.md", markdown=True).read_text()
     assert "| r3f | 5 | 0 |" in text

@@ -61,8 +61,8 @@ def test_two_classifiers_through_the_command(classifier: Path, tmp_path: Path) -
 
 
 def test_the_clean_score_is_the_runs_own(classifier: Path, writer: Path, tmp_path: Path) -> None:
-    for folder, name in ((classifier, "validation"), (writer, "test")):
-        found = robustness.robustness([folder], noises=["source"], draws=1, output=tmp_path / name)
+    for folder, name in ((classifier, "test"), (writer, "test")):
+        found = robustness.robustness([folder], noises=["source"], draws=1, output=tmp_path / folder.parent.name)
         scores = json.loads((folder / "metrics.json").read_text())["scores"][name]
         assert found.values["rows"][0]["score"] == pytest.approx(scores["score"], abs=1e-4)
         if folder == classifier:  # the writer's is label-smoothed there
@@ -186,7 +186,7 @@ def test_runs_on_other_examples_are_not_compared(classifier: Path, tmp_path: Pat
     path = tmp_path / "two" / "config.yaml"
     path.write_text(path.read_text().replace(str(classifier.parent / "data"), str(tmp_path / "data")))
     with mock.patch.object(robustness, "examine") as examine:
-        with pytest.raises(BadInput, match="two: validation has other examples than"):
+        with pytest.raises(BadInput, match="two: test has other examples than"):
             robustness.robustness([tmp_path / "one", tmp_path / "two"], noises=["source"], draws=1)
     assert not examine.called
     (tmp_path / "deeper").mkdir()
@@ -211,9 +211,7 @@ def test_a_regression_and_pairs_of_texts(tmp_path: Path) -> None:
     attacked = [row["loss"] for row in others if row["noise"] == "adversary"]
     assert clean["loss"] < attacked[0] < attacked[1] < attacked[2]
     one = subject.load(tmp_path / "run")
-    slow = [
-        (float(_number(one, example)) - float(example.label or 0)) ** 2 for example in one.splits.sets["validation"]
-    ]
+    slow = [(float(_number(one, example)) - float(example.label or 0)) ** 2 for example in one.splits.sets["test"]]
     assert clean["loss"] == pytest.approx(np.mean(slow), rel=1e-5)
 
 
