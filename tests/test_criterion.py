@@ -92,8 +92,8 @@ def test_terms_that_evaluation_mode_switches_off_are_warned_of() -> None:
 
 
 def test_repr_shows_what_differs_from_the_defaults() -> None:
-    shown = repr(Criterion(R3F(weight=0.1, scale=1e-3), label_smoothing=0.1))
-    assert shown == "Criterion(R3F(weight=0.1, scale=0.001), label_smoothing=0.1, smoothing='torch', per='token')"
+    shown = repr(Criterion(R3F(weight=0.2, scale=1e-3), label_smoothing=0.1))
+    assert shown == "Criterion(R3F(weight=0.2, scale=0.001), label_smoothing=0.1, smoothing='torch', per='token')"
 
 
 def test_a_bad_weight_from_a_schedule_is_named_with_its_step() -> None:

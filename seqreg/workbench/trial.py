@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from transformers import DataCollatorForSeq2Seq, DataCollatorWithPadding
 
-from seqreg.errors import BadInput
+from seqreg.errors import Advice, BadInput
 from seqreg.integrations.hf import context
 from seqreg.workbench.examples import Example
 from seqreg.workbench.health import not_finite
@@ -28,7 +29,12 @@ def trial(config: Config, model: Any, tokenizer: Any, examples: Sequence[Example
     try:
         batch = collate(tokenizer)([rows[index] for index in range(len(rows))])
         ctx = context(model.train(), {**batch}, step=0)
-        with ctx.forward.observed(), torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=bf16):
+        with (
+            warnings.catch_warnings(),
+            ctx.forward.observed(),
+            torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=bf16),
+        ):
+            warnings.simplefilter("ignore", Advice)  # said at the first step, on whole rows
             bad = not_finite(config.criterion()(ctx))
         if bad:
             raise BadInput(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import transformers
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from seqreg.errors import BadInput
+from seqreg.errors import Advice, BadInput
 from seqreg.workbench import cards, config, data, layers, models, train
 from seqreg.workbench.check import check, relative_cost
 from seqreg.workbench.evaluate import tidy
@@ -312,3 +314,30 @@ def test_runs_side_by_side() -> None:
         ["50.00", "2.0", "1.00x"],
         ["60.00", "3.0", "1.50x"],
     ]
+
+
+def test_parts_are_shown_also_when_a_run_is_shorter_than_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all their digits; what R-Drop adds to the task loss is called that."""
+    further = ["optimisation.steps=3", "logging.every=50", "terms.smart={radius: 1e-3, step_size: 1e-3, weight: 1e-3}"]
+    run = run_of("glue", tmp_path, *further, variants=["sst2"], terms=["rdrop"])
+    printed = io.StringIO()
+    monkeypatch.setattr("seqreg.workbench.console.console", Console(file=printed, width=200))
+    trainer = train.make_trainer(train.prepare(run), tmp_path / "run")
+    trainer.train()
+    number = r"[\d.]+(e-\d+)?"
+    rdrop = rf"rdrop {number} \({number} of it a second task loss\)"
+    assert re.search(rf"step +3  loss {number} = base {number} \+ {rdrop} \+ smart {number}", printed.getvalue())
+    assert not re.search(r"smart 0\.0+\b", printed.getvalue())
+    assert {"task/rdrop", "part/rdrop"} <= trainer.state.log_history[0].keys()
+
+
+def test_w5_a_run_says_once_that_a_term_does_nothing(tmp_path: Path) -> None:
+    size = samples.TINY_BERT.replace("}", ", hidden_dropout_prob: 0.0, attention_probs_dropout_prob: 0.0}")
+    further = ["optimisation.steps=3", f"model.settings={size}", "logging.anatomy_steps=2"]
+    run = run_of("glue", tmp_path, *further, variants=["sst2"], terms=["r3f"])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train.make_trainer(train.prepare(run), tmp_path / "run").train()
+    said = [str(one.message) for one in caught if issubclass(one.category, Advice)]
+    assert len(said) == 1
+    assert said[0].endswith("does nothing on this model and batch: raise scale, such as scale=0.1 with relative=True")
