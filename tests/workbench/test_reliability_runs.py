@@ -136,9 +136,7 @@ def test_other_data_are_refused_with_what_changed(tmp_path: Path) -> None:
     run = run_of("gigaword", tmp_path, "logging.tensorboard=false", variants=[])
     train.train(run)
     samples.write(tmp_path / "data" / "train.jsonl", samples.rows(run.card, 17))
-    with pytest.raises(
-        runs.BadInput, match=r"  data.rows: train had 16 examples and has 17\n.*--allow-change"
-    ):
+    with pytest.raises(runs.BadInput, match=r"  data.rows: train had 16 examples and has 17\n.*--allow-change"):
         train.train(run)
 
 
