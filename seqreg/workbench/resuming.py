@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import TrainerState
 
 from seqreg.errors import BadInput, Stopped
 from seqreg.integrations.hf import RegularizedTrainer
@@ -28,9 +27,11 @@ def _reading(checkpoint: str | None, what: str) -> Iterator[None]:
     except (BadInput, Stopped):
         raise
     except Exception as error:  # torch, pickle, safetensors and json have kinds of their own
+        if not checkpoint:
+            raise
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         differs = f"{checkpoint}: {what} is of another model: {lines[-1][:200]}".replace("weights is", "weights are")
-        raise BadInput(checkpoints.unreadable(Path(checkpoint or "")) or differs) from None
+        raise BadInput(checkpoints.unreadable(Path(checkpoint)) or differs) from None
 
 
 class ResumingTrainer(RegularizedTrainer):
@@ -85,17 +86,16 @@ class ResumingTrainer(RegularizedTrainer):
         with _reading(checkpoint, "the state of the scaler"):
             super()._load_scaler(checkpoint)
 
-    def _load_callback_state(self) -> None:
-        with _reading(self._source, "the state of the callbacks"):
-            super()._load_callback_state()
+    def _init_training_state(self, *args: Any, **kwargs: Any) -> Any:
+        with _reading(self._source, "its trainer_state.json"):
+            return super()._init_training_state(*args, **kwargs)
 
     def train(self, *args: Any, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
         if resume_from_checkpoint is not None:
             path = Path(resume_from_checkpoint) / "trainer_state.json"
             fix = f"move {path.parent.name} away to go on from the checkpoint before it"
             stored.read(stored.TrainerFile, path, fix)
-            with _reading(resume_from_checkpoint, "its trainer_state.json"):
-                TrainerState.load_from_json(str(path))
+            self._source = resume_from_checkpoint
         return super().train(*args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:

@@ -88,6 +88,7 @@ class TrainerFile(_Stored):
     epoch: float | None
     global_step: int = Field(ge=0, le=2**53)
     max_steps: int
+    train_batch_size: int
     num_input_tokens_seen: int
     total_flos: float
     log_history: list[dict[str, Any]]
