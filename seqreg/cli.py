@@ -328,7 +328,7 @@ def main() -> None:
         if error.errno not in DISK | NAMES:
             raise
         print(f"seqreg: {_short(plain(error.filename or 'output'))}: {error.strerror}", file=sys.stderr)
-        sys.exit(NoRoom.code if error.errno in DISK else BadInput.code)
+        sys.exit(BadInput.code if error.errno in NAMES else NoRoom.code)
     except USAGE as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()
