@@ -28,7 +28,9 @@ def pace(done: float, whole: float | None, seconds: float, unit: str) -> str:
         return ""
     rate = done / seconds
     shown = f"{rate:.3g} {unit}/s" if rate >= 1 else f"{1 / rate:.3g} s/{unit}"
-    return shown if whole is None else f"{shown}, {timedelta(seconds=round((whole - done) / rate))} left"
+    return (
+        shown if whole is None or done >= whole else f"{shown}, {timedelta(seconds=round((whole - done) / rate))} left"
+    )
 
 
 def parts(logs: dict[str, Any]) -> str:
@@ -139,13 +141,14 @@ class Bars(TrainerCallback):
             return
         if self.evaluating is None:
             self.progress.start()
-            self.evaluating = Bar(self.progress, "evaluating", len(eval_dataloader), "batch")
-        self.evaluating.at(self.evaluating.done + 1)
+            self.evaluating = Bar(self.progress, "evaluating", len(eval_dataloader), "batch", 1)  # the first is done
+        else:
+            self.evaluating.at(self.evaluating.done + 1)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
         self._evaluated()
         if self.training is not None and metrics and "eval_score" in metrics:
-            console.print(f"  step {state.global_step}: validation score {metrics['eval_score']:.2f}")
+            console.print(f"  step {state.global_step}  validation score {metrics['eval_score']:.2f}")
 
     def on_predict(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._evaluated()
@@ -162,5 +165,8 @@ class Bars(TrainerCallback):
 
     def _evaluated(self) -> None:
         if self.evaluating is not None:
+            if self.training is not None:  # whose rate is that of its steps
+                self.training.start += time.monotonic() - self.evaluating.start
+                self.training.said = time.monotonic()
             self.evaluating.end()
             self.evaluating = None
