@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 ALIASES = {
-    "optimisation": ("training", "train", "trainer", "optim", "optimizer", "optimization", "training_args"),
+    "optimisation": ("training", "train", "trainer", "optimizer", "optimization", "training_args"),
     "optimisation.learning_rate": ("lr", "learning_rate", "max_lr", "peak_lr"),
     "optimisation.steps": ("max_steps", "num_steps", "total_steps", "num_training_steps", "max_updates", "steps"),
     "optimisation.epochs": ("num_train_epochs", "num_epochs", "max_epochs", "epoch", "epochs"),
