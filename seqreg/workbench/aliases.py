@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 ALIASES = {
-    "optimisation": ("training", "train", "trainer", "optimizer", "optimization", "training_args"),
+    "optimisation": ("training", "train", "trainer", "optimization", "training_args"),
     "optimisation.learning_rate": ("lr", "learning_rate", "max_lr", "peak_lr"),
     "optimisation.steps": ("max_steps", "num_steps", "total_steps", "num_training_steps", "max_updates", "steps"),
     "optimisation.epochs": ("num_train_epochs", "num_epochs", "max_epochs", "epoch", "epochs"),
@@ -13,7 +13,7 @@ ALIASES = {
     ),
     "optimisation.warmup": ("warmup_steps", "warmup_ratio", "num_warmup_steps", "warmup_updates", "warmup"),
     "optimisation.schedule": ("lr_scheduler_type", "lr_scheduler", "scheduler", "lr_schedule"),
-    "optimisation.optimizer": ("optim", "optimiser"),
+    "optimisation.optimizer": ("optim", "optimiser", "optimizer"),
     "optimisation.betas": ("adam_beta1", "adam_beta2", "adam_betas", "beta1", "beta2"),
     "optimisation.epsilon": ("adam_epsilon", "adam_eps", "eps"),
     "optimisation.weight_decay": ("wd", "weight_decay"),

@@ -29,7 +29,9 @@ def pace(done: float, whole: float | None, seconds: float, unit: str) -> str:
         return ""
     rate = done / seconds
     shown = f"{rate:.3g} {unit}/s" if rate >= 1 else f"{1 / rate:.3g} s/{unit}"
-    return shown if whole is None else f"{shown}, {timedelta(seconds=round((whole - done) / rate))} left"
+    return (
+        shown if whole is None or done >= whole else f"{shown}, {timedelta(seconds=round((whole - done) / rate))} left"
+    )
 
 
 def columns() -> tuple[ProgressColumn, ...]:
@@ -129,8 +131,9 @@ class Bars(TrainerCallback):
             return
         if self.evaluating is None:
             self.progress.start()
-            self.evaluating = Bar(self.progress, "evaluating", len(eval_dataloader), "batch")
-        self.evaluating.at(self.evaluating.done + 1)
+            self.evaluating = Bar(self.progress, "evaluating", len(eval_dataloader), "batch", 1)  # the first is done
+        else:
+            self.evaluating.at(self.evaluating.done + 1)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
         self._evaluated()
@@ -152,5 +155,8 @@ class Bars(TrainerCallback):
 
     def _evaluated(self) -> None:
         if self.evaluating is not None:
+            if self.training is not None:  # whose rate is that of its steps
+                self.training.start += time.monotonic() - self.evaluating.start
+                self.training.said = time.monotonic()
             self.evaluating.end()
             self.evaluating = None

@@ -246,7 +246,7 @@ def test_p3_generators_memory_and_counts_are_in_the_checkpoint(whole: Path) -> N
 def test_p3_the_mean_loss_that_is_printed_is_that_of_the_whole_run(tmp_path: Path) -> None:
     folder = killed_at(tmp_path / "run", 6, *SETTINGS, "logging.every=1000")
     assert same(folder, "logging.every=1000").wait() == 0, log(folder)
-    assert f"loss {metrics(folder)['train']['loss']:.4f} on average" in log(folder)
+    assert f"loss {metrics(folder)['train']['loss']:.4g} = base" in log(folder)
 
 
 def test_p3_curves_and_scores_of_a_resumed_run_are_those_of_an_undisturbed_one(tmp_path: Path) -> None:
