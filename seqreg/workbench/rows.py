@@ -105,7 +105,7 @@ def _table(path: Path, tabs: bool, header: Sequence[str], known: Collection[str]
     """CSV with quotes; TSV without, as GLUE is distributed."""
     found = _cells(path, tabs)
     where, names = next(found, ("", []))
-    if len(names) == len(header) and not set(names) & set(known):
+    if header and len(names) == len(header) and not set(names) & set(known):
         yield where, dict(zip(header, names, strict=True))
         names = list(header)
     for name in names:
