@@ -22,7 +22,7 @@ from seqreg.workbench.console import warn
 from seqreg.workbench.evaluate import Scored, Scorer
 from seqreg.workbench.untrusted import code, fenced
 
-_UNUSED = ("epoch", "num_input_tokens_seen", "total_flos", "train_runtime", "train_loss")
+_UNUSED = ("epoch", "num_input_tokens_seen", "total_flos", "train_runtime", "train_loss", "train_tokens_per_second")
 _NOT_SHOWN = ("epoch", "runtime", "per_second", "preparation_time", "_references", "_reference")
 
 

@@ -54,7 +54,7 @@ def quickstart(source: Run, tuned: Sequence[Run]) -> dict[str, dict[str, Any]]:
     old = train.train(source)["scores"]["test"]
     found: dict[str, dict[str, Any]] = {}
     for number, run in enumerate(tuned, start=2):
-        say(f"{number} of {len(tuned) + 1}: it is fine-tuned on 200 stories of people: {run.config.method}")
+        say(f"{number} of {len(tuned) + 1}: it is fine-tuned on 400 stories of people: {run.config.method}")
         scores = train.train(run, overwrite=True)["scores"]
         found.setdefault(PRETRAINED, {"new": scores.get("before"), "old": old})
         found[run.config.method] = {"new": scores["test"], "old": scores.get(OLD)}

@@ -114,7 +114,7 @@ def _table(path: Path, tabs: bool, header: Sequence[str], known: Collection[str]
     where, names = next(found, ("", []))
     if len(names) > COLUMNS:
         raise BadInput(f"{where}: {len(names):,} columns: at most {COLUMNS:,}")
-    if len(names) == len(header) and not set(names) & set(known):
+    if header and len(names) == len(header) and not set(names) & set(known):
         yield where, dict(zip(header, names, strict=True))
         names = list(header)
     for name, times in Counter(names).items():
