@@ -348,7 +348,7 @@ def test_bad_settings(term: Any, settings: dict[str, Any], message: str) -> None
 def test_a_radius_that_the_arithmetic_cannot_see() -> None:
     with (
         torch.autocast("cpu", torch.bfloat16),
-        pytest.raises(BadInput, match="smart: a perturbation of 1e-05 is below"),
+        pytest.raises(BadInput, match="smart: radius=1e-05: a perturbation of 1e-05 is below"),
     ):
         Criterion(SMART(relative=False, radius=1e-5))(context(zoo.make("bart"), zoo.batch("bart")))
 
@@ -401,8 +401,27 @@ def test_ascent_under_autocast_is_made_in_float32(trained: Any) -> None:
         with torch.autocast("cpu", torch.bfloat16):
             coarse = attack(net, term, 0, batch)[1].final["encoder"]
         assert torch.cosine_similarity(exact.flatten(), coarse.flatten(), dim=0) > 0.9, term.name
-    with pytest.raises(BadInput, match="the start is lost"):
-        Criterion(SMART())(context(copy.deepcopy(trained).bfloat16(), batch))
+    with pytest.raises(BadInput, match=r"smart: scale=1e-05: the start is lost"):
+        Criterion(SMART(preset="mtdnn"))(context(copy.deepcopy(trained).bfloat16(), batch))
+
+
+@pytest.mark.parametrize("term", [SMART(), VAT(), SiFT(), ALUM()], ids=lambda term: term.name)
+def test_b9_defaults_work_on_weights_in_bfloat16(trained: Any, term: Any) -> None:
+    """The start is as large as bfloat16 resolves; the ascent then ends where that in float32 does."""
+    coarse = copy.deepcopy(trained).bfloat16()
+    batch, exact = sentences(8), copy.deepcopy(coarse).float()
+    wanted = attack(exact, term, 0, batch)[1].final["encoder"]
+    found = attack(coarse, term, 0, batch)[1].final["encoder"].float()
+    assert torch.cosine_similarity(wanted.flatten(), found.flatten(), dim=0) > 0.9
+    report = Criterion(term)(context(coarse, batch))
+    assert float(report.values[term.name]) > 0
+    report.total.backward()
+    assert all(torch.isfinite(p.grad).all() for p in coarse.parameters() if p.grad is not None)
+
+
+def test_b9_a_perturbation_that_bfloat16_loses_is_refused_by_the_name_of_its_setting(trained: Any) -> None:
+    with pytest.raises(BadInput, match=r"^smart: radius=0.0001: .* is below what bfloat16 resolves .*make it larger"):
+        Criterion(SMART(radius=1e-4))(context(copy.deepcopy(trained).bfloat16(), sentences(8)))
 
 
 @pytest.mark.parametrize("model", ["pegasus", "mbart"])

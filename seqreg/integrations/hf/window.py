@@ -34,7 +34,12 @@ class Window:
     def flush(self, accelerator: Any) -> dict[str, float]:
         """Means over the window and over the ranks: parts and weights over all steps, values over active ones."""
         names = [term.name for term in self.criterion.terms]
-        keys = ["part/base", "value/nll", *(f"{kind}/{name}" for name in names for kind in ("part", "value", "weight"))]
+        keys = [
+            "part/base",
+            "part/aux_loss",
+            "value/nll",
+            *(f"{kind}/{name}" for name in names for kind in ("part", "value", "weight")),
+        ]
         keys = [key for key in keys if key in self.sums]
         if not keys:
             return {}
