@@ -16,7 +16,7 @@ from seqreg.context import Context, Per, Where
 from seqreg.divergences import Divergence
 from seqreg.errors import BadInput
 from seqreg.losses import at_least_float32
-from seqreg.noise import Noise, Norm, Over, norm, project, resolution, rms, sample, too_small
+from seqreg.noise import Noise, Norm, Over, norm, project, rms, sample, too_small
 from seqreg.parts import Agreement, keep_logits
 from seqreg.term import Cost, Term
 from seqreg.views import Dropout, Point, Shift, View
@@ -25,9 +25,6 @@ from seqreg.vocab import Detach
 Inject = Literal["scaled", "word", "layernorm", "normalised"]
 Deltas = Mapping[str, Tensor]
 Grad = Literal["both", "clean", "perturbed", "students"]
-
-CLEAR = 8
-"""How many times what the arithmetic resolves an ascent begins at, for a gradient that is not rounding."""
 
 RESCALED_ASCENT: Mapping[str, Any] = {
     "inject": "layernorm",
@@ -53,9 +50,7 @@ class Adversarial(Term):
             scales them; "layernorm": the output of the embeddings' LayerNorm; "normalised": the input of that
             LayerNorm, brought to mean 0 and variance 1 first
         noise: of the start: "normal", "clamped" (normal, cut at two standard deviations) or "uniform"
-        scale: size of the start: standard deviation or bound of every entry. Where only its direction matters (a rule
-            other than "raw") it is at least 8 times what the model's arithmetic resolves: 3% of the embeddings' RMS on
-            a model loaded in bfloat16, below which the gradient there is rounding
+        scale: size of the start: standard deviation or bound of every entry
         spread: "entry", or "sentence" to divide the scale by sqrt(length * dimensions)
         steps: of ascent
         step_size: of each
@@ -130,11 +125,10 @@ class Ascent:
 
 @dataclass(frozen=True)
 class _Ball:
-    """Sizes at one site, in the units of the perturbation; `trial` is that of rule="power" between its steps."""
+    """Sizes at one site, in the units of the perturbation."""
 
     mask: Tensor | None
     scale: float | Tensor
-    trial: float | Tensor
     step_size: float | Tensor
     radius: float | Tensor
 
@@ -155,17 +149,12 @@ class _Ball:
         if complaint := too_small(float(reach.max()), embeds, real, clean.dtype):
             setting = "scale" if term.projection == "none" else "radius"
             raise BadInput(f"{term.name}: {setting}={getattr(term, setting)}: {complaint}")
-        entry = float(torch.as_tensor(unit * share if term.rule == "power" else start).max())  # of a scale of 1
-        scale = term.scale
-        if term.rule == "raw":
-            if complaint := too_small(scale * entry, embeds, real, embeds.dtype):
-                raise BadInput(f"{term.name}: scale={scale}: the start is lost: {complaint}")
-        elif entry:
-            least = CLEAR * resolution(embeds.dtype, float(rms(embeds, real))) / entry
-            scale = max(scale, min(least, term.radius))
+        if complaint := too_small(float(torch.as_tensor(term.scale * start).max()), embeds, real, embeds.dtype):
+            fix = "load the weights in float32 and train under autocast, where the ascent is made in float32"
+            raise BadInput(f"{term.name}: scale={term.scale}: the start is lost: {complaint} ({fix})")
         mask = None if term.padding else real
         step = ball * factor if term.rule == "raw" else ball  # a word embedding's gradient is larger by the factor
-        return cls(mask, scale * start, scale * ball, term.step_size * step, term.radius * ball)
+        return cls(mask, term.scale * start, term.step_size * step, term.radius * ball)
 
 
 def _lengths(embeds: Tensor, mask: Tensor | None) -> Tensor:
@@ -184,7 +173,7 @@ def begin(term: Adversarial, ctx: Context, clean: View) -> tuple[dict[str, Tenso
         deltas[name] = sample(term.noise, embeds, ball.scale, ball.mask)
         if term.rule == "power":
             size = norm(deltas[name], term.norm, term.over).clamp_min(1e-30)
-            deltas[name] = deltas[name] / size * ball.trial
+            deltas[name] = deltas[name] / size * term.scale * (ball.radius / term.radius)
     return deltas, balls
 
 
@@ -194,7 +183,7 @@ def climb(term: Adversarial, delta: Tensor, gradient: Tensor, ball: _Ball, *, la
     size = norm(gradient, term.norm, term.over)
     direction = gradient / (size + term.stabiliser).clamp_min(1e-30)
     if term.rule == "power":
-        return direction * (ball.radius if last else ball.trial)
+        return direction * (ball.radius if last else ball.radius / term.radius * term.scale)
     delta = delta + ball.step_size * (gradient if term.rule == "raw" else direction)
     if term.projection == "clip":
         return project(delta, ball.radius, term.norm, term.over)
