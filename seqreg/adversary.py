@@ -150,9 +150,11 @@ class _Ball:
         share = 1.0 if term.relative else 1 / entries
         reach = torch.as_tensor(unit * (term.scale if term.projection == "none" else term.radius * share))
         if complaint := too_small(float(reach.max()), embeds, real, clean.dtype):
-            raise BadInput(f"{term.name}: {complaint}")
+            setting = "scale" if term.projection == "none" else "radius"
+            raise BadInput(f"{term.name}: {setting}={getattr(term, setting)}: {complaint}")
         if complaint := too_small(float(torch.as_tensor(term.scale * start).max()), embeds, real, embeds.dtype):
-            raise BadInput(f"{term.name}: the start is lost: {complaint}")
+            fix = "load the weights in float32 and train under autocast, where the ascent is made in float32"
+            raise BadInput(f"{term.name}: scale={term.scale}: the start is lost: {complaint} ({fix})")
         mask = None if term.padding else real
         step = ball * factor if term.rule == "raw" else ball  # a word embedding's gradient is larger by the factor
         return cls(mask, term.scale * start, term.step_size * step, term.radius * ball)

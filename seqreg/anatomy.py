@@ -44,7 +44,7 @@ def size(ctx: Context, clean: View, shift: Shift) -> Numbers:
     """The perturbation against what it perturbs, as a ratio of RMS over real tokens."""
     ratios = []
     for name, delta in shift.delta.items():
-        embeds, mask = clean.embeds[name, shift.at].detach(), ctx.forward.sites[name].mask
+        embeds, mask = clean.embeds[name, shift.at].detach(), ctx.token_mask(name)
         moved = delta(embeds) if callable(delta) else delta
         if mask is not None:
             embeds, moved = embeds[mask], moved[mask]

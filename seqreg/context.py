@@ -149,7 +149,13 @@ class Context:
     @property
     def source_mask(self) -> Tensor | None:
         """True on real source tokens, [B, S]; None when all are real."""
-        return self.forward.sites[self.sites("input")[0]].mask
+        return self.token_mask(self.sites("input")[0])
+
+    def token_mask(self, site: str) -> Tensor | None:
+        """True on the real tokens of a site, [B, S]; None when all are real."""
+        if self.forward.sites[site].unknown:
+            raise BadInput(self.forward.sites[site].unknown)
+        return self.forward.sites[site].mask
 
     def reduce_rows(self, values: Tensor) -> Tensor:
         """The mean over the rows of the whole optimizer step that have a position that counts, of values [B]."""
@@ -163,11 +169,14 @@ class Context:
         Args:
             rows: those of the batch that the embeddings are of; None for all
         """
-        mask = self.forward.sites[site].mask
+        mask, tokens = self.token_mask(site), self.forward.sites[site].tokens
         mask = mask if mask is None or rows is None else mask[rows]
-        if mask is not None and mask.shape != embeds.shape[:2]:
+        if tokens is not None:
+            tokens = tokens if rows is None else (len(rows), tokens[1])
+        tokens = tokens if mask is None else (mask.shape[0], mask.shape[1])
+        if tokens is not None and tokens != tuple(embeds.shape[:2]):
             raise BadInput(
-                f"the {site} has {list(mask.shape)} tokens and {list(embeds.shape[:2])} positions where it is to be "
+                f"the {site} has {list(tokens)} tokens and {list(embeds.shape[:2])} positions where it is to be "
                 "perturbed: this model cannot be perturbed there"
             )
         return mask
@@ -212,9 +221,14 @@ class Context:
             return world / max(self.count.labels, 1.0)
         if per == "sequence":
             return world / max(self.count.sequences, 1.0)
+        return self.share / (len(self.mask) if per == "fairseq" else 1)
+
+    @property
+    def share(self) -> float:
+        """What this micro-batch counts in the optimizer step: its share of what the base loss is averaged over."""
         here = Count.of(self.mask)
         if self.base.per == "sequence":
             share = here.sequences / max(self.count.sequences, 1.0)
         else:
             share = here.labels / max(self.count.labels, 1.0)
-        return world * share / (len(self.mask) if per == "fairseq" else 1)
+        return self.count.world * share

@@ -149,7 +149,7 @@ class Criterion:
             raise BadInput(f"fused={fused!r}: expected True or False")
         names = [term.name for term in terms]
         for name in names:
-            if names.count(name) > 1 or name in ("base", "nll"):
+            if names.count(name) > 1 or name in ("base", "nll", "aux_loss"):
                 raise BadInput(f"two parts of the loss are called {name!r}: give one of them another name=")
         self.terms, self.base = terms, Base(label_smoothing, smoothing, per)
         self.label_smoothing, self.smoothing, self.per = label_smoothing, smoothing, per
@@ -196,6 +196,9 @@ class Criterion:
             paths["base"], parts["base"] = of_base.path, factor * of_base.mean(task, ctx)
             if of_base.nll is not None:
                 values["nll"] = ctx.reduce(of_base.nll, per=self.per)
+        if ctx.labelled and ctx.clean.aux_loss is not None:
+            aux = ctx.share * ctx.clean.aux_loss
+            total, parts["aux_loss"] = total + aux, aux.detach()
         for one in declared:
             mine, found = found[: len(one.items)], found[len(one.items) :]
             value, name = one.value(ctx, mine), one.term.name
@@ -259,6 +262,15 @@ class Criterion:
         Args:
             together: passes that can may be made in one batch with the clean one
         """
+        if ctx.forward.packed:
+            for owner, settings in ((self, {"per": self.per}), *((term, vars(term)) for term, _ in active)):
+                for setting in ("over", "spread", "per"):
+                    if settings.get(setting) in ("sentence", "sequence"):
+                        name = owner.name if isinstance(owner, Term) else "the criterion"
+                        raise BadInput(
+                            f"{name}: {setting}={settings[setting]!r}: rows are packed, and would count as one "
+                            f"sequence each: use {setting}={'entry' if setting == 'spread' else 'token'!r}"
+                        )
         for term, _ in active:
             if term.ascends and ctx.forward.reentrant:
                 raise BadInput(

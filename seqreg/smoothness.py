@@ -39,7 +39,7 @@ def states(ctx: Context, view: View, layers: Layers = "all", *, before_head: boo
     found: States = {}
     for stack, outputs in view.hidden.items():
         if layers in ("all", stack):
-            mask = ctx.forward.sites[stack].mask
+            mask = ctx.token_mask(stack)
             found |= {f"{stack}.{i}": (output, mask) for i, output in enumerate(outputs, start=1)}
     if layers in ("all", "logits"):
         projection = view.projection if before_head and view.deferred else None

@@ -33,10 +33,16 @@ class Site:
     Args:
         scale: the factor between word embeddings and what the stack consumes (32 on PEGASUS-large, 1 on BART)
         mask: True on real tokens; None when all are real           # [B, S]
+        unknown: why it cannot be told which tokens are real, and the fix
+        tokens: rows and length of the input, where they are known
+        lengths: where rows are packed, the tokens of the document that every token is of    # [B, S]
     """
 
     scale: float = 1.0
     mask: Tensor | None = None
+    unknown: str = ""
+    tokens: tuple[int, int] | None = None
+    lengths: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ class View:
         hidden: outputs of every layer, by stack, when asked for    # [B, S, D] each
         output: a function of the view that gives the framework's own output object
         dtype: the coarsest that the embeddings met, where autocast is switched on inside the model
+        aux_loss: what the model adds to its loss besides the labels' (the load balance of experts), weighted
         projection: what the logits would be computed from, for the fused path
         rows: the rows of the batch that the pass was made of; None for all    # [n]
     """
@@ -81,8 +88,10 @@ class View:
         dtype: torch.dtype | None = None,
         projection: Projection | None = None,
         rows: Tensor | None = None,
+        aux_loss: Tensor | None = None,
     ) -> None:
         self._logits, self._output = logits, output
+        self.aux_loss = aux_loss
         self.embeds, self.hidden, self.dtype = embeds or {}, hidden or {}, dtype
         self.projection, self.rows = projection, rows
 
@@ -157,6 +166,8 @@ class Forward(ABC):
 
     module: nn.Module
     sites: Mapping[str, Site]
+    packed: bool = False
+    """Whether rows hold several documents, one after the other."""
     reentrant: bool = False
     aside: bool = False
     """Passes now are for observation: a framework's wrapper that prepares for backward is to be left out."""

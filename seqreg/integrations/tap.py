@@ -65,6 +65,8 @@ class EmbeddingTap:
             raise BadInput(f"{name} has no LayerNorm on its embeddings to perturb after: use 'scaled' or 'word'")
         self.stack, self.delta, self.at, self.detach = stack, delta, at, detach
         self.fired, self._inside = 0, False
+        self.strange = ""
+        """The type of what the embedding gave, if it was no tensor (I-BERT's gives the scale of its integers too)."""
         self.dtype: torch.dtype | None = None
         self._consumed: Callable[[], Tensor] | None = None
         self._handles: list[RemovableHandle] = []
@@ -96,6 +98,8 @@ class EmbeddingTap:
 
     def complaint(self) -> str:
         stack, embedding = type(self.stack.module).__name__, type(self.stack.embedding).__name__
+        if self.strange:
+            return f"{stack} cannot be perturbed: its {embedding} gives a {self.strange}, not embeddings"
         return (
             f"the perturbation of {stack} was applied {self.fired} times instead of once: its {embedding} must be "
             "called exactly once a forward pass; feed input_ids, not inputs_embeds"
@@ -109,6 +113,9 @@ class EmbeddingTap:
 
     def _at_embedding(self, embedding: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         if not self._inside or (self.fired and _only_padding(embedding, inputs[0])):
+            return None
+        if not isinstance(output, Tensor):
+            self.strange = type(output).__name__
             return None
         unit: Tensor | float = 1 / self.stack.outer  # the shift is in what the stack consumes, the output is not
         if self.at == "normalised":
@@ -180,8 +187,8 @@ class Lookup:
     """The embeddings that a stack looked up, for all passes over the same tokens.
 
     A lookup in a large table has a dense gradient; passes that share one lookup share its gradient, and so do two
-    stacks that share a table. Every pass would look up the same numbers, unless a hook of somebody else changes them:
-    then there is no sharing.
+    stacks that share a table. Every pass would look up the same numbers, unless the embedding is more than a table
+    (a PEFT adapter) or a hook of somebody else changes them: `Lookup.possible` says whether there is sharing.
     """
 
     def __init__(self, stack: Stack) -> None:
@@ -192,11 +199,16 @@ class Lookup:
         self._tokens: Tensor | None = None  # that a stack before this one has looked up for it
         self._next: tuple[Lookup, Tensor] | None = None
 
+    @staticmethod
+    def possible(stack: Stack) -> bool:
+        """Whether the embedding is a table, and nothing else has a say in what is looked up."""
+        return isinstance(stack.embedding, nn.Embedding) and not stack.embedding._forward_hooks
+
     def also_for(self, later: Lookup, tokens: Tensor) -> None:
         """Look up the tokens of a later stack too, if it has the same table."""
         own, other = self.stack.embedding, later.stack.embedding
         same = type(own) is type(other) and own.weight is other.weight and self.stack.inner == later.stack.inner
-        if same and getattr(own, "padding_idx", None) == getattr(other, "padding_idx", None):
+        if same and own.padding_idx == other.padding_idx:
             self._next = later, tokens
 
     def __enter__(self) -> Lookup:

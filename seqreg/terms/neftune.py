@@ -81,20 +81,22 @@ class NEFTune(Term):
     def input_shift(self, ctx: Context, weight: float) -> Shift:
         if weight > 1:
             raise BadInput(f"{self.name}: weight={weight:g} would enlarge the noise: raise alpha, and do not use Every")
-        sites = ctx.forward.sites
-        masks = {name: None if self.padding else sites[name].mask for name in ctx.sites(self.where)}
 
-        def noise(embeds: Tensor, name: str, mask: Tensor | None) -> Tensor:
+        def noise(embeds: Tensor, site: str) -> Tensor:
+            mask = None if self.padding else ctx.real(site, embeds)
             rows, length, width = embeds.shape
-            real = torch.full((rows,), float(length)) if mask is None else mask.sum(-1).clamp_min(1).float()
-            bound = self.alpha / (real.to(embeds.device) * width).sqrt().reshape(-1, 1, 1)
+            real = torch.full((rows, 1), float(length)) if mask is None else mask.sum(-1, keepdim=True).float()
+            lengths = ctx.forward.sites[site].lengths  # of the documents in packed rows
+            real = real if lengths is None or self.padding else lengths
+            bound = self.alpha / (real.to(embeds.device).clamp_min(1) * width).sqrt().unsqueeze(-1)
+            tokens = ctx.real(site, embeds) if self.max_ratio is not None else mask
             if self.max_ratio is not None:  # the RMS of U(-b, b) is b / sqrt(3)
-                bound = bound.clamp_max(self.max_ratio * math.sqrt(3) * float(rms(embeds, sites[name].mask)))
-            if complaint := too_small(float(bound.max()), embeds, sites[name].mask, arithmetic_dtype(embeds)):
+                bound = bound.clamp_max(self.max_ratio * math.sqrt(3) * float(rms(embeds, tokens)))
+            if complaint := too_small(float(bound.max()), embeds, tokens, arithmetic_dtype(embeds)):
                 ctx.notes[self.name] = f"{complaint} (alpha, max_ratio)"
             return sample("uniform", embeds, weight * bound, mask)
 
-        return Shift({name: partial(noise, name=name, mask=mask) for name, mask in masks.items()})
+        return Shift({name: partial(noise, site=name) for name in ctx.sites(self.where)})
 
     def anatomy(self, ctx: Context) -> dict[str, float]:
         """See `seqreg.anatomy.size`."""

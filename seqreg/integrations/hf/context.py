@@ -6,10 +6,11 @@ import contextlib
 import dataclasses
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import EncoderDecoderModel
 
 from seqreg.context import Context, Count, Kind
 from seqreg.errors import BadInput
@@ -30,9 +31,9 @@ class HFForward(Forward):
         module = hf.unwrap(model)
         self.module, self.config = module, module.config
         self.stacks = hf.stacks(module)
-        self.sites = {
-            name: Site(stack.inner * stack.outer, self._mask(name, labels)) for name, stack in self.stacks.items()
-        }
+        self.documents = documents(self.inputs)
+        self.packed = self.documents is not None
+        self.sites = {name: self._site(name, stack, labels) for name, stack in self.stacks.items()}
         self.reentrant = hf.uses_reentrant_checkpointing(module)
         self.drops_layers = module.training and hf.drops_layers(module)
         self.ragged = self.drops_layers and _ranks() > 1 and model is not module
@@ -41,10 +42,10 @@ class HFForward(Forward):
         if getattr(module, "is_quantized", False):
             self.no_double_backward = "a quantised model has no second derivatives: use estimator='finite_difference'"
         self.recomputes = module.training and module.is_gradient_checkpointing
-        if task in ("seq2seq", "causal"):
+        if task in ("seq2seq", "causal") or hf.takes_cache(module):
             self.inputs.setdefault("use_cache", False)
         self.head = None if task == "classification" else head_of(model, module)
-        self.rows = _batch_size(self.inputs)
+        self.rows = None if self.packed or hf.routes(module, self.inputs) else _batch_size(self.inputs)
         self.lookups = self._lookups(self.inputs)
 
     def run(self, shifts: Sequence[Shift], *, hidden: bool, rows: Tensor | None = None) -> View:
@@ -66,12 +67,13 @@ class HFForward(Forward):
             output = (self.module if self.aside else self.model)(**inputs, **asked)
         dtype = next((tap.dtype for tap in taps.values() if tap.dtype is not None), None)
         states = _hidden_states(output, self.stacks) if hidden else {}
+        aux = hf.aux_loss(self.module, output, inputs)
         embeds, causal = Tapped(taps), self.task == "causal"  # what follows the last token has no label
         if isinstance(output.logits, Pending) and output.logits.made is not None:
             output.logits = output.logits.made  # and perhaps changed
         if not isinstance(output.logits, Pending):
             logits = output.logits[:, :-1] if causal else output.logits
-            return View(logits, embeds, states, lambda _: output, dtype, rows=rows)
+            return View(logits, embeds, states, lambda _: output, dtype, rows=rows, aux_loss=aux)
         pending: Pending = output.logits
         projection = pending.projection
         if causal:
@@ -81,11 +83,11 @@ class HFForward(Forward):
             output.logits = pending.tensor() if causal else view.logits
             return output
 
-        return View(projection.logits, embeds, states, whole, dtype, projection, rows)
+        return View(projection.logits, embeds, states, whole, dtype, projection, rows, aux)
 
     def _lookups(self, inputs: Mapping[str, Any]) -> list[Lookup]:
         """One lookup a stack, and one for both where the decoder's tokens are known and the table is the encoder's."""
-        found = {name: Lookup(stack) for name, stack in self.stacks.items() if not stack.embedding._forward_hooks}
+        found = {name: Lookup(stack) for name, stack in self.stacks.items() if Lookup.possible(stack)}
         tokens = inputs.get("decoder_input_ids")
         if tokens is not None and {"encoder", "decoder"} <= found.keys():
             found["encoder"].also_for(found["decoder"], tokens)
@@ -116,20 +118,78 @@ class HFForward(Forward):
             if wrapped is not None:
                 self.module.forward = wrapped
 
+    def _site(self, name: str, stack: Stack, labels: Tensor | None) -> Site:
+        ids = self.inputs.get("decoder_input_ids" if name == "decoder" and len(self.stacks) > 1 else "input_ids")
+        tokens = (ids.shape[0], ids.shape[1]) if isinstance(ids, Tensor) and ids.dim() == 2 else None
+        scale, lengths = stack.inner * stack.outer, None
+        try:
+            mask = self._mask(name, labels)
+        except BadInput as error:  # matters to those who ask
+            return Site(scale, unknown=str(error), tokens=tokens)
+        if self.documents is not None and tokens == tuple(self.documents.shape):
+            lengths = _lengths(self.documents, mask)
+        return Site(scale, mask, tokens=tokens, lengths=lengths)
+
     def _mask(self, name: str, labels: Tensor | None) -> Tensor | None:
         """True on the real tokens of a stack's input."""
-        source = self.inputs.get("attention_mask")
-        source = source.bool() if isinstance(source, Tensor) and source.dim() == 2 else None
+        source = self._given("attention_mask")
         if name == "encoder" or self.task == "causal":
             return source
-        given = self.inputs.get("decoder_attention_mask")
+        given = self._given("decoder_attention_mask")
         if given is not None:
-            return cast("Tensor", given.bool())
+            return given
         if self.task == "classification":
             return source  # the model feeds the shifted source to its decoder, and reads it where the source ends
         if labels is None:
             return None
         return labels.ne(IGNORE).flip(-1).cummax(-1).values.flip(-1)  # up to the last label; what follows has no effect
+
+    def _given(self, name: str) -> Tensor | None:
+        """A mask of the batch, True on real tokens, if it has one."""
+        mask = self.inputs.get(name)
+        if mask is None:
+            return None
+        if not isinstance(mask, Tensor) or mask.dim() != 2:
+            what = f"of shape {list(mask.shape)}" if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
+            raise BadInput(
+                f"{name} is {what}, which does not tell padding from tokens: give it as [rows, tokens] to a term that "
+                "perturbs embeddings"
+            )
+        return mask.bool()
+
+
+LENGTHS = ("cu_seq_lens_q", "cu_seqlens", "cu_seqlens_q")
+"""Where the documents of packed rows begin and end, by the names that models take it under."""
+
+
+def documents(inputs: Mapping[str, Any]) -> Tensor | None:
+    """The number of the document that every token of packed rows is of, [B, S]; None where rows are not packed.
+
+    Rows are packed where the batch says where documents end, numbers them (seq_idx), or where positions start again in
+    a batch of one row, which is how transformers tells.
+    """
+    ids = inputs.get("input_ids")
+    if not isinstance(ids, Tensor) or ids.dim() != 2:
+        return None
+    for name in LENGTHS:
+        if isinstance(ends := inputs.get(name), Tensor):
+            places = torch.arange(ids.numel(), device=ids.device)
+            return torch.bucketize(places, ends[1:].to(ids.device), right=True).view(ids.shape)
+    numbers, positions = inputs.get("seq_idx"), inputs.get("position_ids")
+    if isinstance(numbers, Tensor) and numbers.shape == ids.shape:
+        return numbers
+    if isinstance(positions, Tensor) and positions.shape == ids.shape and len(ids) == 1:
+        starts = positions.diff(dim=-1, prepend=positions[:, :1] - 1) != 1
+        return starts.cumsum(-1) if bool(starts.any()) else None
+    return None
+
+
+def _lengths(numbers: Tensor, mask: Tensor | None) -> Tensor:
+    """How many real tokens the document of every token has, [B, S], from the documents' numbers in their rows."""
+    row = torch.arange(len(numbers), device=numbers.device).unsqueeze(1).expand_as(numbers)
+    _, index = torch.unique(torch.stack([row, numbers], -1).flatten(0, 1), dim=0, return_inverse=True)
+    real = torch.ones_like(index) if mask is None else mask.flatten()
+    return torch.bincount(index, weights=real.float())[index].view(numbers.shape)
 
 
 def _batch_size(inputs: Mapping[str, Any]) -> int | None:
@@ -174,11 +234,15 @@ def context(
     if unlabelled:
         return _unlabelled(model, batch, step, count)
     labels = labels_of(batch)
+    hf.check_loss(module)
     kind = _kind(labels, module, task)
     labels = _checked(labels, batch, module, task, kind)
     inputs = {key: value for key, value in batch.items() if key != "labels"}
     if task == "seq2seq" and "decoder_input_ids" not in inputs and "decoder_inputs_embeds" not in inputs:
         inputs["decoder_input_ids"] = hf.decoder_inputs(module, labels)
+        if isinstance(module, EncoderDecoderModel):  # which does not let its decoder see padding
+            seen = inputs["decoder_input_ids"] != module.config.pad_token_id
+            inputs.setdefault("decoder_attention_mask", seen.long())
     if count is None and module.training and _ranks() > 1 and model is not module:
         raise BadInput("several ranks train one model: pass count=count(model, batches), or ranks weigh unequally")
     aligned = labels[:, 1:] if task == "causal" else labels
@@ -239,7 +303,8 @@ def _checked(labels: Tensor, batch: Mapping[str, Any], model: Any, task: hf.Task
 
 def _check_ids(ids: Tensor, model: Any) -> None:
     """Refuse tokens that the model has no embedding for."""
-    size = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    table = next((stack.embedding for stack in hf.stacks(model).values()), None)
+    size = getattr(table, "num_embeddings", None)
     if size is None:
         return
     bad = (ids < 0) | (ids >= size)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal
+import inspect
+import sys
+from collections.abc import Mapping
+from typing import Any, Literal, cast
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -21,11 +24,12 @@ _CLASSES: dict[Task, set[str]] = {
     "tokens": {
         *auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values(),
         *auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES.values(),
-        *(
+        "XLNetLMHeadModel",
+        *(  # decoders of seq2seq models, and CPM-Ant: their loss does not shift the labels
             f"{name}ForCausalLM"
-            for name in "Bart BigBirdPegasus Blenderbot BlenderbotSmall MBart Marian Mvp PLBart".split()
+            for name in "Bart BigBirdPegasus Blenderbot BlenderbotSmall CpmAnt MBart Marian Mvp PLBart Pegasus "
+            "ProphetNet TrOCR Whisper".split()
         ),
-        *(f"{name}ForCausalLM" for name in "Pegasus ProphetNet".split()),  # decoders of seq2seq models do not shift
     },
     "causal": set(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     - set(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()),  # XLM is both, and does not shift
@@ -49,12 +53,53 @@ def task_of(model: PreTrainedModel) -> Task:
     """What the model was made for, from its class; a subclass counts as what it inherits from."""
     for cls in type(model).__mro__:
         for task, names in _CLASSES.items():
-            if cls.__name__ in names:
-                return task
+            if cls.__name__ in names:  # transformers counts language models that listen as seq2seq
+                return "causal" if task == "seq2seq" and not model.config.is_encoder_decoder else task
     raise BadInput(
         f"{type(model).__name__} is neither a seq2seq, causal or masked LM nor a classifier: load it with "
         "AutoModelForSeq2SeqLM, AutoModelForCausalLM or AutoModelForSequenceClassification"
     )
+
+
+def check_loss(model: PreTrainedModel) -> None:
+    """Refuse a model whose own loss is another than that of its labels."""
+    config, name = model.config, type(model).__name__
+    if hasattr(config, "disable_ngram_loss") and config.ngram > 1 and not config.disable_ngram_loss:
+        raise BadInput(f"{name} also learns to predict further tokens: set config.disable_ngram_loss=True, or ngram=1")
+    if getattr(config, "model_type", "") == "prophetnet" and config.eps:
+        raise BadInput(f"{name} smooths labels itself: set config.eps=0, and Criterion(label_smoothing={config.eps})")
+    if getattr(config, "z_loss_coefficient", 0):
+        raise BadInput(f"{name} adds a z-loss, which seqreg does not: set config.z_loss_coefficient=0")
+
+
+def routes(model: PreTrainedModel, inputs: Mapping[str, Any]) -> bool:
+    """Whether rows of a batch depend on each other: experts have a limited capacity, or their balance is learnt."""
+    asked = inputs.get("output_router_logits")
+    balanced = getattr(model.config.get_text_config(), "output_router_logits", False) if asked is None else asked
+    return bool(balanced) or hasattr(model.config, "expert_capacity")
+
+
+def aux_loss(model: PreTrainedModel, output: Any, inputs: Mapping[str, Any]) -> Tensor | None:
+    """What the model adds to the loss of its labels, weighted as it does: the load balance of its experts."""
+    found: dict[str, list[Any]] = {
+        kind: [output.get(f"{stack}{kind}_loss") for stack in ("", "encoder_", "decoder_")] for kind in ("aux", "z")
+    }
+    if getattr(model.config, "model_type", "") == "nllb-moe" and output.get("encoder_router_logits") is not None:
+        balance = sys.modules[type(model).__module__].load_balancing_loss_func
+        found["aux"] = [  # which that model computes beside labels alone
+            balance(output[f"{stack}_router_logits"], model.num_experts, top_k=2, attention_mask=inputs.get(mask))
+            for stack, mask in (("encoder", "attention_mask"), ("decoder", "decoder_attention_mask"))
+        ]
+    given = {kind: [loss for loss in losses if isinstance(loss, Tensor)] for kind, losses in found.items()}
+    parts = [_coefficient(model, f"{kind}_loss_coef") * sum(losses) for kind, losses in given.items() if losses]
+    return cast("Tensor", sum(parts)) if parts else None
+
+
+def _coefficient(model: PreTrainedModel, name: str) -> float:
+    for known in (f"router_{name}", name):
+        if hasattr(model, known):
+            return float(getattr(model, known))
+    raise BadInput(f"{type(model).__name__} has no router_{name} to weigh its balance with: output_router_logits=False")
 
 
 def classes_of(model: PreTrainedModel, task: Task) -> int:
@@ -63,19 +108,39 @@ def classes_of(model: PreTrainedModel, task: Task) -> int:
     return int(model.config.num_labels if head is None else head.weight.shape[0])
 
 
+def takes_cache(model: PreTrainedModel) -> bool:
+    """Whether a pass would fill a cache for generation, unless it is told not to."""
+    return "use_cache" in inspect.signature(type(model).forward).parameters
+
+
 def stacks(model: PreTrainedModel) -> dict[str, Stack]:
     """The stacks that embed tokens, input side first."""
     if getattr(model.config, "is_encoder_decoder", False):
         found = {"encoder": model.get_encoder(), "decoder": model.get_decoder()}
+    elif task_of(model) == "causal":
+        found = {"decoder": model}
     else:
-        found = {"decoder" if task_of(model) == "causal" else "encoder": model}
-    return {name: _stack(module) for name, module in found.items() if hasattr(module, "get_input_embeddings")}
+        encoder = model.get_encoder()  # of T5, which has a table of its own
+        found = {"encoder": encoder if _embedding(encoder) is not None else model}
+    return {name: _stack(module) for name, module in found.items() if _embedding(module) is not None}
+
+
+def _embedding(module: Any) -> nn.Module | None:
+    """What a stack looks its tokens up in; None for a model that has no such thing (CANINE, Perceiver)."""
+    try:
+        embedding = module.get_input_embeddings() if hasattr(module, "get_input_embeddings") else None
+    except NotImplementedError:
+        return None
+    return embedding if isinstance(embedding, nn.Module) else None
 
 
 def _stack(module: Any) -> Stack:
     embedding = module.get_input_embeddings()
     owner = next((part for part in module.modules() if embedding in part._modules.values()), module)
-    inner = getattr(embedding, "embed_scale", None)
+    table = embedding
+    while not isinstance(table, nn.Embedding) and isinstance(getattr(table, "base_layer", None), nn.Module):  # PEFT
+        table = table.base_layer
+    inner = getattr(table, "embed_scale", None)
     outer = getattr(owner, "embed_scale", None) or getattr(owner, "embedding_multiplier", None)
     return Stack(
         module,

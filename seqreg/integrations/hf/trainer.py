@@ -98,6 +98,11 @@ class RegularizedTrainer(Trainer):
             raise BadInput(
                 f"label_smoothing_factor={settings.label_smoothing_factor}: set Criterion(label_smoothing=...) instead"
             )
+        if (alpha := settings.neftune_noise_alpha) is not None:
+            raise BadInput(
+                f"neftune_noise_alpha={alpha} would noise every pass of a term on its own, and no encoder-decoder at "
+                f"all: set Criterion(NEFTune(alpha={alpha})) instead"
+            )
         if self.compute_loss_func is not None:
             raise BadInput("compute_loss_func and criterion both compute the loss: pass one of them")
         if settings.n_gpu > 1:

@@ -35,7 +35,8 @@ class Window:
         """Means over the window and over the ranks: parts and weights over all steps, values over active ones."""
         names = [term.name for term in self.criterion.terms]
         kinds = ("part", "task", "value", "weight")
-        keys = ["part/base", "value/nll", *(f"{kind}/{name}" for name in names for kind in kinds)]
+        fixed = ["part/base", "part/aux_loss", "value/nll"]
+        keys = [*fixed, *(f"{kind}/{name}" for name in names for kind in kinds)]
         keys = [key for key in keys if key in self.sums]
         if not keys:
             return {}

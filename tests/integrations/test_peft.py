@@ -1,0 +1,103 @@
+"""PEFT adapters: loss and gradient are those of the wrapped model's own loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import peft
+import pytest
+import torch
+from torch import Tensor
+
+from seqreg import Criterion
+from seqreg.integrations.hf import context
+from seqreg.integrations.hf.model import stacks, unwrap
+from seqreg.terms.r3f import R3F
+from seqreg.terms.rdrop import RDrop
+from tests import zoo
+
+SEQ2SEQ = ("bart", "pegasus", "t5")
+
+
+def layers(name: str) -> list[str]:
+    return {"t5": ["q", "v"], "gpt2": ["c_attn"]}.get(name, ["q_proj", "v_proj"])
+
+
+def adapters(name: str) -> dict[str, Any]:
+    """Configurations of every kind that touches embeddings or head."""
+    embed, own = "wte" if name == "gpt2" else "embed_tokens", layers(name)
+    lora: dict[str, Any] = {"init_lora_weights": False, "fan_in_fan_out": name == "gpt2"}
+    return {
+        "lora": peft.LoraConfig(target_modules=[embed, *own], **lora),
+        "dora": peft.LoraConfig(target_modules=[embed, *own], use_dora=True, **lora),
+        "lora_on_head": peft.LoraConfig(target_modules=[embed, "lm_head", *own], **lora),
+        "saved_head": peft.LoraConfig(target_modules=own, modules_to_save=["lm_head"], **lora),
+        "saved_embeddings": peft.LoraConfig(target_modules=own, modules_to_save=[embed], **lora),
+        "ia3": peft.IA3Config(target_modules=own, feedforward_modules=[], fan_in_fan_out=name == "gpt2"),
+        "tokens": peft.TrainableTokensConfig(token_indices=[4, 5, 6, 7], target_modules=[embed], init_weights=False),
+    }
+
+
+def adapted(name: str, kind: str) -> Any:
+    net = peft.get_peft_model(zoo.make(name), adapters(name)[kind])
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            if parameter.requires_grad:  # adapters that begin as nothing would prove nothing
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return net.train()
+
+
+def gradients(net: Any) -> dict[str, Tensor]:
+    found = {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
+    net.zero_grad()
+    return found
+
+
+def check_against_own_loss(net: Any, batch: dict[str, Tensor], fused: bool) -> None:
+    torch.manual_seed(0)
+    theirs = net(**batch).loss
+    theirs.backward()
+    wanted = gradients(net)
+    torch.manual_seed(0)
+    report = Criterion(fused=fused)(context(net, batch))
+    report.total.backward()
+    found = gradients(net)
+    assert report.total.item() == pytest.approx(theirs.item(), rel=1e-5)
+    assert found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:peft.*")
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("name", SEQ2SEQ)
+def test_w2_lora_on_the_embeddings_of_both_stacks(name: str, fused: bool) -> None:
+    """Two adapters over one tied table are two embeddings."""
+    net, batch = adapted(name, "lora"), zoo.batch(name)
+    check_against_own_loss(net, batch, fused)
+    tables = {stack: found.embedding for stack, found in stacks(unwrap(net)).items()}
+    for term in (R3F(scale=1e-2, relative=True), R3F(scale=1e-2, relative=True, dropout="shared"), RDrop()):
+        zoo.dropout_off(net)
+        own = net(**batch).loss.item()
+        report = Criterion(term, fused=fused)(context(net, batch, step=1))
+        assert report.parts["base"].item() == pytest.approx(own, rel=1e-5)
+        report.total.backward()
+        for table in tables.values():
+            assert table.lora_embedding_A["default"].grad.norm() > 0
+        net.zero_grad()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:peft.*")
+@pytest.mark.parametrize("kind", ["dora", "lora_on_head", "saved_head", "saved_embeddings", "ia3", "tokens"])
+@pytest.mark.parametrize("name", ["bart", "t5", "gpt2"])
+def test_w2_other_adapters(name: str, kind: str) -> None:
+    check_against_own_loss(adapted(name, kind), zoo.batch(name), True)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:peft.*")
+def test_w2_the_scale_inside_an_adapted_embedding_is_seen() -> None:
+    """M2M100 multiplies inside its embedding, which PEFT wraps."""
+    plain, wrapped = stacks(zoo.make("m2m100")), stacks(unwrap(adapted("m2m100", "lora")))
+    assert {name: stack.inner for name, stack in wrapped.items()} == dict.fromkeys(plain, 4.0)
+    assert {name: stack.inner for name, stack in plain.items()} == dict.fromkeys(plain, 4.0)
