@@ -27,7 +27,8 @@ def probe(
     if file is not None:
         study_files.read(study_files.ProbeFile, file)
     for folder in folders:
-        config.check_trained(folder)
+        if not os.path.isdir(folder):
+            raise BadInput(f"{folder}: no such folder")
     from seqreg.workbench.console import quiet
     from seqreg.workbench.evidence import probe as work
     from seqreg.workbench.evidence import showing
