@@ -28,7 +28,7 @@ from seqreg.workbench.config import Run
 from seqreg.workbench.console import say, warn
 from seqreg.workbench.data import Splits
 from seqreg.workbench.examples import Example
-from seqreg.workbench.files import ASIDE, open_own, to_json, write_text
+from seqreg.workbench.files import ASIDE, REMOVED, open_own, to_json, write_text
 from seqreg.workbench.launch import processes
 from seqreg.workbench.tables import METRICS
 
@@ -308,6 +308,8 @@ class Place:
     def reopen(self) -> None:
         """Look at the model of a finished run; one that is not whole is written again from the last checkpoint."""
         assert self.found is not None
+        if (self.folder / REMOVED).is_file():  # a comparison has not kept it
+            return
         wrong = checkpoints.damage(self.folder, self.found.files)
         if wrong is None and not any(path.is_file() for path in self.folder.glob("model*.safetensors")):
             wrong = "its model is missing"
