@@ -9,10 +9,10 @@ source tools/environment.sh ""  # without the "" it would see the arguments of t
 run() {
     local recipe="$1" term=baseline words=()
     shift
-    case "${1:-}" in
-        "" | *=*) ;;
-        *) term="$1"; shift ;;
-    esac
+    if [[ -n "${1:-}" && ("$1" != *=* || "${1%%=*}" == *:*) ]]; then  # r3f, or r3f:weight=1.0
+        term="$1"
+        shift
+    fi
     for word in "$@"; do
         case "$word" in
             *=*) words+=("$word") ;;

@@ -288,10 +288,8 @@ def _refuse_modules(config: Config, stack: layers.Layers) -> None:
 
 def _check_terms(config: Config, stack: layers.Layers) -> None:
     """Build the criterion once, so that a misspelt term or setting is found before anything else happens."""
-    if not config.terms:
-        return
     try:
-        terms = config.criterion().terms
+        terms = config.criterion().terms if config.terms else []
     except BadInput as error:
         message = str(error)
         found = re.search(r"unknown (?:setting|preset|schedule) '([^']+)'|\b(\w+)=", message)
@@ -309,7 +307,8 @@ def _check_terms(config: Config, stack: layers.Layers) -> None:
             fix = "set data.unlabelled=FILE, texts without labels, or choose 'joint'"
             raise BadInput(f"{stack.origin(key)}: {key}='alternate': {fix}")
     try:
-        config.update()
+        if config.optimisation.update:
+            config.update()
     except BadInput as error:
         raise BadInput(f"{stack.origin('optimisation.update')}: optimisation.{error}") from None
 

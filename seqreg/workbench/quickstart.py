@@ -9,9 +9,11 @@ from typing import Any
 from rich.table import Table
 
 from seqreg.errors import BadInput
-from seqreg.workbench import config
+from seqreg.workbench import config, methods
 from seqreg.workbench.config import Run
+from seqreg.workbench.evidence import comparison
 from seqreg.workbench.layers import assigned
+from seqreg.workbench.methods import BASELINE
 from seqreg.workbench.untrusted import plain
 
 RECIPE, VARIANT, OLD = "quickstart", "people", "newsroom"
@@ -27,18 +29,20 @@ def plan(words: Sequence[str], folder: Path) -> tuple[Run, list[Run]]:
     """The pretraining, and the fine-tunings without and with terms, all checked before the first begins.
 
     Args:
-        words: terms, R3F if there are none, and `key=value` for the fine-tunings
+        words: terms, R3F if there are none, also as `r3f:weight=1.0`, and `key=value` for the fine-tunings
     """
-    settings = [word for word in words if "=" in word]
-    terms = [word for word in words if "=" not in word] or ["r3f"]
+    settings = [word for word in words if "=" in word and ":" not in word.partition("=")[0]]
+    terms = [word for word in words if word not in settings] or ["r3f"]
     for setting in settings:
         if setting.partition("=")[0].strip() in ("output", "model.name"):
             raise BadInput(f"{setting}: the quickstart has a model and folders of its own: choose with --output FOLDER")
     source = config.resolve(RECIPE, overrides=[assigned("output", folder / PRETRAINED)])
-    tuned = []
-    for name in dict.fromkeys(["baseline", *terms]):
-        own = [assigned("model.name", folder / PRETRAINED), assigned("output", folder / Path(name).stem)]
-        tuned.append(config.resolve(RECIPE, variants=[VARIANT], terms=[name], overrides=[*settings, *own]))
+    tuned, model = [], assigned("model.name", folder / PRETRAINED)
+    for given in dict.fromkeys([BASELINE, *terms]):
+        name = methods.parse(given).name
+        own = [*settings, model, assigned("output", folder / name)]
+        tuned.append(comparison.resolve(RECIPE, name, given, [VARIANT], own))
+    methods.check_reach(settings, {term for run in tuned for term in run.config.terms})
     return source, tuned
 
 

@@ -25,6 +25,15 @@ def test_the_plan_is_a_pretraining_and_a_fine_tuning_for_every_method(tmp_path: 
     assert [run.config.output for run in others] == [str(tmp_path / name) for name in ("baseline", "smart", "rdrop")]
 
 
+def test_w16_settings_of_a_term_reach_the_method_that_has_it(tmp_path: Path) -> None:
+    for words in (["terms.r3f.weight=0.5"], ["r3f:weight=0.5"]):
+        _, (baseline, r3f) = quickstart.plan(words, tmp_path)
+        assert baseline.config.terms == {}
+        assert r3f.config.terms == {"r3f": {"weight": 0.5}}
+    with pytest.raises(BadInput, match="no method has the term 'smart'"):
+        quickstart.plan(["terms.smart.weight=0.5"], tmp_path)
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [
@@ -47,10 +56,4 @@ def test_the_table_has_a_line_for_every_model() -> None:
     old_cell, bar = "25.0 / 25.0 / 25.0".split(), "\u2502"
     lines = [line.split() for line in console.export_text().splitlines() if line.startswith(bar)]
     assert lines[0][1:-1] == ["pretrained", bar, bar, *old_cell]
-    assert lines[1][1:-1] == [
-        "baseline",
-        "\u2502",
-        *"80.0 / 80.0 / 80.0".split(),
-        "\u2502",
-        *"25.0 / 25.0 / 25.0".split(),
-    ]
+    assert lines[1][1:-1] == ["baseline", bar, *"80.0 / 80.0 / 80.0".split(), bar, *old_cell]
