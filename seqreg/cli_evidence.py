@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Optional
 import typer
 
 from seqreg.cli_options import Json, Output, Recipe, Rows, Settings, Trained, Trust, Variants
+from seqreg.errors import BadInput
 
 app = typer.Typer()
 
@@ -168,10 +169,13 @@ def robustness(
     """
     from seqreg.workbench import config
 
+    levels = {"rates": rates, "scales": scales, "radii": radii}
+    for key, values in levels.items():
+        if values.count(",") >= 100:
+            raise BadInput(f"--{key}: {values.count(',') + 1} numbers: at most 100")
     config.check_studied([run for run in runs if not _is_change(run)], [run for run in runs if _is_change(run)])
     from seqreg.workbench.evidence import robustness as work
 
-    levels = {"rates": rates, "scales": scales, "radii": radii}
     options = {"draws": draws, "split": split, "limit": limit, "output": output}
     work.command(runs, noise or [], levels, as_json=as_json, trust=trust, **options)
 

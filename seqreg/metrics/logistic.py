@@ -38,7 +38,7 @@ class Probe:
 def fit(features: Array, labels: NDArray[np.int64], penalty: float) -> LogisticRegression:
     """Minimise mean negative log-likelihood + penalty / 2 |weights|²; the bias is free. By L-BFGS, from 0."""
     inverse = 1 / (penalty * len(labels))
-    return LogisticRegression(C=inverse, tol=1e-7, max_iter=2000).fit(features, labels)
+    return LogisticRegression(C=inverse, tol=1e-6, max_iter=20_000).fit(features, labels)
 
 
 def fit_probe(features: Any, labels: Any, *, held: float = 0.2, seed: int = 0) -> Probe:

@@ -346,7 +346,7 @@ def check_studied(folders: Sequence[str | Path], settings: Sequence[str]) -> Non
     for folder in folders:
         check_trained(Path(folder))
     for folder in folders:
-        resolve(str(Path(folder) / "config.yaml"), overrides=settings, paths=["data.path"])
+        resolve(str(Path(folder) / "config.yaml"), overrides=settings, paths=["data.path"], build_terms=False)
 
 
 def load(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
@@ -41,7 +42,8 @@ def _as_text(text: str, where: str) -> Any:
     >>> _as_text("summarize: ", "here"), _as_text("'a'", "here"), _as_text("null", "here"), _as_text("5", "here")
     ('summarize: ', 'a', None, 5)
     """
-    if text.strip() in ("", "null", "~") or text.strip()[0] in "\"'":
+    control = any(unicodedata.category(letter) in ("Cc", "Cs") and letter not in "\t\n" for letter in text)
+    if control or text.strip() in ("", "null", "~") or text.strip()[0] in "\"'":
         return parse(text, where)
     try:
         found = parse(text, where)

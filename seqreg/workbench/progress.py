@@ -138,7 +138,7 @@ class Bars(TrainerCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
         self._evaluated()
         if self.training is not None and metrics and "eval_score" in metrics:
-            console.print(f"  step {state.global_step}: validation {self.score} {metrics['eval_score']:.2f}")
+            console.print(f"  step {state.global_step}  validation {self.score} {metrics['eval_score']:.2f}")
 
     def on_predict(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._evaluated()

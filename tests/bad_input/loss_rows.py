@@ -219,7 +219,7 @@ def _(tmp: Path) -> None:
 @row(61, "a model without dropout under R-Drop", "W", "warned", "UEGR sets dropout rates of its own")
 def _(tmp: Path) -> None:
     model = zoo.dropout_off(zoo.make("bart"))
-    with warned("rdrop: two passes agree exactly: the model has no dropout"):
+    with warned("rdrop: it is 0.* does nothing on this model and batch: give the model dropout"):
         assert float(Criterion(RDrop(task="none"))(context(model, zoo.batch("bart"), step=0)).values["rdrop"]) == 0
 
 

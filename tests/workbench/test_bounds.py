@@ -189,12 +189,12 @@ def test_b7_paths_that_lead_nowhere(tmp_path: Path) -> None:
         refused(tmp_path, message, *words, f"output={output}")
         refused(tmp_path, message, "compare", *words[1:-1], "-t", "r3f", "--output", output)
         for study in ("calibrate", "robustness", "probe", "evaluate") if output == "loop" else ():
-            refused(tmp_path, message, study, "run", "--output", output)
-        refused(tmp_path, message, "report", "run", "--output", output)
+            refused(tmp_path, f"{message}|run: no such folder", study, "run", "--output", output)
+        refused(tmp_path, f"{message}|run: not a comparison", "report", "run", "--output", output)
     for name in ("x" * 300 + ".yaml", "loop.yaml"):
         refused(tmp_path, "no such file", "train", name)
         refused(tmp_path, "no such file", "train", "quickstart", f"task={name}")
-        refused(tmp_path, "no such file", "train", "quickstart", "-t", name)
+        refused(tmp_path, "no such file|--terms", "train", "quickstart", "-t", name)
         refused(tmp_path, "no such file|too long|too many", "chain", name)
     for name in ("x" * 300, "loop"):
         refused(tmp_path, "no such file or folder", "train", *PAIR, f"data.path={name}")

@@ -31,7 +31,10 @@ def test_no_traceback_no_file_no_hang(kind: str, tmp_path: Path) -> None:
 
 
 FOUND: dict[str, tuple[list[str], str]] = {
-    "a model that cannot attend": (["model.settings.encoder_attention_heads=-1"], "cannot compute a loss"),
+    "a model that cannot attend": (
+        ["model.settings.encoder_attention_heads=5"],
+        "embed_dim must be divisible by num_heads",
+    ),
     "dropout below 0": (["model.settings.dropout=-1"], "cannot compute a loss: dropout probability"),
     "no width": (["model.settings.d_model=0"], "model.architecture=bart cannot be built"),
     "a control character": (["output=a\x07b"], "output: unacceptable character"),

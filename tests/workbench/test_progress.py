@@ -43,7 +43,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, steps: int = 40,
 def test_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = trained(monkeypatch, terminal=False).splitlines()
     assert lines[0] == (
-        "  training: step 10 of 40 (25%)  loss 3.891 = base 3.89 + smart 2.13e-06  2 step/s, 0:00:15 left"
+        "  training: step 10 of 40 (25%)  loss 3.891 = base 3.89 + smart 2.131e-06  2 step/s, 0:00:15 left"
     )
     assert "  evaluating: batch 3 of 4 (75%)  20 s/batch, 0:00:20 left" in lines, "a line in half a minute"
     assert "  evaluating: batch 2 of 4 (50%)  20 s/batch, 0:00:40 left" not in lines
@@ -56,7 +56,7 @@ def test_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     text = trained(monkeypatch, terminal=True)
     assert re.search(r"training ━.*25% 10/40 +2 step/s, 0:00:15 left", text)
-    assert "  loss 3.891 = base 3.89 + smart 2.13e-06" in text
+    assert "  loss 3.891 = base 3.89 + smart 2.131e-06" in text
     assert re.search(r"evaluating ━.*75% +3/4 +20 s/batch, 0:00:20 left", text)
     assert "training: step 40 of 40 (100%)  loss 3.891" in text
 

@@ -55,7 +55,7 @@ def test_w14_every_setting_of_a_term_is_a_key(name: str) -> None:
 def test_w14_every_schedule_is_a_weight(name: str) -> None:
     for key, default in options(SCHEDULES[name]).items():
         value = 0.5 if key == "weight" else int(default) + 1
-        weight = resolved(f"terms.r3f.weight={{schedule: {name}, {key}: {value}}}").criterion().terms[0].weight
+        weight = resolved(f"terms.r3f={{weight: {{schedule: {name}, {key}: {value}}}}}").criterion().terms[0].weight
         assert isinstance(weight, SCHEDULES[name])
         assert getattr(weight, key) == value
 

@@ -27,7 +27,7 @@ def test_p6_other_settings_are_refused_with_a_difference(copy: Path) -> None:
     for piece in (
         "its run was begun with other settings:",
         "optimisation.learning_rate: 0.01 there, 0.003 now",
-        "terms.smart.",
+        "terms.smart",
         "nothing now",
         "--allow-change optimisation.learning_rate",
     ):

@@ -20,6 +20,7 @@ from seqreg.workbench.trainers import SteadyTrainer
 from tests.workbench.test_train import run_of
 
 OFF = "logging.tensorboard=false"
+FAULTY = "terms.faulty={term: tests.workbench.faulty.Faulty, at: [0], how: loss}"
 
 
 def strict(path: Path) -> Any:
@@ -71,7 +72,7 @@ def test_w12_a_weight_that_becomes_infinite_in_the_last_step_is_named(
 
 
 def test_w12_a_trial_loss_that_is_not_finite_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    run = run_of("gigaword", tmp_path, "model.settings.init_std=1e38", OFF, variants=[])
+    run = run_of("gigaword", tmp_path, FAULTY, OFF, variants=[])
     with pytest.raises(BadInput, match=r"the loss of the first 2 training examples is not finite \(base\)"):
         train.train(run)
     assert not (tmp_path / "run").exists()

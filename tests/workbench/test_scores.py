@@ -114,12 +114,14 @@ def test_w11_collapse_is_in_metrics_tensorboard_and_show(
     assert (kept["distinct"], kept["collapsed"]) == (pytest.approx(100 / 6, abs=1e-4), 1)
     reader = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     reader.Reload()
-    assert {"eval/distinct", "eval/most_common", "final/test/most_common"} <= set(reader.Tags()["scalars"])
+    assert {"validation_outputs/distinct", "validation_outputs/most_common", "trained/test/most_common"} <= set(
+        reader.Tags()["scalars"]
+    )
     shown = Console(file=io.StringIO(), width=160)
     shown.print(score_table({"run": metrics}))
     assert "100.0%, references 16.7% (collapsed)" in shown.file.getvalue()  # type: ignore[attr-defined]
     assert [line.split(":")[2].strip() for line in lines] == ["validation", "validation", "test"]
-    assert "  step     1  validation rougeL 0.00" in capsys.readouterr().err.splitlines()
+    assert "  step 1  validation rougeL 0.00" in capsys.readouterr().err.splitlines()
 
 
 def test_w11_predict_says_how_many_are_empty(writer_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

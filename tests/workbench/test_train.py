@@ -321,12 +321,14 @@ def test_parts_are_shown_also_when_a_run_is_shorter_than_a_log(tmp_path: Path, m
     further = ["optimisation.steps=3", "logging.every=50", "terms.smart={radius: 1e-3, step_size: 1e-3, weight: 1e-3}"]
     run = run_of("glue", tmp_path, *further, variants=["sst2"], terms=["rdrop"])
     printed = io.StringIO()
-    monkeypatch.setattr("seqreg.workbench.console.console", Console(file=printed, width=200))
+    monkeypatch.setattr("seqreg.workbench.progress.console", Console(file=printed, width=200))
     trainer = train.make_trainer(train.prepare(run), tmp_path / "run")
     trainer.train()
     number = r"[\d.]+(e-\d+)?"
     rdrop = rf"rdrop {number} \({number} of it a second task loss\)"
-    assert re.search(rf"step +3  loss {number} = base {number} \+ {rdrop} \+ smart {number}", printed.getvalue())
+    assert re.search(
+        rf"step 3 of 3 \(100%\)  loss {number} = base {number} \+ {rdrop} \+ smart {number}", printed.getvalue()
+    )
     assert not re.search(r"smart 0\.0+\b", printed.getvalue())
     assert {"task/rdrop", "part/rdrop"} <= trainer.state.log_history[0].keys()
 

@@ -136,13 +136,12 @@ class HFForward(Forward):
         if name == "encoder" or self.task == "causal":
             return source
         given = self._given("decoder_attention_mask")
-        if given is not None:
-            return given
-        if self.task == "classification":
+        if self.task == "classification" and given is None:
             return source  # the model feeds the shifted source to its decoder, and reads it where the source ends
-        if labels is None:
-            return None
-        return labels.ne(IGNORE).flip(-1).cummax(-1).values.flip(-1)  # up to the last label; what follows has no effect
+        if self.task == "classification" or labels is None:
+            return given
+        counted = labels.ne(IGNORE).flip(-1).cummax(-1).values.flip(-1)  # to the last label; the rest has no effect
+        return counted if given is None else given & counted
 
     def _given(self, name: str) -> Tensor | None:
         """A mask of the batch, True on real tokens, if it has one."""

@@ -75,7 +75,7 @@ def test_json_is_one_document_alone_on_the_standard_output(name: str, place: Pat
 
 
 def test_every_command_has_json() -> None:
-    assert set(PRINTED) | {"replay"} == set(COMMANDS), "a command that nobody walks"
+    assert set(PRINTED) | {"replay", "quickstart"} == set(COMMANDS), "a command that nobody walks"
     for name, command in COMMANDS.items():
         assert any("--json" in option.opts for option in command.params), name
 
@@ -86,10 +86,12 @@ def test_predictions_as_jsonl(place: Path) -> None:
 
 
 def test_a_replay_as_json_has_no_nan(tmp_path: Path) -> None:
-    term = "terms.faulty={term: tests.workbench.faulty.Faulty, at: [0], how: loss}"
+    term = "terms.faulty={term: tests.workbench.faulty.Faulty, at: [1], how: loss}"
     run = forked.train(tmp_path / "run", "optimisation.steps=3", term)
     assert run.wait() == 0, run.text()
-    found = strictly(seqreg("replay", tmp_path / "run" / "crash" / "step-1", "--json", cwd=tmp_path).stdout)
+    found = strictly(
+        seqreg("replay", tmp_path / "run" / "crash" / "step-2", "--json", "--trust-remote-code", cwd=tmp_path).stdout
+    )
     assert {"micro_batch", "part", "value", "finite"} == set(found["parts"][0])
     assert any(one["value"] is None and not one["finite"] for one in found["parts"])
 
@@ -138,6 +140,7 @@ WRONG = {
     "train gigaword -t r3f data.path=gone": "data.path=gone: no such file or folder",
     "train quickstart -t r3f model.architecture=null model.name=./gone": "model.name=./gone: no such folder",
     "train quickstart -t r3f output=a.txt": "output=a.txt: a.txt is a file and in the way",
+    "quickstart nothing.yaml": "nothing.yaml: no such file",
     "check gigaword -t r3f data.path=gone": "data.path=gone: no such file or folder",
     "check nothing.yaml": "nothing.yaml: no such file",
     "evaluate gone": "gone: no such folder",

@@ -85,7 +85,7 @@ def test_w16_a_setting_does_not_bring_a_term_in(command: list[str], tmp_path: Pa
         "r3f"
     ]
     run = config.resolve("quickstart", terms=["strong=r3f:weight=3"])
-    assert run.config.terms["r3f"] == {"weight": 3, "scale": 1e-5, "noise": "uniform"}
+    assert run.config.terms["r3f"] == {"weight": 3}
     assert run.config.output == "runs/quickstart/strong"
 
 

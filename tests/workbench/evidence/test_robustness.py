@@ -165,9 +165,9 @@ def test_bad_input_is_one_line(classifier: Path, tmp_path: Path) -> None:
         ({"rates": [1.5]}, "--rates: 1.5: expected numbers above 0 and up to 1"),
         ({"scales": [-1.0]}, "--scales: -1: expected numbers above 0"),
         ({"radii": [float("nan")]}, "--radii: nan: expected numbers above 0"),
-        ({"rates": [0.1, 0.1]}, "--rates: expected at least one number, and none twice"),
+        ({"rates": [0.1, 0.1]}, "--rates: expected at least one number, at most 100, and none twice"),
         ({"noises": ["charcters"]}, "--noise charcters: unknown; did you mean 'characters'?"),
-        ({"draws": 0}, "--draws 0: expected at least 1"),
+        ({"draws": 0}, "--draws 0: expected 1 to 1000"),
         ({"split": "tset"}, "has no such split"),
     ):
         with pytest.raises(BadInput, match=message.replace("?", r"\?")):
@@ -175,7 +175,7 @@ def test_bad_input_is_one_line(classifier: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="the same run twice"):
         robustness.robustness([classifier, classifier])
     with pytest.raises(BadInput, match="not a run of seqreg"):
-        robustness.robustness([classifier, tmp_path])
+        robustness.robustness([classifier, tmp_path], output=tmp_path / "study")
     assert not (classifier / FOLDER / "robustness.json").exists()
 
 
