@@ -103,7 +103,7 @@ def parse(text: str, where: str) -> Any:
 def read(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file."""
     try:
-        if not path.is_file():
+        if path.exists() and not path.is_file():
             raise BadInput(f"{path}: not a file")
         with path.open("rb") as file:
             content = file.read(LIMIT + 1)

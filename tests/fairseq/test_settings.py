@@ -8,6 +8,7 @@ import pytest
 
 from seqreg import BadInput
 from seqreg.build import term_names
+from seqreg.errors import Advice
 from seqreg.integrations.fairseq_plugin.settings import read_terms
 from tests.fairseq import made
 
@@ -64,6 +65,11 @@ def test_the_recipes_of_terms_can_be_read(name: str, regression: bool) -> None:
     assert term.name == name
     if name == "r3f":
         assert term.settings().get("divergence", "symmetric_kl") == ("mse" if regression else "symmetric_kl")
+
+
+def test_a_backward_stage_is_left_out_and_that_is_said() -> None:
+    with pytest.warns(Advice, match=r"uegr.yaml: optimisation: .*the terms alone are trained"):
+        read_terms(str(made.ROOT / "recipes" / "terms" / "uegr.yaml"))
 
 
 def test_fairseq_ends_with_that_line(pairs: Path, capsys: pytest.CaptureFixture[str]) -> None:

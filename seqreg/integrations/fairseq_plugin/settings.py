@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import to_absolute_path
 
 from seqreg.build import build_term
-from seqreg.errors import BadInput, nearest
+from seqreg.errors import Advice, BadInput, nearest
 from seqreg.integrations import strict_yaml
 from seqreg.term import Term
 
@@ -56,7 +57,14 @@ def _terms(values: Any, where: str) -> dict[str, Any]:
     for key in values:
         if key == "model":
             raise BadInput(f"{where}: model: in fairseq, R4F is an architecture: leave the key out, use --arch r4f_...")
-        if key not in known:
+        if key == "optimisation":  # UEGR's backward stage
+            warnings.warn(
+                f"{where}: optimisation: seqreg does not change the steps of fairseq's optimizer: the terms alone are "
+                "trained",
+                Advice,
+                stacklevel=2,
+            )
+        elif key not in known:
             raise BadInput(f"{where}: {key}={values[key]!r}: unknown key; {nearest(key, known)}")
     terms = values.get("terms")
     if not isinstance(terms, Mapping):
