@@ -202,3 +202,11 @@ def test_b7_paths_that_lead_nowhere(tmp_path: Path) -> None:
         for command in ("evaluate", "calibrate", "robustness", "probe", "replay", "show", "report"):
             refused(tmp_path, "seqreg: ", command, name)
         refused(tmp_path, "seqreg: ", "predict", name, name)
+
+
+def test_allowed_changes_are_settings_also_of_a_new_run(tmp_path: Path) -> None:
+    refused(
+        tmp_path,
+        "--allow-change sed: there is no such setting; did you mean 'seed'",
+        *tiny(tmp_path, "--allow-change", "sed"),
+    )
