@@ -345,8 +345,8 @@ def positions(model: Any) -> int | None:
 def fetched(auto: Any, name: str, what: str, trust: bool, **settings: Any) -> Any:
     """`from_pretrained`, with one line when it cannot be had. Code of model repositories runs only if trusted."""
     folder = os.path.isdir(name)
-    if not folder and name.startswith((".", "/", "~")):
-        raise BadInput(f"model.name={name}: no such folder")
+    if not folder and (name.startswith((".", "/", "~")) or name.count("/") > 1):  # on the hub there is one at most
+        raise BadInput(f"{name}: no such folder, for the {what}; relative paths count from {os.getcwd()}")
     local = not folder and not _reachable(name)
     try:
         return auto.from_pretrained(name, trust_remote_code=trust, local_files_only=local, **settings)
@@ -358,8 +358,6 @@ def fetched(auto: Any, name: str, what: str, trust: bool, **settings: Any) -> An
             ) from None
         if folder:
             raise BadInput(f"{name}: no {what} can be loaded from this folder: {_reason(error)}") from None
-        if name.startswith((".", "/", "~")) or name.count("/") > 1:  # on the hub there is one at most
-            raise BadInput(f"{name}: no such folder, for the {what}; relative paths count from {os.getcwd()}") from None
         offline = " (HF_HUB_OFFLINE=1 is set)" if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
         raise BadInput(
             f"the {what} {name} is not on this machine and cannot be downloaded{offline}: run `hf download {name}` "
