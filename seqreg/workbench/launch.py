@@ -20,6 +20,9 @@ def processes() -> tuple[int, int]:
     A variable that was left behind in a shell is refused: whoever believes that another process is the first one looks
     neither at the lock nor at what is in the output folder.
     """
+    for name in (*TORCHRUN, *_MPI):
+        if os.environ.get(name) == "":
+            del os.environ[name]  # accelerate would read a number
     found = {name: value for name in TORCHRUN if (value := os.environ.get(name, "")) not in ("", "-1")}
     numbers = {name: _whole(name, found[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in found}
     for name in _MPI:

@@ -154,7 +154,29 @@ def load_model(config: Config, card: Card, tokenizer: Any, *, trust: bool = Fals
     _check_tokens(model, tokenizer)
     if seq2seq:
         set_generation(model, config)
+    _check_runs(model, tokenizer, config, seq2seq)
     return r4f(model, config.model.head_layers, config.model.head_warmup) if config.model.head == "r4f" else model
+
+
+def _check_runs(model: Any, tokenizer: Any, config: Config, seq2seq: bool) -> None:
+    """Refuse settings of a model that fail when it is used, such as those of its generation: here, on a short text."""
+    ids = torch.tensor([tokenizer("a")["input_ids"] or [0]])
+    training, given = model.training, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.no_grad():
+            warnings.simplefilter("ignore")  # of the few tokens
+            model.eval()
+            if seq2seq:
+                model.generate(**given, max_length=min(4, config.generation.max_length), min_length=0)
+            else:
+                model(**given)
+    except Exception as error:  # of whatever the settings broke inside the model
+        where = config.model.name or f"model.settings={config.model.settings}"
+        task, files = ("generate", "config.json and generation_config.json") if seq2seq else ("classify", "config.json")
+        look = f": look at its {files}" if config.model.name else ""
+        raise BadInput(f"{where}: {type(model).__name__} cannot {task}: {_reason(error)}{look}") from None
+    finally:
+        model.train(training)
 
 
 def _with_new_head(auto: Any, name: str, trust: bool, config: Any) -> Any:
@@ -345,8 +367,8 @@ def positions(model: Any) -> int | None:
 def fetched(auto: Any, name: str, what: str, trust: bool, **settings: Any) -> Any:
     """`from_pretrained`, with one line when it cannot be had. Code of model repositories runs only if trusted."""
     folder = os.path.isdir(name)
-    if not folder and name.startswith((".", "/", "~")):
-        raise BadInput(f"model.name={name}: no such folder")
+    if not folder and (name.startswith((".", "/", "~")) or name.count("/") > 1):  # on the hub there is one at most
+        raise BadInput(f"{name}: no such folder, for the {what}; relative paths count from {os.getcwd()}")
     local = not folder and not _reachable(name)
     try:
         return auto.from_pretrained(name, trust_remote_code=trust, local_files_only=local, **settings)
@@ -358,8 +380,6 @@ def fetched(auto: Any, name: str, what: str, trust: bool, **settings: Any) -> An
             ) from None
         if folder:
             raise BadInput(f"{name}: no {what} can be loaded from this folder: {_reason(error)}") from None
-        if name.startswith((".", "/", "~")) or name.count("/") > 1:  # on the hub there is one at most
-            raise BadInput(f"{name}: no such folder, for the {what}; relative paths count from {os.getcwd()}") from None
         offline = " (HF_HUB_OFFLINE=1 is set)" if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
         raise BadInput(
             f"the {what} {name} is not on this machine and cannot be downloaded{offline}: run `hf download {name}` "

@@ -221,10 +221,6 @@ def check_same(folder: Path, old: Record, new: Record, allowed: Sequence[str], r
     Args:
         rows: in what the data differ
     """
-    known = {*old.settings, *new.settings}
-    for key in allowed:
-        if not any(_covers(key, name) for name in known):
-            raise BadInput(f"--allow-change {key}: there is no such setting; {nearest(key, known)}")
     there = object()
     keys = [key for key in new.settings if old.settings.get(key, there) != new.settings[key]]
     keys += [key for key in old.settings if key not in new.settings and key != ROWS]
@@ -239,6 +235,14 @@ def check_same(folder: Path, old: Record, new: Record, allowed: Sequence[str], r
             f"choose another output, --overwrite the run, or go on all the same with {accept}",
         )
     return keys
+
+
+def check_allowed(allowed: Sequence[str], *records: Record | None) -> None:
+    """Refuse --allow-change of what no run has, also where there is nothing to go on from yet."""
+    known = {ROWS, "terms", *(key for record in records if record is not None for key in record.settings)}
+    for key in allowed:
+        if not any(_covers(key, name) for name in known):
+            raise BadInput(f"--allow-change {key}: there is no such setting; {nearest(key, known)}")
 
 
 def _covers(key: str, name: str) -> bool:
@@ -290,6 +294,7 @@ class Place:
         if (self.folder / LOCK).exists():
             self._lock()
         self.found = check_folder(self.folder, overwrite, self.resume)
+        check_allowed(allowed, self.record, self.found)
         if self.found is not None:
             check_same(self.folder, self.found, self.record, allowed)
 

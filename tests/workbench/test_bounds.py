@@ -202,3 +202,17 @@ def test_b7_paths_that_lead_nowhere(tmp_path: Path) -> None:
         for command in ("evaluate", "calibrate", "robustness", "probe", "replay", "show", "report"):
             refused(tmp_path, "seqreg: ", command, name)
         refused(tmp_path, "seqreg: ", "predict", name, name)
+
+
+def test_allowed_changes_are_settings_also_of_a_new_run(tmp_path: Path) -> None:
+    refused(
+        tmp_path,
+        "--allow-change sed: there is no such setting; did you mean 'seed'",
+        *tiny(tmp_path, "--allow-change", "sed"),
+    )
+
+
+def test_a_folder_that_is_missing_is_named_with_what_was_to_be_in_it(tmp_path: Path) -> None:
+    for name in ("../x", "a/b/c"):
+        words = tiny(tmp_path, f"model.tokenizer={name}")
+        refused(tmp_path, f"seqreg: {name}: no such folder, for the tokenizer", *words)

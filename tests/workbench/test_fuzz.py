@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from seqreg.workbench import config, outputs, train, trial, untrusted
 from seqreg.workbench.evaluate import Scored
 from seqreg.workbench.monitor import samples as shown
+from tests import forked
 from tests.bad_input.table import refused, run, tiny
 from tests.fuzz import SHARES, WHOLE, fuzz
 
@@ -35,7 +37,11 @@ FOUND: dict[str, tuple[list[str], str]] = {
         ["model.settings.encoder_attention_heads=5"],
         "embed_dim must be divisible by num_heads",
     ),
-    "dropout below 0": (["model.settings.dropout=-1"], "cannot compute a loss: dropout probability"),
+    "dropout below 0": (["model.settings.dropout=-1"], "cannot generate: dropout probability"),
+    "a first token that there is not": (
+        ["model.settings.decoder_start_token_id=9999"],
+        "cannot generate: index out of",
+    ),
     "no width": (["model.settings.d_model=0"], "model.architecture=bart cannot be built"),
     "a control character": (["output=a\x07b"], "output: unacceptable character"),
     "a seed that is too large": (["seed=99999999999999999999"], "seed:1: a whole number of more than 63 bits"),
@@ -49,6 +55,27 @@ def test_what_was_found(name: str, tmp_path: Path) -> None:
     words, message = FOUND[name]
     small = ["model.vocabulary=320", "data.limit={train: 4}", "generation.max_length=8"]
     refused(tmp_path, message, "check", "quickstart", *small, *words)
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value", "message"),
+    [
+        ("generation_config.json", "decoder_start_token_id", "x", "cannot generate: .*invalid data type 'str'"),
+        ("generation_config.json", "bad_words_ids", [[]], "cannot generate: .*: look at its config.json and"),
+        ("config.json", "dropout", 1e12, "cannot generate: dropout probability"),
+    ],
+)  # fmt: skip
+def test_what_was_found_in_models(file: str, key: str, value: Any, message: str, tmp_path: Path) -> None:
+    """Also by whoever only opens a run."""
+    folder = tmp_path / "run"
+    command = forked.train(folder, "optimisation.warmup=0", "optimisation.steps=1")
+    assert command.wait() == 0, command.text()
+    content = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps({**content, key: value}))
+    again = [word for word in forked.TINY if not word.startswith("model.")]
+    words = ["model.architecture=null", f"model.name={folder}", "model.settings={}", f"output={tmp_path / 'out'}"]
+    refused(tmp_path, message, "train", "quickstart", *again, *words)
+    refused(tmp_path, message, "calibrate", folder, "--limit", "4")
 
 
 def test_usage_errors_are_one_line(tmp_path: Path) -> None:

@@ -138,6 +138,14 @@ def test_w13_torchrun_is_believed(
             chain.one_process()
 
 
+def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for accelerate, which would read a number."""
+    for name in (*launch.TORCHRUN, "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"):
+        monkeypatch.setenv(name, "")
+    assert launch.processes() == (0, 1)
+    assert not {*launch.TORCHRUN, "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"} & set(os.environ)
+
+
 # What is called finished
 
 

@@ -34,9 +34,9 @@ from rich.progress import Progress
 from seqreg.errors import BadInput
 from seqreg.workbench import cards, check, data
 from seqreg.workbench.evidence import chain, probe
-from tests import forked, fuzz_walks
-from tests import fuzz_inputs as inputs
+from tests import forked
 from tests.bad_input.table import Said, run, tree
+from tests.fuzz import inputs, walks
 from tests.workbench import samples
 
 LIMIT = 20
@@ -202,23 +202,23 @@ class Fuzz:
         self.done()
 
     def typed_setting(self, case: tuple[str, Any]) -> None:
-        word = fuzz_walks.assigned(*case)
+        word = walks.assigned(*case)
         with mock.patch.object(check, "check", return_value="ok"):
             said = self.attempt("check", "quickstart", *QUICK, word)
         if not said.code and case[0] not in ("output", "data.path"):
-            long = case[0].rpartition(".")[2] in fuzz_walks.LONGER
+            long = case[0].rpartition(".")[2] in walks.LONGER
             self.whole("train", "quickstart", *QUICK, "output=out", word, long=long)
 
     def term_setting(self, case: tuple[str, str, Any]) -> None:
         name, field, value = case
-        words = [*QUICK, "-t", name, fuzz_walks.assigned(f"terms.{name}.{field}", value)]
+        words = [*QUICK, "-t", name, walks.assigned(f"terms.{name}.{field}", value)]
         with mock.patch.object(check, "check", return_value="ok"):
             said = self.attempt("check", "quickstart", *words)
         if not said.code:
             self.whole("train", "quickstart", *words, "output=out")
 
     def model_folder(self, damage: tuple[str, str, Any]) -> None:
-        fuzz_walks.spoil(self.folder / "run" / damage[0], *damage[1:])
+        walks.spoil(self.folder / "run" / damage[0], *damage[1:])
         words = [word for word in QUICK if not word.startswith("model.")]
         words += [
             "model.architecture=null",
@@ -234,7 +234,7 @@ class Fuzz:
 
     def run_folder(self, case: tuple[str, tuple[str, str, Any]]) -> None:
         command, damage = case
-        fuzz_walks.spoil(self.folder / "run" / damage[0], *damage[1:])
+        walks.spoil(self.folder / "run" / damage[0], *damage[1:])
         self.file("in.txt", b"a b c\n")
         further = {"predict": ["in.txt"], "calibrate": ["--limit", "4"], "robustness": ["--limit", "4", "--draws", "1"]}
         further |= {"shift": ["--to", "newsroom", "--share", "0"], "replay": ["crash/step-1"]}
@@ -244,36 +244,11 @@ class Fuzz:
             self.stage()
 
     def option(self, case: tuple[str, str, str]) -> None:
-        command, option, value = case
-        first = {
-            "train": "quickstart",
-            "check": "quickstart",
-            "compare": "quickstart",
-            "chain": "plan.yaml",
-            "list": "terms",
-        }
-        base = {
-            "predict": ["run", "in.txt"],
-            "rouge": ["in.txt", "in.txt"],
-            "fairseq-dir": [],
-            "bench": ["--terms", "nope"],
-        }
-        words = base.get(command, [first.get(command, "run")])
-        if command in ("train", "check", "compare"):
-            words += [*QUICK]
-            words += (
-                ["output=out"] if command == "train" else ["-t", "r3f", "--seeds", "1"] if command == "compare" else []
-            )
-        words += {"robustness": ["--limit", "4"], "calibrate": ["--limit", "4"], "shift": ["--to", "newsroom"]}.get(
-            command, []
-        )
+        command, name, value = case
         self.file("in.txt", b"a b c\n")
-        self.file("plan.yaml", inputs.dumped(fuzz_walks.PLAN))
-        words = (
-            [*words, option + value] if option and value[:1] == "=" else [*words, option, value] if option else [value]
-        )
+        self.file("plan.yaml", inputs.dumped(walks.PLAN))
         try:
-            self.whole(command, *words)
+            self.whole(command, *walks.words(command, name, value, QUICK))
         finally:
             self.stage()
 
@@ -282,14 +257,14 @@ class Fuzz:
 
 
 STRATEGIES: dict[str, Any] = {
-    "misspelt key": fuzz_walks.misspelt_keys(), "plan": fuzz_walks.plans(), "own term": fuzz_walks.own_terms(),
-    "typed setting": fuzz_walks.typed_settings(), "term setting": fuzz_walks.term_settings(),
-    "model folder": fuzz_walks.damage(tuple(fuzz_walks.FILES[2:7])), "option": fuzz_walks.command_lines(),
+    "misspelt key": walks.misspelt_keys(), "plan": walks.plans(), "own term": walks.own_terms(),
+    "typed setting": walks.typed_settings(), "term setting": walks.term_settings(),
+    "model folder": walks.damage(tuple(walks.FILES[2:7])), "option": walks.command_lines(),
     "run folder": st.tuples(
         st.sampled_from(["evaluate", "predict", "calibrate", "robustness", "probe", "show", "report", "shift",
         "replay"]),
-        fuzz_walks.damage(),
-    ), "environment": fuzz_walks.environments(),
+        walks.damage(),
+    ), "environment": walks.environments(),
     "recipe": inputs.recipes, "raw recipe": inputs.raw_recipes, "card": inputs.card_files, "setting": inputs.settings,
     "data": inputs.data_files, "text": inputs.texts, "model": inputs.model_settings,
 }  # fmt: skip
@@ -347,7 +322,3 @@ def main() -> int:
     spent = time.perf_counter() - begin
     out.print(f"{total.total()} cases in {spent:.0f} s: {dict(total)}; no traceback, no file written, no hang")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -17,7 +17,7 @@ from seqreg.build import term_class, term_names
 from seqreg.workbench.sections import Section
 from seqreg.workbench.settings import Config
 from tests.bad_input.table import COMMAND
-from tests.fuzz_inputs import WORDS, dumped, mutated, places, torn
+from tests.fuzz.inputs import WORDS, dumped, mutated, places, torn
 
 HUGE = [2**31 - 1, 2**31, 10**9, 10**12, 2**62, 1e38, 1e300, 1e308]
 TINY = [5e-324, 1e-300, 1e-40, -1e-9]
@@ -204,10 +204,8 @@ def damage(draw: Any, names: Any = tuple(FILES)) -> tuple[str, str, Any]:
 
 def options() -> list[tuple[str, Any]]:
     """Every command with every option and argument that it has."""
-    return [
-        (name, one) for name,
-        command in sorted(COMMAND.commands.items()) for one in command.params if one.name != "help"  # type: ignore[attr-defined]
-    ]  # fmt: skip
+    commands = sorted(COMMAND.commands.items())  # type: ignore[attr-defined]
+    return [(name, one) for name, command in commands for one in command.params if one.name != "help"]
 
 
 PATHS = ["pipe", "/dev/zero", "/dev/full", "/dev/null", "/dev/stdin", "loop", "gone", "loop/a", "gone/a", "x" * 300,
@@ -238,12 +236,33 @@ ODD = [
 
 @st.composite
 def command_lines(draw: Any) -> tuple[str, str, str]:
-    """A command, one of its options, and a value for it."""
-    name, one = draw(st.sampled_from(options()))
-    if getattr(one, "is_flag", False):
-        return name, one.opts[0], draw(st.sampled_from(["", "=x", "=1"]))
-    value = draw(st.sampled_from([*PATHS, *ODD]))
-    return name, one.opts[0] if one.param_type_name == "option" else "", value
+    """A command, one of its options or arguments, and a value for it."""
+    command, one = draw(st.sampled_from(options()))
+    values = ["", "=x", "=1"] if getattr(one, "is_flag", False) else [*PATHS, *ODD]
+    return command, one.opts[0], draw(st.sampled_from(values))
+
+
+ARGUMENTS = {
+    "run": "run", "runs": "run", "names": "run", "folder": "run", "crash": "run", "recipe": "quickstart",
+    "plan": "plan.yaml", "source": "in.txt", "predictions": "in.txt", "references": "in.txt", "what": "terms",
+}  # fmt: skip
+FURTHER = {
+    "train": ["output=out"], "compare": ["-t", "r3f", "--seeds", "1"], "robustness": ["--limit", "4", "--draws", "1"],
+    "calibrate": ["--limit", "4"], "shift": ["run", "--to", "newsroom"], "bench": ["--terms", "nope"],
+    "quickstart": ["nope"],
+}  # fmt: skip
+
+
+def words(command: str, name: str, value: str, quick: list[str]) -> list[str]:
+    """What comes after the command: everything that it needs, with a value for one option or argument."""
+    arguments = [one.opts[0] for known, one in options() if known == command and one.param_type_name == "argument"]
+    found = [value if one == name else ARGUMENTS.get(one, "") for one in arguments]
+    found = [one for one, key in zip(found, arguments, strict=True) if one or key == name]
+    found += [*(quick if "recipe" in arguments else []), *FURTHER.get(command, [])]
+    if name in arguments:
+        return found
+    flag = any(one.is_flag for known, one in options() if known == command and one.opts[0] == name)
+    return [*found, name + value] if flag else [*found, name, value]
 
 
 VARIABLES = {
