@@ -9,13 +9,13 @@ source tools/environment.sh ""  # without the "" it would see the arguments of t
 run() {
     local recipe="$1" term=baseline words=()
     shift
-    if [[ -n "${1:-}" && ("$1" != *=* || "${1%%=*}" == *:*) ]]; then  # r3f, or r3f:weight=1.0
+    if [[ -n "${1:-}" && "$1" != -* && ("$1" != *=* || "${1%%=*}" == *:*) ]]; then  # r3f, or r3f:weight=1.0
         term="$1"
         shift
     fi
     for word in "$@"; do
         case "$word" in
-            *=*) words+=("$word") ;;
+            -* | *=*) words+=("$word") ;;
             *) words+=(--variant "$word") ;;
         esac
     done

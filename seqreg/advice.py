@@ -23,6 +23,7 @@ class Advisor:
     def __init__(self) -> None:
         self._seen: Counter[str] = Counter()
         self._said: set[tuple[str, str]] = set()
+        self._base = 0.0  # of the last batch that had labels
 
     def look(self, term: Term, weight: float, value: Tensor, base: Tensor) -> None:
         """Compare a term with the base loss of the same batch.
@@ -30,14 +31,15 @@ class Advisor:
         Args:
             weight: at this step
             value: unweighted, without the task losses of further passes that it may hold
-            base: the part of the base loss; 0 where there is none
+            base: the part of the base loss; 0 where there is none, and the last one counts
         """
         self._seen[term.name] += 1
         if self._seen[term.name] > STEPS or not _first_rank():
             return
-        size, amount, task = abs(float(value)), weight * float(value), float(base)
+        size, amount, task = abs(float(value)), weight * float(value), float(base) or self._base
         if not task > 0:
             return
+        self._base = task
         meant = size if callable(term.weight) else abs(amount)  # a schedule may begin at next to nothing
         if self._seen[term.name] == 1 and not term.starts_at_zero and meant <= ROUNDING * _ulp(base) * task:
             text = f"it is {meant:.1e} beside a base loss of {task:.3g}, so it does nothing on this model and batch"

@@ -35,7 +35,7 @@ app = typer.Typer(
 **What there is:** `seqreg list`, and `seqreg show NAME` for one of it. Any setting of a recipe can be changed with
 `key=value`; `seqreg check` shows them all.
 
-**For programs:** every command has `--json`: one JSON document alone on the standard output.
+**For programs:** every command has `--json`: one JSON document alone on the standard output (`predict`: one per line).
 """,
 )  # fmt: skip
 

@@ -58,7 +58,8 @@ def _add_other(splits: Splits, card: Card, name: str, path: str | None, data: Da
     other, _ = cards.load(name)
     if (other.kind, other.labels) != (card.kind, card.labels):
         raise BadInput(f"data.also.{name}: {other.title} has another kind or other classes than {card.title}")
-    found = _splits(other, data.model_copy(update={"path": path, "share": 1.0}), False)
+    own = {"path": path, "share": 1.0, "holdout": None, "unlabelled": None}
+    found = _splits(other, data.model_copy(update=own), False)
     short = Path(name).stem if name.endswith((".yaml", ".yml")) else name.replace("/", "-")
     if short in splits.sets:
         raise BadInput(f"data.also.{name}: there is a split of this name already")

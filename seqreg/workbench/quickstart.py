@@ -14,6 +14,7 @@ from seqreg.workbench.config import Run
 from seqreg.workbench.evidence import comparison
 from seqreg.workbench.layers import assigned
 from seqreg.workbench.methods import BASELINE
+from seqreg.workbench.settings import Config
 from seqreg.workbench.untrusted import plain
 
 RECIPE, VARIANT, OLD = "quickstart", "people", "newsroom"
@@ -31,8 +32,8 @@ def plan(words: Sequence[str], folder: Path) -> tuple[Run, list[Run]]:
     Args:
         words: terms, R3F if there are none, also as `r3f:weight=1.0`, and `key=value` for the fine-tunings
     """
-    settings = [word for word in words if "=" in word and ":" not in word.partition("=")[0]]
-    terms = [word for word in words if word not in settings] or ["r3f"]
+    terms = [word for word in words if _is_method(word)] or ["r3f"]
+    settings = [word for word in words if not _is_method(word)]
     for setting in settings:
         if setting.partition("=")[0].strip() in ("output", "model.name"):
             raise BadInput(f"{setting}: the quickstart has a model and folders of its own: choose with --output FOLDER")
@@ -44,6 +45,13 @@ def plan(words: Sequence[str], folder: Path) -> tuple[Run, list[Run]]:
         tuned.append(comparison.resolve(RECIPE, name, given, [VARIANT], own))
     methods.check_reach(settings, {term for run in tuned for term in run.config.terms})
     return source, tuned
+
+
+def _is_method(word: str) -> bool:
+    """Whether a word is a method, such as r3f, r3f:weight=1.0 or strong=r3f:weight=1.0, and not a setting."""
+    key, equals, value = word.partition("=")
+    named = ":" in value and "." not in key and key.strip() not in Config.model_fields
+    return not equals or ":" in key or named
 
 
 def quickstart(source: Run, tuned: Sequence[Run]) -> dict[str, dict[str, Any]]:
@@ -58,10 +66,11 @@ def quickstart(source: Run, tuned: Sequence[Run]) -> dict[str, dict[str, Any]]:
     old = train.train(source)["scores"]["test"]
     found: dict[str, dict[str, Any]] = {}
     for number, run in enumerate(tuned, start=2):
-        say(f"{number} of {len(tuned) + 1}: it is fine-tuned on 400 stories of people: {run.config.method}")
+        name = Path(run.config.output).name
+        say(f"{number} of {len(tuned) + 1}: it is fine-tuned on 400 stories of people: {name}")
         scores = train.train(run, overwrite=True)["scores"]
         found.setdefault(PRETRAINED, {"new": scores.get("before"), "old": old})
-        found[run.config.method] = {"new": scores["test"], "old": scores.get(OLD)}
+        found[name] = {"new": scores["test"], "old": scores.get(OLD)}
     return found
 
 

@@ -135,6 +135,8 @@ def _block(examples: Sequence[Example]) -> str:
 
 def difference(old: Mapping[str, stored.Outline], splits: Splits) -> str:
     """In what the data differ from those of an outline, as far as it tells; "" if it does not."""
+    if not old:  # a run that was begun before there were outlines
+        return ""
     told = [f"the split {name} is gone" for name in old if name not in splits.sets]
     for name, examples in splits.sets.items():
         if name not in old:
@@ -195,10 +197,14 @@ def check_folder(folder: Path, overwrite: bool, resume: bool) -> Record | None:
     return None
 
 
+_FOLDERS = (LOCK, "crash", checkpoints.PREFIX, checkpoints.OLD, ASIDE, "tensorboard", "evidence")
+"""How the names begin of what a run writes into, or holds."""
+
+
 def check_links(folder: Path) -> None:
     """Refuse symbolic links where a run writes: what it empties, replaces or adds would be somebody else's."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if path.is_symlink() and path.name.startswith((LOCK, "crash", checkpoints.PREFIX, checkpoints.OLD, ASIDE)):
+        if path.is_symlink() and path.name.startswith(_FOLDERS):
             raise BadInput(f"{path}: a symbolic link: a run writes to its own folder alone: remove it")
 
 

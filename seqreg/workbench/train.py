@@ -29,7 +29,7 @@ from seqreg.workbench.launch import check_accelerate
 from seqreg.workbench.models import Collator, Encoded, Numbered
 from seqreg.workbench.monitor import Monitor
 from seqreg.workbench.progress import Bars
-from seqreg.workbench.runs import Place, first_process
+from seqreg.workbench.runs import Place, Record, first_process
 from seqreg.workbench.settings import Checkpoints, Config, Model
 from seqreg.workbench.trainers import SteadySeq2SeqTrainer, SteadyTrainer
 from seqreg.workbench.trial import trial
@@ -164,6 +164,7 @@ def _finish(
         return {}
     (aside / RAW_HEAD).unlink(missing_ok=True)  # the final model is folded
     files = checkpoints.publish(aside, folder)
+    (folder / REMOVED).unlink(missing_ok=True)  # of a model that was not kept
     metrics = outputs.write_scores(folder, shop.run, found, method=shop.run.config.method, train=dict(numbers))
     outputs.write_card(folder, shop.run, metrics)
     monitor.close(found)
@@ -249,6 +250,10 @@ def trained(folder: Path, overrides: tuple[str, ...] = (), *, trust: bool = Fals
         gone = (folder / REMOVED).exists()
         why = "its comparison has not kept it (--keep-models)" if gone else "has its training ended?"
         raise BadInput(f"{folder}: there is no trained model in it: {why}")
+    record = Record.read(folder)
+    wrong = None if record is None else checkpoints.damage(folder, record.files)
+    if wrong is not None:
+        raise BadInput(f"{folder}: its model is not the one that was trained: {wrong}: train it again with --overwrite")
     further = {
         "model": Model(name=str(folder)),
         "terms": {},

@@ -141,3 +141,21 @@ def test_w10_a_mask_that_does_not_tell_padding_is_refused_where_it_matters() -> 
     for term in (R3F(scale=0.1, relative=True), SMART(), NEFTune()):
         with pytest.raises(BadInput, match=r"^attention_mask is of shape \[3, 1, 7, 7\], which does not tell padding"):
             Criterion(term)(context(net, full, step=0))
+
+
+def test_w3_rows_are_packed_in_larger_batches_too_and_padded_ones_are_not() -> None:
+    net = made("eager")
+    ids = torch.arange(3, 15).view(2, 6)
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2], [0, 1, 2, 3, 0, 1]])
+    batch = {"input_ids": ids, "position_ids": positions, "labels": ids}
+    ctx = context(net, batch, step=0)
+    assert ctx.forward.packed
+    (site,) = ctx.forward.sites.values()
+    assert site.lengths is not None
+    assert site.lengths.tolist() == [[3] * 6, [4] * 4 + [2] * 2]
+    with pytest.raises(BadInput, match="rows are packed"):
+        Criterion(per="sequence")(ctx)
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1]])
+    padded = {"input_ids": ids[:1], "labels": ids[:1].masked_fill(mask == 0, -100), "attention_mask": mask}
+    padded["position_ids"] = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)
+    assert not context(net, padded, step=0).forward.packed

@@ -197,7 +197,17 @@ def test_b8_links_in_a_run_s_folder_are_not_followed(stopped: Path, tmp_path: Pa
     victim.write_text("precious")
     others.mkdir()
     (others / "precious.txt").write_text("precious")
-    for name in (".lock", "crash", "checkpoint-2", ".tmp-model", ".tmp-run.json", ".tmp-checkpoint-2", ".old-x"):
+    for name in (
+        ".lock",
+        "crash",
+        "checkpoint-2",
+        ".tmp-model",
+        ".tmp-run.json",
+        ".tmp-checkpoint-2",
+        ".old-x",
+        "tensorboard",
+        "evidence",
+    ):
         for target in (victim, others):
             link = folder / name
             _ = shutil.rmtree(link) if link.is_dir() and not link.is_symlink() else link.unlink(missing_ok=True)

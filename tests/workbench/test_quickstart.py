@@ -30,6 +30,9 @@ def test_w16_settings_of_a_term_reach_the_method_that_has_it(tmp_path: Path) -> 
         _, (baseline, r3f) = quickstart.plan(words, tmp_path)
         assert baseline.config.terms == {}
         assert r3f.config.terms == {"r3f": {"weight": 0.5}}
+    _, runs = quickstart.plan(["r3f", "r3f:weight=0.5", "strong=r3f:weight=2.0", "data.prefix=say: "], tmp_path)
+    assert [Path(run.config.output).name for run in runs] == ["baseline", "r3f", "r3f-weight=0.5", "strong"]
+    assert {run.config.data.prefix for run in runs} == {"say: "}
     with pytest.raises(BadInput, match="no method has the term 'smart'"):
         quickstart.plan(["terms.smart.weight=0.5"], tmp_path)
 

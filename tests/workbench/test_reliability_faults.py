@@ -256,8 +256,8 @@ def disk(tmp_path: Path) -> Any:
     """Mounts small disks of memory."""
     mounted: list[Path] = []
 
-    def mount(size: str, *options: str) -> Path:
-        path = tmp_path / f"disk-{len(mounted)}"
+    def mount(size: str, *options: str, path: Path | None = None) -> Path:
+        path = path or tmp_path / f"disk-{len(mounted)}"
         path.mkdir()
         words = ",".join([f"size={size}", *options])
         if os.system(f"mount -t tmpfs -o {words} tmpfs {path} 2>/dev/null"):
@@ -315,10 +315,10 @@ def test_p7_a_file_that_cannot_grow(size: int, tmp_path: Path) -> None:
 
 
 def test_p7_curves_that_cannot_be_written_do_not_stop_a_training(disk: Any, tmp_path: Path) -> None:
-    folder, small = tmp_path / "run", disk("4k")
+    folder = tmp_path / "run"
     killed_at(folder, 2, *SETTINGS, "logging.tensorboard=true", terms=())
     shutil.rmtree(folder / "tensorboard")
-    (folder / "tensorboard").symlink_to(small)
+    disk("4k", path=folder / "tensorboard")
     command = forked.train(folder, *SETTINGS, "logging.tensorboard=true")
     assert command.wait() == 0, command.text()
     assert command.text().count("curves are no longer written") == 1

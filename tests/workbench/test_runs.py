@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from seqreg.errors import BadInput, NoRoom, NotFinite
-from seqreg.workbench import files, launch, runs, train
+from seqreg.workbench import data, files, launch, runs, train
 from seqreg.workbench.evidence import chain
 from seqreg.workbench.evidence.findings import Finding
 from seqreg.workbench.trainers import SteadyTrainer
@@ -219,3 +219,28 @@ def test_w15_seconds_do_not_follow_the_time_of_day(tmp_path: Path, monkeypatch: 
     assert times
     assert all(0 < seconds < 600 for seconds in times)
     assert torch.tensor([entry["eval_steps_per_second"] for entry in history if "eval_loss" in entry]).gt(0).all()
+
+
+def test_w15_a_model_that_has_changed_is_not_scored(tmp_path: Path) -> None:
+    train.train(run_of("gigaword", tmp_path, OFF, variants=[]))
+    folder = tmp_path / "run"
+    (folder / files.REMOVED).write_text("of an earlier model")
+    weights = bytearray((folder / "model.safetensors").read_bytes())
+    weights[-4:] = b"\0\0\0\0" if weights[-4:] != b"\0\0\0\0" else b"\1\0\0\0"
+    (folder / "model.safetensors").write_bytes(weights)
+    for attempt in (lambda: train.evaluate_run(folder), lambda: train.trained(folder)):
+        with pytest.raises(BadInput, match=r"model.safetensors has changed since it was written"):
+            attempt()
+
+
+def test_w15_an_old_note_of_a_removed_model_does_not_outlive_it(tmp_path: Path) -> None:
+    run = run_of("gigaword", tmp_path, OFF, variants=[])
+    (tmp_path / "run").mkdir()
+    train.train(run)
+    (tmp_path / "run" / files.REMOVED).write_text("an earlier model was not kept")
+    train.train(run, overwrite=True)
+    assert not (tmp_path / "run" / files.REMOVED).exists()
+
+
+def test_data_without_an_outline_tell_nothing() -> None:
+    assert runs.difference({}, data.Splits({"train": []})) == ""

@@ -164,8 +164,8 @@ LENGTHS = ("cu_seq_lens_q", "cu_seqlens", "cu_seqlens_q")
 def documents(inputs: Mapping[str, Any]) -> Tensor | None:
     """The number of the document that every token of packed rows is of, [B, S]; None where rows are not packed.
 
-    Rows are packed where the batch says where documents end, numbers them (seq_idx), or where positions start again in
-    a batch of one row, which is how transformers tells.
+    Rows are packed where the batch says where documents end, numbers them (seq_idx), or where positions start again and
+    no mask of padding is given, which is how transformers tells.
     """
     ids = inputs.get("input_ids")
     if not isinstance(ids, Tensor) or ids.dim() != 2:
@@ -177,7 +177,9 @@ def documents(inputs: Mapping[str, Any]) -> Tensor | None:
     numbers, positions = inputs.get("seq_idx"), inputs.get("position_ids")
     if isinstance(numbers, Tensor) and numbers.shape == ids.shape:
         return numbers
-    if isinstance(positions, Tensor) and positions.shape == ids.shape and len(ids) == 1:
+    mask = inputs.get("attention_mask")
+    padded = isinstance(mask, Tensor) and mask.dim() == 2
+    if isinstance(positions, Tensor) and positions.shape == ids.shape and not padded:
         starts = positions.diff(dim=-1, prepend=positions[:, :1] - 1) != 1
         return starts.cumsum(-1) if bool(starts.any()) else None
     return None

@@ -94,7 +94,8 @@ class Plan:
         words = ["seqreg", "compare", self.recipe, *terms, *first, *variants, *self.settings]
         words += ["--seeds", write_seeds(self.seeds)]
         level = [] if self.alpha == 0.05 else ["--alpha", f"{self.alpha:g}"]
-        return shlex.join([*words, *level, "--output", str(folder)])
+        keep = [] if self.keep_models == "best" else ["--keep-models", self.keep_models]
+        return shlex.join([*words, *level, *keep, "--output", str(folder)])
 
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,12 @@ FOLDER = "evidence"
 """In a run's folder, or a comparison's: what was found out about it later."""
 
 
+def check_own(folder: Path) -> None:
+    """Refuse an `evidence` that is a symbolic link: what is written there would be in somebody else's folder."""
+    if folder.name == FOLDER and folder.is_symlink():
+        raise BadInput(f"{folder}: a symbolic link: remove it, or choose a folder with --output")
+
+
 @dataclass(frozen=True)
 class Table:
     """Numbers and words in columns; a number is shown with as many digits as it deserves by whoever shows it."""
@@ -47,6 +53,7 @@ class Finding:
 
     def write(self, folder: Path) -> Path:
         """Write it down as `<kind>.json`."""
+        check_own(folder)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.kind}.json"
         write_text(path, to_json(asdict(self), indent=1, ensure_ascii=False) + "\n")

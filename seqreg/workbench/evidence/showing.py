@@ -15,7 +15,7 @@ from rich.table import Table as Shown
 
 from seqreg.errors import BadInput
 from seqreg.workbench.console import console
-from seqreg.workbench.evidence.findings import FOLDER, Finding, Table
+from seqreg.workbench.evidence.findings import FOLDER, Finding, Table, check_own
 from seqreg.workbench.files import writable
 from seqreg.workbench.progress import Bar, columns
 from seqreg.workbench.results import print_json
@@ -32,6 +32,7 @@ def place(folders: Sequence[Path], output: Path | None) -> Path:
         raise BadInput("the runs are in different folders: say where to write with --output FOLDER")
     chosen = output or (folders[0] if len(folders) == 1 else folders[0].parent) / FOLDER
     writable(chosen, "--output ")
+    check_own(chosen)
     for path in (chosen, *chosen.parents):
         if path.exists() and not path.is_dir():
             raise BadInput(f"--output {chosen}: {path} is a file and in the way: choose another")

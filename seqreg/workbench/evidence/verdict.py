@@ -213,10 +213,20 @@ def settings_table(found: Gathered) -> Table:
     rows = []
     for name in plan.methods:
         own = plan.resolved.get(name, {})
-        changed = [f"{key} = {_value(own[key])}" for key in own if base.get(key, _NONE) != own[key] and own[key] != {}]
-        gone = [f"no {key}" for key in base if key not in own and base[key] != {}]
+        changed = [_setting(key, own[key]) for key in own if base.get(key, _NONE) != own[key] and _tells(key, own[key])]
+        gone = [f"no {key}" for key in base if key not in own and _tells(key, base[key])]
+        gone = [line for line in gone if not any(key.startswith(f"{line[3:]}.") for key in own)]
         rows.append([name, plan.given.get(name, name), "; ".join([*changed, *gone])])
     return Table(CHANGES, ["method", "--terms", f"settings that differ from {plan.baseline}"], rows)
+
+
+def _tells(key: str, value: Any) -> bool:
+    """Whether a setting says something: a section without any key, or null, does not."""
+    return value is not None and (value != {} or "." in key)
+
+
+def _setting(key: str, value: Any) -> str:
+    return f"{key} (defaults)" if value == {} else f"{key} = {_value(value)}"
 
 
 def _value(value: Any) -> str:

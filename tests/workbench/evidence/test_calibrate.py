@@ -106,6 +106,7 @@ def test_an_overconfident_model_is_found_and_cured(classifier: Path, tmp_path: P
     weights = load_file(folder / "model.safetensors")
     weights = {key: value * 8 if key.startswith("classifier") else value for key, value in weights.items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    samples.accept_model(folder)
     samples.write(tmp_path / "data" / "validation.jsonl", reviews(400, 5, wrong=0.2))
     found = calibrate.calibrate(folder, overrides=[f"data.path={tmp_path / 'data'}"])
     numbers = found.values["parts"]["classes"]

@@ -288,3 +288,12 @@ def test_b10_few_test_examples_give_no_verdict(kind: str, tmp_path: Path) -> Non
     assert "too few test examples for a verdict: 12, and " in said
     assert "significant" not in json.dumps([finding.summary, [table.rows for table in finding.tables]])
     assert finding.tables[0].rows[1][-1] == "none: 12 test examples"
+
+
+def test_w16_what_methods_change_is_shown_as_it_is(tmp_path: Path) -> None:
+    """Also of terms that are taken with their defaults, and of an update that the baseline does not have."""
+    made.comparison(tmp_path, {"uegr": 0.0, "rdrop": 0.0}, seeds="2", curves=False)
+    rows = next(one for one in verdict.judge(tmp_path).tables if one.title == verdict.CHANGES).rows
+    assert [row[2] for row in rows] == [
+        "", "terms.uegr (defaults); optimisation.update.selective (defaults)", "terms.rdrop (defaults)",
+    ]  # fmt: skip

@@ -37,6 +37,7 @@ def changed(folder: Path, target: Path, change: Any) -> Path:
     shutil.copytree(folder, target)
     weights = {name: change(name, value) for name, value in load_file(target / "model.safetensors").items()}
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    samples.accept_model(target)
     return target
 
 
