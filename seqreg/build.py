@@ -16,7 +16,7 @@ from seqreg.criterion import Criterion
 from seqreg.errors import BadInput, nearest
 from seqreg.gradients import ChildTuningD, ChildTuningF, SelectiveUpdate, Update
 from seqreg.schedules import SCHEDULES, Weight
-from seqreg.term import Term
+from seqreg.term import Cost, Term
 
 
 def term_names() -> list[str]:
@@ -105,11 +105,15 @@ def build_term(name: str, settings: Mapping[str, Any] | None = None) -> Term:
     if missing := sorted(getattr(cls, "__abstractmethods__", ())):
         raise BadInput(f"term {name!r}: {cls.__name__} is abstract: it lacks {', '.join(missing)}")
     try:
-        return cls(**settings)
+        made = cls(**settings)
+        cost: Any = made.cost
     except BadInput:
         raise
     except Exception as error:  # a class of the user's may have any constructor
         raise BadInput(f"term {name!r}: {cls.__name__} cannot be made: {type(error).__name__}: {error}") from error
+    if not isinstance(cost, Cost):
+        raise BadInput(f"term {name!r}: {cls.__name__}.cost is {cost!r}: expected a seqreg.Cost")
+    return made
 
 
 UPDATES: dict[str, type[Update]] = {

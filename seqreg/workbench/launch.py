@@ -11,6 +11,9 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 _BEHIND = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_USE_SAGEMAKER")
 """What would change a training without a word in its recipe."""
+_FLAGS = ("ACCELERATE_USE_CPU", "ACCELERATE_DEBUG_MODE", "ACCELERATE_CPU_AFFINITY", "FORK_LAUNCHED")
+"""What accelerate reads as true or false, and fails at anything else."""
+_ON = ("1", "yes", "true", "on", "y", "t")
 _OFF = ("", "0", "no", "false", "off", "n", "f")
 
 
@@ -20,9 +23,7 @@ def processes() -> tuple[int, int]:
     A variable that was left behind in a shell is refused: whoever believes that another process is the first one looks
     neither at the lock nor at what is in the output folder.
     """
-    for name in (*TORCHRUN, *_MPI):
-        if os.environ.get(name) == "":
-            del os.environ[name]  # accelerate would read a number
+    _unset_empty(*TORCHRUN, *_MPI)
     found = {name: value for name in TORCHRUN if (value := os.environ.get(name, "")) not in ("", "-1")}
     numbers = {name: _whole(name, found[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in found}
     for name in _MPI:
@@ -43,6 +44,13 @@ def processes() -> tuple[int, int]:
     return 0, 1
 
 
+def _unset_empty(*names: str) -> None:
+    """Remove variables without a value: accelerate would read a number, or true or false, and fail."""
+    for name in names:
+        if os.environ.get(name) == "":
+            del os.environ[name]
+
+
 def _whole(name: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise BadInput(f"{name}={text[:40]!r} in the environment: expected a whole number: unset it, or use torchrun")
@@ -51,6 +59,7 @@ def _whole(name: str, text: str) -> int:
 
 def check_accelerate(precision: str) -> None:
     """Refuse variables by which accelerate would train otherwise than the recipe says."""
+    _unset_empty("ACCELERATE_MIXED_PRECISION", *_BEHIND, *_FLAGS)
     mixed = os.environ.get("ACCELERATE_MIXED_PRECISION", "").lower()
     if mixed not in (*_OFF, precision):
         raise BadInput(
@@ -60,3 +69,6 @@ def check_accelerate(precision: str) -> None:
     for name in _BEHIND:
         if os.environ.get(name, "").lower() not in _OFF:
             raise BadInput(f"{name}={os.environ[name]} in the environment: it is in no recipe: unset it")
+    for name in _FLAGS:
+        if (value := os.environ.get(name, "")).lower() not in (*_ON, *_OFF):
+            raise BadInput(f"{name}={value[:40]} in the environment: expected true or false: unset it")

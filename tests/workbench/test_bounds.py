@@ -158,6 +158,15 @@ MODULES = {
         "    def __post_init__(self): raise KeyError('a')\n",
         "Mine cannot be made: KeyError: 'a'",
     ),
+    "costs": (
+        "from seqreg import Term\nclass Mine(Term):\n    cost = None\n    def __call__(self, ctx): return 0\n",
+        "Mine.cost is None: expected a seqreg.Cost",
+    ),
+    "costly": (
+        "from seqreg import Term\nclass Mine(Term):\n    @property\n    def cost(self): raise OSError('x')\n"
+        "    def __call__(self, ctx): return 0\n",
+        "Mine cannot be made: OSError: x",
+    ),
 }  # fmt: skip
 
 

@@ -98,6 +98,7 @@ STRAY = [
     {"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, {"RANK": "9" * 99},
     {"PMI_SIZE": "2"}, {"OMPI_COMM_WORLD_SIZE": "x"}, {"ACCELERATE_MIXED_PRECISION": "bf16"},
     {"ACCELERATE_USE_FSDP": "true"}, {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, {"ACCELERATE_USE_DEEPSPEED": "1"},
+    {"ACCELERATE_USE_CPU": "abc"}, {"ACCELERATE_DEBUG_MODE": "2"}, {"FORK_LAUNCHED": "2"},
 ]  # fmt: skip
 
 
@@ -140,10 +141,12 @@ def test_w13_torchrun_is_believed(
 
 def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also for accelerate, which would read a number."""
-    for name in (*launch.TORCHRUN, "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"):
+    names = {*launch.TORCHRUN, "PMI_SIZE", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_CPU", "ACCELERATE_MIXED_PRECISION"}
+    for name in names:
         monkeypatch.setenv(name, "")
     assert launch.processes() == (0, 1)
-    assert not {*launch.TORCHRUN, "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"} & set(os.environ)
+    launch.check_accelerate("fp32")
+    assert not names & set(os.environ)
 
 
 # What is called finished
