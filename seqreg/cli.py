@@ -24,7 +24,7 @@ app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown",
     help="""Fine-tune with smoothness regularizers: from one line to ROUGE and TensorBoard.
 
-**A first run**, on text that is made here, in a minute:
+**A first run**, on text that is made here, in two minutes:
 
     seqreg train quickstart --terms r3f
 
