@@ -44,7 +44,7 @@ def train(
             print_json({**metrics, "output": run.config.output})
         else:
             out.print(score_table({metrics["method"]: metrics}))
-        if run.note and not any(scores.get("collapsed") for scores in metrics["scores"].values()):
+        if run.note:
             console.print(run.note, soft_wrap=True)
         console.print(f"Everything is in {plain(run.config.output)}")
         if run.config.logging.tensorboard:

@@ -251,7 +251,8 @@ def trained(folder: Path, overrides: tuple[str, ...] = (), *, trust: bool = Fals
         why = "its comparison has not kept it (--keep-models)" if gone else "has its training ended?"
         raise BadInput(f"{folder}: there is no trained model in it: {why}")
     record = Record.read(folder)
-    wrong = None if record is None else checkpoints.damage(folder, record.files)
+    weights = {} if record is None else {k: v for k, v in record.files.items() if k.endswith(".safetensors")}
+    wrong = checkpoints.damage(folder, weights)
     if wrong is not None:
         raise BadInput(f"{folder}: its model is not the one that was trained: {wrong}: train it again with --overwrite")
     further = {

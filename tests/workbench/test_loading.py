@@ -155,6 +155,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_w1_a_trained_run_is_read_whole_by_every_command(part: str, finished: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(finished / "run", tmp_path / "run"))
     spoil(folder, without(part))
+    samples.accept_model(folder)
     set_config(folder, architectures=["RobertaForMaskedLM"])  # not even if it claims to be without a head
     before = (folder / "metrics.json").read_bytes()
     source = samples.write(tmp_path / "in.jsonl", [{"sentence": "good"}])
