@@ -106,8 +106,9 @@ def test_padding_does_not_matter(term: str, model: str) -> None:
 
     exact = model != "prophetnet"  # which gives NaN in float64
     narrow, wide = report(), report(pad=4)
-    rounding = 4 * torch.finfo(torch.float32).eps * narrow.total.item()  # of terms that are differences of losses
-    tolerance = {"rel": 1e-6, "abs": 1e-14} if exact else {"rel": 1e-3, "abs": rounding}
+    tolerance = {"rel": 1e-6, "abs": 1e-14} if exact else {"rel": 1e-3, "abs": 1e-9}
+    if not exact and term in ("freelb", "uegr"):  # differences of two losses, which are rounded each
+        tolerance["abs"] = 2 * torch.finfo(torch.float32).eps * narrow.total.item()
     assert wide.values["term"].item() == pytest.approx(narrow.values["term"].item(), **tolerance)
     assert wide.total.item() == pytest.approx(narrow.total.item(), rel=1e-6)
 
