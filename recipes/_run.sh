@@ -22,7 +22,7 @@ run() {
     local processes="${NPROC:-1}" start=(seqreg)
     case "$processes" in
         1) ;;
-        [1-9] | [1-9][0-9] | [1-9][0-9][0-9]) start=(torchrun --standalone --nproc_per_node "$processes" -m seqreg.cli) ;;
+        [1-9] | [1-9][0-9] | [1-9][0-9][0-9]) start=(torchrun --standalone --nproc_per_node "$processes" -m seqreg) ;;
         *) echo "NPROC=$processes: expected a whole number of processes from 1 to 999" >&2; exit 2 ;;
     esac
     "${start[@]}" train "$recipe" --terms "$term" "${words[@]}"

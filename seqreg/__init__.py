@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from seqreg.context import Context, Count
     from seqreg.criterion import Criterion, LossReport
     from seqreg.errors import BadInput
-    from seqreg.parts import Agreement
+    from seqreg.forward import Forward, Shift, Site, View
+    from seqreg.objective import Agreement
     from seqreg.schedules import Every, StartAt, Warmup
     from seqreg.term import Cost, Term
-    from seqreg.views import Forward, Shift, Site, View
 
 __all__ = [
     "Agreement",
@@ -43,10 +43,10 @@ _HOMES = {
     "context": ("Context", "Count"),
     "criterion": ("Criterion", "LossReport"),
     "errors": ("BadInput",),
-    "parts": ("Agreement",),
+    "objective": ("Agreement",),
     "schedules": ("Every", "StartAt", "Warmup"),
     "term": ("Cost", "Term"),
-    "views": ("Forward", "Shift", "Site", "View"),
+    "forward": ("Forward", "Shift", "Site", "View"),
 }
 
 

@@ -14,8 +14,8 @@ from typing import Any, cast
 from seqreg import terms
 from seqreg.criterion import Criterion
 from seqreg.errors import BadInput, nearest
-from seqreg.gradients import ChildTuningD, ChildTuningF, SelectiveUpdate, Update
 from seqreg.schedules import SCHEDULES, Weight
+from seqreg.selective_update import ChildTuningD, ChildTuningF, SelectiveUpdate, Update
 from seqreg.term import Cost, Term
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from seqreg.errors import BadInput
+from seqreg.forward import Dropout, Extra, Forward, Shift, View
 from seqreg.losses import IGNORE, Base, at_least_float32
-from seqreg.views import Dropout, Extra, Forward, Shift, View
 
 Per = Literal["token", "sequence", "fairseq", "sum"]
 Where = Literal["input", "encoder", "decoder", "both"]

@@ -14,11 +14,11 @@ from torch import Tensor
 from seqreg.advice import Advisor
 from seqreg.context import Context, Count
 from seqreg.errors import BadInput
+from seqreg.forward import View
 from seqreg.losses import Base, Smoothing, check_smoothing
-from seqreg.parts import Found, Joint, Part, Path, Task, base_loss, evaluate
+from seqreg.objective import Found, Joint, Part, Path, Task, base_loss, evaluate
 from seqreg.schedules import weight_at
 from seqreg.term import Term
-from seqreg.views import View
 
 
 @dataclass(frozen=True)

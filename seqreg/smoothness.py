@@ -15,10 +15,10 @@ from torch.nn.functional import pad
 
 from seqreg.context import Context
 from seqreg.errors import BadInput
+from seqreg.forward import Shift, View
+from seqreg.fused.head import squared_norm
 from seqreg.losses import at_least_float32
 from seqreg.noise import rms, sample
-from seqreg.projection import squared_norm
-from seqreg.views import Shift, View
 
 Layers = Literal["all", "encoder", "decoder", "logits"]
 States = dict[str, tuple[Tensor, Tensor | None]]

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from seqreg.context import Context
 from seqreg.errors import BadInput, nearest, yaml_hint
-from seqreg.parts import Joint, Part
+from seqreg.forward import Extra, Shift
+from seqreg.objective import Joint, Part
 from seqreg.schedules import Weight, weight_at
-from seqreg.views import Extra, Shift
 
 
 @dataclass(frozen=True)

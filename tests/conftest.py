@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from seqreg.workbench import machine
+from seqreg.workbench.data import machine
 
 machine.settle()  # before the first product; workers of pytest-xdist inherit it
 if "OMP_NUM_THREADS" not in os.environ:

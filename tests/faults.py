@@ -22,8 +22,8 @@ from pathlib import Path
 
 from rich.progress import track
 
-from seqreg.workbench.console import console
-from tests import forked
+from seqreg.workbench.text.terminal import console
+from tests.helpers import forked_process
 
 TERMS = ("r3f", "smart", "bregman")
 SETTINGS = (
@@ -50,7 +50,7 @@ class Tally:
 
 def strike(output: Path, instant: float, inside: bool, delay: float) -> bool:
     """Start a training and kill it; False if it was finished before that."""
-    command = forked.train(output, *SETTINGS, terms=TERMS)
+    command = forked_process.train(output, *SETTINGS, terms=TERMS)
     command.until(lambda: False, seconds=instant)
     if inside:
         command.until(lambda: any(output.glob(".tmp-checkpoint-*")))
@@ -60,19 +60,19 @@ def strike(output: Path, instant: float, inside: bool, delay: float) -> bool:
 
 def finish(output: Path, tries: int = 3) -> bool:
     """Run the same command until the training is finished."""
-    return any(forked.train(output, *SETTINGS, terms=TERMS).wait() == 0 for _ in range(tries))
+    return any(forked_process.train(output, *SETTINGS, terms=TERMS).wait() == 0 for _ in range(tries))
 
 
 def run(kills: int, seed: int, folder: Path) -> Tally:
     """Kill `kills` trainings; what is lost is left in `folder`."""
     draw, tally = random.Random(seed), Tally()
     whole = folder / "undisturbed"
-    forked.train(whole, *SETTINGS, terms=TERMS).wait()
+    forked_process.train(whole, *SETTINGS, terms=TERMS).wait()
     whole = folder / "undisturbed-again"  # the first one also started the server
     begin = time.monotonic()
-    forked.train(whole, *SETTINGS, terms=TERMS).wait()
-    seconds, wanted = time.monotonic() - begin, forked.weights(whole)
-    if wanted != forked.weights(folder / "undisturbed"):
+    forked_process.train(whole, *SETTINGS, terms=TERMS).wait()
+    seconds, wanted = time.monotonic() - begin, forked_process.weights(whole)
+    if wanted != forked_process.weights(folder / "undisturbed"):
         raise SystemExit("two undisturbed trainings differ: nothing can be compared on this machine")
     for number in track(range(kills), "killing", console=console, disable=not console.is_terminal):
         output = folder / f"run-{number}"
@@ -80,7 +80,7 @@ def run(kills: int, seed: int, folder: Path) -> Tally:
             shutil.rmtree(output)
         tally.kills += 1
         tally.inside += any(output.glob(".tmp-checkpoint-*"))
-        if finish(output) and forked.weights(output) == wanted:
+        if finish(output) and forked_process.weights(output) == wanted:
             tally.same += 1
             shutil.rmtree(output)
         else:

@@ -40,9 +40,9 @@ from transformers.models.auto import modeling_auto as auto
 from seqreg import BadInput, Criterion
 from seqreg.integrations.hf import context
 from seqreg.terms.r3f import R3F
-from seqreg.workbench.console import console
-from tests import tiny_configs, zoo
-from tests.tiny_configs import EOS, PAD, VOCAB
+from seqreg.workbench.text.terminal import console
+from tests.helpers import tiny_configs, tiny_models
+from tests.helpers.tiny_configs import EOS, PAD, VOCAB
 
 KINDS = {
     "causal": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -132,7 +132,7 @@ def compare(kind: str, model_type: str, name: str) -> Row:
         model = build(kind, model_type, name)
         given = batch(kind, model)
         if len({_own_loss(model, given).item() for _ in range(3)}) > 1:  # some draw their own seeds
-            zoo.dropout_off(model)
+            tiny_models.dropout_off(model)
         theirs = _own_loss(model, given)
         theirs.backward()
         wanted = _gradient(model)
@@ -153,7 +153,7 @@ def compare(kind: str, model_type: str, name: str) -> Row:
     if abs(ours - theirs.item()) > 1e-5 * max(1, abs(theirs.item())) or not off < 1e-4:
         reason = f"loss {ours:.6f}, the model's own {theirs.item():.6f}; gradients differ by {off:.1e}"
         return Row(kind, model_type, name, "differs", reason)
-    return _beside_a_term(Row(kind, model_type, name, "equal"), zoo.dropout_off(model), given)
+    return _beside_a_term(Row(kind, model_type, name, "equal"), tiny_models.dropout_off(model), given)
 
 
 def _own_loss(model: Any, given: dict[str, Tensor]) -> Tensor:

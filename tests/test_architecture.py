@@ -1,10 +1,11 @@
-"""The house rules: imports point one way, and importing seqreg is light."""
+"""Imports point one way between and inside the packages, folders stay small, and importing seqreg is light."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,24 +13,32 @@ import pytest
 ROOT = Path(__file__).parents[1] / "seqreg"
 FILES = sorted(ROOT.rglob("*.py"))
 
-# A room may import from itself where listed, and from the rooms before it.
-ROOMS = ["core", "terms", "build", "package", "integrations", "metrics", "workbench", "cli"]
+# A module may import from its own layer and from the layers before it.
+LAYERS = [
+    "core", "terms", "build", "package", "integrations", "metrics",
+    "workbench", "workbench.text", "workbench.config", "workbench.data", "workbench.scores", "workbench.run",
+    "studies", "studies.common", "studies.compare", "studies.calibrate", "studies.robustness", "studies.collapse",
+    "bench", "cli",
+]  # fmt: skip
+INDEPENDENT = {"studies.compare", "studies.calibrate", "studies.robustness", "studies.collapse", "bench"}
+"""Layers that do not import each other."""
 FRAMEWORKS = {"transformers", "accelerate", "fairseq", "datasets", "peft"}
+LARGEST_FOLDER = 20
 
 
-def room(parts: tuple[str, ...]) -> str:
-    """The room of a module given as path parts below seqreg."""
+def layer(parts: tuple[str, ...]) -> str:
+    """The layer of a module given as path parts below seqreg."""
     if not parts:
         return "package"
-    if parts[0] in ("terms", "integrations", "metrics", "workbench"):
+    if parts[0] in ("workbench", "studies"):
+        return ".".join(parts[:2])
+    if parts[0] in ("terms", "integrations", "metrics", "bench", "cli", "build"):
         return parts[0]
-    if parts[0].startswith("cli") or parts[0] == "__main__":
-        return "cli"
-    return parts[0] if parts[0] == "build" else "core"
+    return "cli" if parts[0] == "__main__" else "core"
 
 
 def imported(path: Path) -> set[str]:
-    """Absolute module names that a file imports; `from seqreg import heads` counts as seqreg.heads."""
+    """Absolute names of the modules that a file imports; `from seqreg import noise` counts as seqreg.noise."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -48,24 +57,36 @@ def imported(path: Path) -> set[str]:
 def test_imports_point_one_way(path: Path) -> None:
     parts = path.relative_to(ROOT).with_suffix("").parts
     parts = parts[:-1] if parts[-1] == "__init__" else parts
-    here = room(parts)
+    here = layer(parts)
     for name in imported(path):
         top, *rest = name.split(".")
         if top == "seqreg":
-            there = room(tuple(rest))
-            assert ROOMS.index(there) <= ROOMS.index(here), f"{here} must not import {name}"
+            there = layer(tuple(rest))
+            assert LAYERS.index(there) <= LAYERS.index(here), f"{here} must not import {name}"
+            assert here == there or not {here, there} <= INDEPENDENT, f"{here} must not import {name}"
             assert not (here == "terms" and there == "terms"), f"a term never imports another: {name}"
             assert not (here != "package" and there == "package"), f"import the module, not the package: {name}"
         elif here in ("core", "terms", "build", "package"):
             assert top == "torch" or top in sys.stdlib_module_names, f"{here} imports only torch, not {name}"
         if top in FRAMEWORKS:
-            assert here in ("integrations", "metrics", "workbench"), f"{here} must not import {name}"
+            assert LAYERS.index(here) >= LAYERS.index("integrations"), f"{here} must not import {name}"
+            assert here != "cli", f"{here} must not import {name}"
         inside = parts[:2] == ("integrations", "fairseq_plugin")
         if inside:  # it must work where fairseq is installed, and transformers is not
             assert top not in FRAMEWORKS - {"fairseq"}, f"the fairseq plug-in must not import {name}"
             assert not name.startswith("seqreg.integrations.hf"), f"the fairseq plug-in must not import {name}"
         else:
             assert top not in ("fairseq", "hydra", "omegaconf"), f"only the fairseq plug-in imports {name}"
+
+
+def test_every_package_has_a_layer() -> None:
+    assert {layer(path.relative_to(ROOT).parent.parts or ("errors",)) for path in FILES} <= set(LAYERS)
+
+
+def test_folders_are_small() -> None:
+    sizes = Counter(path.parent.relative_to(ROOT) for path in FILES if path.name != "__init__.py")
+    del sizes[Path("terms")]
+    assert {str(folder): size for folder, size in sizes.items() if size > LARGEST_FOLDER} == {}
 
 
 def test_importing_seqreg_is_light() -> None:

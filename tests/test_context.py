@@ -5,7 +5,7 @@ import torch
 
 from seqreg import BadInput, Context, Count
 from seqreg.losses import IGNORE
-from tests.stubs import Played
+from tests.helpers.stubs import Played
 
 
 def make(labels: torch.Tensor, count: Count | None = None) -> Context:

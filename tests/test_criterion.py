@@ -11,7 +11,7 @@ import torch
 from seqreg import BadInput, Context, Cost, Criterion, Every, LossReport, Term, Warmup, build_criterion, build_term
 from seqreg.terms.r3f import R3F
 from seqreg.terms.rdrop import RDrop
-from tests.stubs import Played
+from tests.helpers.stubs import Played
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +187,7 @@ def test_the_real_reason_of_a_failed_import_is_told(tmp_path: Path, monkeypatch:
 
 
 def test_the_key_names_the_part_where_the_class_is_given() -> None:
-    assert build_term("outside_term", {"term": "tests.outside_term"}).name == "outside_term"
+    assert build_term("outside_term", {"term": "tests.helpers.outside_term"}).name == "outside_term"
 
 
 def test_dicts_and_python_build_the_same() -> None:

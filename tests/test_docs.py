@@ -12,9 +12,11 @@ import torch
 import transformers
 
 from seqreg import Cost, build_term
+from seqreg.bench import steps as bench_steps
+from seqreg.bench import worker_process
 from seqreg.build import term_names
-from seqreg.workbench import bench_steps, bench_worker, cards, catalogue, layers
-from tests import zoo
+from seqreg.workbench.config import cards, lookup, overlay
+from tests.helpers import tiny_models
 
 ROOT = Path(__file__).parents[1]
 CARDS = sorted((ROOT / "docs" / "terms").glob("*.md"))
@@ -26,8 +28,8 @@ def blocks(path: Path) -> list[str]:
 
 def what_the_reader_has(tmp_path: Path) -> dict[str, Any]:
     """The names that the README calls yours."""
-    model = zoo.make("bart")
-    batch = zoo.batch("bart")
+    model = tiny_models.make("bart")
+    batch = tiny_models.batch("bart")
     rows = [{key: value[row] for key, value in batch.items()} for row in range(3)]
     return {
         "model": model,
@@ -38,7 +40,7 @@ def what_the_reader_has(tmp_path: Path) -> dict[str, Any]:
         "arguments": transformers.Seq2SeqTrainingArguments(
             output_dir=str(tmp_path), max_steps=2, logging_steps=1, report_to="none", use_cpu=True, disable_tqdm=True
         ),
-        "classifier": zoo.make("roberta"),
+        "classifier": tiny_models.make("roberta"),
         "folder": tmp_path / "classifier",
     }
 
@@ -68,7 +70,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("path", CARDS, ids=lambda path: path.name)
 def test_card_examples_print_what_they_say(path: Path) -> None:
-    names = {"model": zoo.make("bart"), "batch": zoo.batch("bart")}
+    names = {"model": tiny_models.make("bart"), "batch": tiny_models.batch("bart")}
     (example,) = blocks(path)
     test = doctest.DocTestParser().get_doctest(example, names, path.name, str(path), 0)
     runner = doctest.DocTestRunner()
@@ -81,7 +83,7 @@ def test_every_term_has_a_card_with_its_measured_cost() -> None:
     size = bench_steps.SIZES["tiny"]
     model, batch = size.model(), size.batch()
     counted = {
-        variant.name: bench_worker.count_flops(variant.step(model, batch))
+        variant.name: worker_process.count_flops(variant.step(model, batch))
         for variant in bench_steps.variants(presets=False)
     }
     measured = {name: counted[name] / counted[bench_steps.HF] for name in term_names()}
@@ -118,13 +120,13 @@ def test_docstring_states_the_cost(name: str) -> None:
 
 def test_the_card_in_the_docs_is_a_card() -> None:
     (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "recipes.md").read_text(), re.S)
-    card = cards.parse(layers.parse(example, "docs/recipes.md"), "docs/recipes.md")
+    card = cards.parse(overlay.parse(example, "docs/recipes.md"), "docs/recipes.md")
     assert card.evaluations == ["test"]
 
 
 def test_readme_lists_every_recipe() -> None:
     text = (ROOT / "README.md").read_text()
-    assert all(f"[`{name}`](recipes/{name}.yaml)" in text for name in catalogue.names("recipes"))
+    assert all(f"[`{name}`](recipes/{name}.yaml)" in text for name in lookup.names("recipes"))
 
 
 def test_readme_lists_every_term() -> None:

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from seqreg import Context, Criterion, heads
+from seqreg import Context, Criterion, spectral_norm
 from seqreg.divergences import symmetric_kl
 from seqreg.losses import IGNORE, label_smoothed_nll
 from seqreg.noise import draw
 from seqreg.terms.r3f import R3F
-from tests.stubs import Played
+from tests.helpers.stubs import Played
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "r3f_fairseq.npz")
 
@@ -146,7 +146,7 @@ def test_r4f_head() -> None:
             "out_proj.bias": golden("r4f_b"),
         }
     )
-    assert heads.spectral_norm(head, "out_proj", warmup=0) == ["out_proj"]
+    assert spectral_norm.spectral_norm(head, "out_proj", warmup=0) == ["out_proj"]
     state = head.state_dict()
     u, v = (next(key for key in state if key.endswith(end)) for end in (".u", ".v"))
     state[u], state[v] = golden("r4f_u0"), golden("r4f_v0")
@@ -154,7 +154,7 @@ def test_r4f_head() -> None:
     features = golden("r4f_feats")
     close(head(features), "r4f_out_train1")
     close(head.state_dict()[u], "r4f_u1")
-    close(heads.folded_state(head)["out_proj.weight"], "r4f_Wsn1")
+    close(spectral_norm.folded_state(head)["out_proj.weight"], "r4f_Wsn1")
     close(head(features), "r4f_out_train2")
     head.eval()
     close(head(features), "r4f_out_eval")

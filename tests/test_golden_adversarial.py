@@ -21,7 +21,7 @@ from seqreg.terms.neftune import NEFTune
 from seqreg.terms.rdrop import RDrop
 from seqreg.terms.sift import SiFT
 from seqreg.terms.smart import SMART
-from tests.stubs import Played
+from tests.helpers.stubs import Played
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "adversarial.npz")
 Head = Literal["cls", "tok", "reg"]
@@ -89,7 +89,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Begin every ascent at the stored noise."""
 
     def put(key: str) -> None:
-        monkeypatch.setattr("seqreg.adversary.sample", lambda *_: golden(key).clone())
+        monkeypatch.setattr("seqreg.ascent.sample", lambda *_: golden(key).clone())
 
     return put
 
@@ -134,7 +134,7 @@ def smart_pytorch(toy: Toy, noise: Tensor, step_size: float) -> Tensor:
 def test_w7_smart_pytorch_divides_the_inner_loss_by_rows(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     toy, reference = Toy(head), Toy(head)
     noise = 0.1 * torch.randn(toy.E.shape)
-    monkeypatch.setattr("seqreg.adversary.sample", lambda *_: noise.clone())
+    monkeypatch.setattr("seqreg.ascent.sample", lambda *_: noise.clone())
     labels = golden("in.TGT") if head == "tok" else torch.tensor([2, 0])
     kind: Literal["tokens", "classes"] = "tokens" if head == "tok" else "classes"
     term = SMART(preset="smart_pytorch", inject="scaled", scale=0.1, step_size=1.0)
@@ -193,7 +193,7 @@ def test_freelb(start: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -
     """Three points, the losses summed over rows and averaged over points; gradients of every weight."""
     toy = Toy("cls")
     fed = golden("freelb.l2.fed")
-    monkeypatch.setattr("seqreg.adversary.sample", lambda *_: fed[0] - golden("toy.E"))
+    monkeypatch.setattr("seqreg.ascent.sample", lambda *_: fed[0] - golden("toy.E"))
     mask = torch.tensor([[True, True, True], [True, True, False]])
     forward = ToyForward(toy, mask)
     labels = torch.tensor([2, 0])

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from seqreg.workbench import catalogue, config
-from tests.workbench import samples
+from seqreg.workbench.config import lookup, run_config
+from tests.helpers import sample_files
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted(path.name for path in (ROOT / "recipes").glob("*.sh") if not path.name.startswith("_"))
@@ -33,7 +33,7 @@ class Clone:
             shutil.copy(ROOT / name, self.root / name)
         self.pip = folder / "pip.log"
         self.command("python", f'if [ "$1 $2" = "-m pip" ]; then echo "$@" >> {self.pip}; exit $PIP; fi', "")
-        self.command("seqreg", "", "-m seqreg.cli")
+        self.command("seqreg", "", "-m seqreg.cli.main")
         assert self.bash('source tools/environment.sh ""', "-c", PIP="0").returncode == 0
         assert len(self.pip.read_text().splitlines()) == 1
 
@@ -69,9 +69,9 @@ def clone(tmp_path: Path) -> Clone:
 def test_b1_a_script_runs_with_a_term_a_variant_and_a_setting(script: str, clone: Clone, tmp_path: Path) -> None:
     recipe = script.removesuffix(".sh")
     variants = ["rte", "tiny"] if recipe == "glue" else ["tiny"]
-    card = config.resolve(recipe, variants=variants).card
-    folder = samples.folder(tmp_path / "data", card, train=12, held=3)
-    size = samples.TINY_BART if card.kind == "generation" else samples.TINY_BERT
+    card = run_config.resolve(recipe, variants=variants).card
+    folder = sample_files.folder(tmp_path / "data", card, train=12, held=3)
+    size = sample_files.TINY_BART if card.kind == "generation" else sample_files.TINY_BERT
     settings = [f"data.path={folder}", f"model.settings={size}", *QUICK]
     done = clone.bash(f"recipes/{script}", "r3f", *variants, *settings)
     assert done.returncode == 0, done.stderr
@@ -132,7 +132,7 @@ def test_b1_words_of_a_script(clone: Clone) -> None:
     for words, said in expected.items():
         assert clone.bash("recipes/gigaword.sh", *words).stdout == said
     started = clone.bash("recipes/gigaword.sh", "r3f", NPROC="8").stdout
-    assert started == f"torchrun --standalone --nproc_per_node 8 -m seqreg.cli {train} r3f\n"
+    assert started == f"torchrun --standalone --nproc_per_node 8 -m seqreg.cli.main {train} r3f\n"
 
 
 @pytest.mark.parametrize(
@@ -144,4 +144,4 @@ def test_b1_the_environment_of_the_caller_counts(given: dict[str, str], offline:
 
 
 def test_every_recipe_has_a_script() -> None:
-    assert [f"{name}.sh" for name in catalogue.names("recipes")] == SCRIPTS
+    assert [f"{name}.sh" for name in lookup.names("recipes")] == SCRIPTS

@@ -9,7 +9,7 @@ import torch
 from seqreg import BadInput, Criterion
 from seqreg.integrations.hf import context
 from seqreg.smoothness import effective_rank, linear_cka, observe, source_gap
-from tests import zoo
+from tests.helpers import tiny_models
 from tests.integrations.test_trainer import losses, trainer
 
 
@@ -52,8 +52,8 @@ def test_effective_rank() -> None:
 
 @pytest.mark.parametrize("model", ["bart", "t5", "roberta", "gpt2", "led"])
 def test_observe(model: str) -> None:
-    net = zoo.make(model).eval()
-    ctx = context(net, zoo.batch(model))
+    net = tiny_models.make(model).eval()
+    ctx = context(net, tiny_models.batch(model))
     with torch.no_grad():
         Criterion()(ctx)
     numbers, own = observe(context_with_loss(net, model))
@@ -63,11 +63,11 @@ def test_observe(model: str) -> None:
     assert all(value == pytest.approx(1, abs=1e-4) for value in ckas)
     assert all(value > 0 for key, value in numbers.items() if key.startswith("jacobian/"))
     assert all(value >= 1 for key, value in numbers.items() if key.startswith("rank/"))
-    assert ("source_gap" in numbers) == (model in zoo.SEQ2SEQ)
+    assert ("source_gap" in numbers) == (model in tiny_models.SEQ2SEQ)
 
 
 def context_with_loss(net: Any, model: str) -> Any:
-    ctx = context(net, zoo.batch(model))
+    ctx = context(net, tiny_models.batch(model))
     with torch.no_grad():
         Criterion()(ctx)
     vars(ctx).pop("clean")
@@ -98,27 +98,27 @@ def test_a_collapsed_layer_has_no_alignment() -> None:
 
 
 def test_source_gap_of_a_model_that_ignores_its_source() -> None:
-    net = zoo.make("bart")
+    net = tiny_models.make("bart")
     for layer in net.model.decoder.layers:
         torch.nn.init.zeros_(layer.encoder_attn.out_proj.weight)
         torch.nn.init.zeros_(layer.encoder_attn.out_proj.bias)
-    ctx = context(net, zoo.batch("bart"))
+    ctx = context(net, tiny_models.batch("bart"))
     with torch.no_grad():
         Criterion()(ctx)
         assert source_gap(ctx) == pytest.approx(0, abs=1e-6)
-        single = {key: value[:1] for key, value in zoo.batch("bart").items()}
-        one = context(zoo.make("bart"), single)
+        single = {key: value[:1] for key, value in tiny_models.batch("bart").items()}
+        one = context(tiny_models.make("bart"), single)
         Criterion()(one)
         assert source_gap(one) is None, "one row has no other row's source"
 
 
 def test_observe_without_a_criterion() -> None:
-    numbers, _ = observe(context(zoo.make("bart").eval(), zoo.batch("bart")))
+    numbers, _ = observe(context(tiny_models.make("bart").eval(), tiny_models.batch("bart")))
     assert "jacobian/encoder.1" in numbers
     assert "source_gap" not in numbers
 
 
-@pytest.mark.parametrize("model", zoo.MODELS)
+@pytest.mark.parametrize("model", tiny_models.MODELS)
 def test_a_dropout_rate_reaches_every_dropout(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recorded at torch's own functions, in a model of 0.1 everywhere."""
     rates: list[float] = []
@@ -132,8 +132,8 @@ def test_a_dropout_rate_reaches_every_dropout(model: str, monkeypatch: pytest.Mo
         rates.append(dropout_p)
         return fused(*args, dropout_p=dropout_p, **kwargs)
 
-    net = zoo.make(model)
-    ctx = context(net, zoo.batch(model))
+    net = tiny_models.make(model)
+    ctx = context(net, tiny_models.batch(model))
     _ = ctx.clean
     monkeypatch.setattr(torch.nn.functional, "dropout", dropout)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention)

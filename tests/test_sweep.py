@@ -16,7 +16,8 @@ from seqreg import BadInput, Criterion
 from seqreg.integrations.hf import RegularizedTrainer, context, count
 from seqreg.terms.neftune import NEFTune
 from seqreg.terms.r3f import R3F
-from tests import sweep, tiny_configs, zoo
+from tests import sweep
+from tests.helpers import tiny_configs, tiny_models
 
 SOME = {
     "causal": "bart cpmant gpt2 jetmoe llama mamba mixtral qwen2_moe qwen3_next trocr whisper xlm xlnet",
@@ -70,7 +71,7 @@ def mixture(kind: str, model_type: str, **settings: Any) -> tuple[Any, dict[str,
 def test_w4_the_balance_of_experts_is_a_part_of_the_loss(kind: str, model_type: str) -> None:
     """With a weight at which nobody can overlook it."""
     net, batch = mixture(kind, model_type, router_aux_loss_coef=0.7)
-    zoo.dropout_off(net)
+    tiny_models.dropout_off(net)
     sweep._seed()  # of the jitter in some routers
     theirs = net(**batch, output_router_logits=True).loss
     theirs.backward()
@@ -129,7 +130,7 @@ def test_w9_transformers_own_neftune_is_refused(tmp_path: Any) -> None:
     with pytest.raises(
         BadInput, match=r"^neftune_noise_alpha=5.0 would .*: set Criterion\(NEFTune\(alpha=5.0\)\) instead"
     ):
-        RegularizedTrainer(zoo.make("llama"), settings, criterion=Criterion())
+        RegularizedTrainer(tiny_models.make("llama"), settings, criterion=Criterion())
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from seqreg.context import Context, Per
 from seqreg.divergences import Divergence
 from seqreg.errors import BadInput
+from seqreg.forward import Dropout
 from seqreg.losses import at_least_float32
-from seqreg.parts import Agreement
+from seqreg.objective import Agreement
 from seqreg.term import Cost, Term
-from seqreg.views import Dropout
 
 
 @dataclass(frozen=True, kw_only=True)

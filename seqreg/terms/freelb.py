@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from seqreg import anatomy
-from seqreg.adversary import Adversarial, ascend, begin, climb, climbed
+from seqreg import diagnostics
+from seqreg.ascent import Adversarial, ascend, begin, climb, climbed
 from seqreg.context import Context
 from seqreg.noise import Noise, Norm, Over
-from seqreg.parts import Joint, Task
+from seqreg.objective import Joint, Task
 from seqreg.term import Cost
 
 PAPER: Mapping[str, Any] = {"scale": 0.1, "spread": "sentence", "step_size": 0.1, "radius": 0.3, "relative": False}
@@ -37,7 +37,7 @@ class FreeLB(Adversarial):
             0.1, start 0.1 spread over the sentence, radius 0.3; "freelb", the same in the authors' fairseq code, which
             has `last`
 
-        The other settings are those of `seqreg.adversary.Adversarial`.
+        The other settings are those of `seqreg.ascent.Adversarial`.
 
     Cost:
         steps extra forwards, 2 steps - 2 extra backwards (of which steps - 1 reach the embeddings alone); with `last`,
@@ -92,7 +92,7 @@ class FreeLB(Adversarial):
         ascent = ascend(self, ctx, clean, lambda view: Task(view).sum(ctx, ctx.mask))
         shift = self.shift(ascent.final)
         rise = float(ctx.task_mean(ctx.forward(shift, dropout=self.dropout)) / ctx.task_mean(clean))
-        return {**climbed(self, ascent), **anatomy.size(ctx, clean, shift), "rise": rise}
+        return {**climbed(self, ascent), **diagnostics.size(ctx, clean, shift), "rise": rise}
 
     def __call__(self, ctx: Context) -> Joint:
         deltas, balls = begin(self, ctx, ctx.reference(self.dropout))

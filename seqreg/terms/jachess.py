@@ -12,11 +12,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seqreg.context import Context
 from seqreg.errors import BadInput
+from seqreg.forward import Shift, View
 from seqreg.losses import at_least_float32
 from seqreg.schedules import Weight
 from seqreg.smoothness import Norms, States, differences, full_precision_weights, masked, source_gap, states
 from seqreg.term import Cost, Term
-from seqreg.views import Shift, View
 
 
 @dataclass(frozen=True, kw_only=True)

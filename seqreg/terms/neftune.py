@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from seqreg import anatomy
+from seqreg import diagnostics
 from seqreg.context import Context, Where
 from seqreg.errors import BadInput
+from seqreg.forward import Shift
 from seqreg.noise import arithmetic_dtype, rms, sample, too_small
 from seqreg.schedules import weight_at
 from seqreg.term import Cost, Term
-from seqreg.views import Shift
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +99,9 @@ class NEFTune(Term):
         return Shift({name: partial(noise, site=name) for name in ctx.sites(self.where)})
 
     def anatomy(self, ctx: Context) -> dict[str, float]:
-        """See `seqreg.anatomy.size`."""
+        """See `seqreg.diagnostics.size`."""
         plain = ctx.forward.run((), hidden=False)  # the clean pass is noised already
-        return anatomy.size(ctx, plain, self.input_shift(ctx, weight_at(self.weight, ctx.step)))
+        return diagnostics.size(ctx, plain, self.input_shift(ctx, weight_at(self.weight, ctx.step)))
 
     def __call__(self, ctx: Context) -> Tensor:
         return torch.zeros((), device=ctx.mask.device)

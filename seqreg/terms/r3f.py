@@ -10,15 +10,15 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from seqreg import anatomy
+from seqreg import diagnostics
 from seqreg.context import Context, Per, Where
 from seqreg.divergences import Divergence
 from seqreg.errors import BadInput
+from seqreg.forward import Dropout, Extra, Shift, View
 from seqreg.noise import Noise, arithmetic_dtype, rms, sample, too_small
-from seqreg.parts import Agreement
+from seqreg.objective import Agreement
 from seqreg.schedules import Weight
 from seqreg.term import Cost, Term
-from seqreg.views import Dropout, Extra, Shift, View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,12 +153,12 @@ class R3F(Term):
         return Agreement(clean, noised, self.divergence, held[self.grad], self.per, self.padding)
 
     def anatomy(self, ctx: Context) -> dict[str, float]:
-        """See `seqreg.anatomy`."""
+        """See `seqreg.diagnostics`."""
         clean = ctx.reference(self.dropout)
         shift = self._shift(ctx, clean)
         return {
-            **anatomy.size(ctx, clean, shift),
-            **anatomy.sources(ctx, clean, shift, self.dropout, lambda a, b: self._agreement(a, b).value(ctx)),
+            **diagnostics.size(ctx, clean, shift),
+            **diagnostics.sources(ctx, clean, shift, self.dropout, lambda a, b: self._agreement(a, b).value(ctx)),
         }
 
     def _shift(self, ctx: Context, clean: View, rows: Tensor | None = None) -> Shift:

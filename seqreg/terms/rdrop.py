@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal
 
 from seqreg.context import Context, Per
 from seqreg.divergences import Divergence
-from seqreg.parts import Agreement, Joint, Task
+from seqreg.forward import Extra, Shift
+from seqreg.objective import Agreement, Joint, Task
 from seqreg.term import Cost, Term
-from seqreg.views import Extra, Shift
 
 
 @dataclass(frozen=True, kw_only=True)

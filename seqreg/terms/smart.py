@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from seqreg.adversary import RESCALED_ASCENT, AdversarialAgreement
+from seqreg.ascent import RESCALED_ASCENT, AdversarialAgreement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class SMART(AdversarialAgreement):
         inner, divergence: "symmetric_kl" for both, or "mse" for both on a regression head
         preset: "mtdnn" or "smart_pytorch", what the released implementations do
 
-        The settings of the ascent are those of `seqreg.adversary.Adversarial`, the others of `AdversarialAgreement`.
+        The settings of the ascent are those of `seqreg.ascent.Adversarial`, the others of `AdversarialAgreement`.
 
     Cost:
         steps + 1 extra forwards, steps + 1 extra backwards (those of the ascent reach the embeddings alone);

@@ -8,12 +8,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from seqreg.adversary import Adversarial, begin, climb
+from seqreg.ascent import Adversarial, begin, climb
 from seqreg.context import Context
 from seqreg.divergences import js_of
 from seqreg.errors import BadInput
 from seqreg.noise import Norm, Over
-from seqreg.parts import Joint, Task
+from seqreg.objective import Joint, Task
 from seqreg.term import Cost
 
 
@@ -37,7 +37,7 @@ class UEGR(Adversarial):
         alpha: of the divergence
         radius: a hundredth of the norm of the sentence's embeddings; at a tenth a small model unlearns
 
-        The backward stage is `seqreg.gradients.SelectiveUpdate`.
+        The backward stage is `seqreg.selective_update.SelectiveUpdate`.
 
     Cost:
         passes + 1 extra forwards, passes extra backwards (one of them reaches the embeddings alone). At a weight other
@@ -51,7 +51,7 @@ class UEGR(Adversarial):
 
     Example:
         >>> from seqreg import Criterion
-        >>> from seqreg.gradients import SelectiveUpdate
+        >>> from seqreg.selective_update import SelectiveUpdate
         >>> from seqreg.terms.uegr import UEGR
         >>> criterion, update = Criterion(UEGR(passes=2)), SelectiveUpdate(ratio=0.3)
         >>> UEGR(passes=4).cost

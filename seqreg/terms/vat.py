@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from seqreg.adversary import AdversarialAgreement, Grad
+from seqreg.ascent import AdversarialAgreement, Grad
 from seqreg.divergences import Divergence
 from seqreg.noise import Norm, Over
 
@@ -26,7 +26,7 @@ class VAT(AdversarialAgreement):
         steps: of power iteration; 1 in the paper
         over: the ball is one a "sentence"
 
-        The other settings are those of `seqreg.adversary.Adversarial` and `AdversarialAgreement`.
+        The other settings are those of `seqreg.ascent.Adversarial` and `AdversarialAgreement`.
 
     Cost:
         steps + 1 extra forwards, steps + 1 extra backwards (those of the ascent reach the embeddings alone);

@@ -1,1 +1,1 @@
-"""Training, evaluating and comparing with all of seqreg."""
+"""From a recipe to a trained, scored model: text -> config -> data -> scores -> run."""

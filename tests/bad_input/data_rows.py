@@ -11,13 +11,15 @@ from unittest import mock
 import pytest
 
 from seqreg.errors import BadInput
-from seqreg.metrics import sentences
-from seqreg.metrics.rouge import rouge
-from seqreg.workbench import cards, data, evaluate, rows
-from seqreg.workbench.examples import Example
-from seqreg.workbench.settings import Data
+from seqreg.metrics.rouge import sentences
+from seqreg.metrics.rouge.score import rouge
+from seqreg.workbench.config import cards
+from seqreg.workbench.config.settings import Data
+from seqreg.workbench.data import loading, readers
+from seqreg.workbench.data.examples import Example
+from seqreg.workbench.scores import evaluate
 from tests.bad_input.table import refused, row, run, tiny, warned
-from tests.workbench import samples
+from tests.helpers import sample_files
 
 PAIRS, _ = cards.load("text_pairs")
 RTE, _ = cards.load("glue/rte")
@@ -36,10 +38,10 @@ def faulty(tmp: Path, message: str, *bad: Any, name: str = "x.jsonl") -> None:
     refused(tmp, message, "train", "gigaword", "task=text_pairs", "model.name=x", f"data.path={path}", "output=run")
 
 
-def notes(tmp: Path, card: cards.Card, **files: Sequence[Any]) -> data.Splits:
+def notes(tmp: Path, card: cards.Card, **files: Sequence[Any]) -> loading.Splits:
     for name, found in files.items():
         write(tmp / "folder" / f"{name}.jsonl", found)
-    return data.load(card, Data(path=str(tmp / "folder")))
+    return loading.load(card, Data(path=str(tmp / "folder")))
 
 
 @row(3, "an empty target", "S", "skipped", "more than data.most_empty of the rows is an error")
@@ -66,7 +68,7 @@ def _(tmp: Path) -> None:
 @row(29, "labels that the classes do not have", "E", "refused")
 def _(tmp: Path) -> None:
     card = cards.Card.model_validate(RTE.model_dump())
-    found = [*samples.rows(card, 3), {"sentence1": "a", "sentence2": "b", "label": 2}]
+    found = [*sample_files.rows(card, 3), {"sentence1": "a", "sentence2": "b", "label": 2}]
     write(tmp / "data" / "train.jsonl", found)
     message = r"train.jsonl:4: the column 'label' is 2: expected 0 to 1, or one of entailment"
     refused(tmp, message, *tiny(tmp, recipe="glue", variant="rte"))
@@ -121,7 +123,7 @@ def _(tmp: Path) -> None:
     (tmp / "x.json").write_text(json.dumps(GOOD))
     (tmp / "x.csv").write_text("\ufeffsource,target\r\n" + "".join(f"{o['source']},{o['target']}\r\n" for o in GOOD))
     for name in ("x.jsonl", "x.json", "x.csv"):
-        assert [found for _, found in rows.read(tmp / name)] == GOOD
+        assert [found for _, found in readers.read(tmp / name)] == GOOD
 
 
 @row(45, 'labels "1" and 1, or 1 and 1.5', "E", "refused")
@@ -138,7 +140,7 @@ def _(tmp: Path) -> None:
     for label in (float("nan"), True, "x", [1]):
         write(tmp / "y.jsonl", [{**pair, "label": label}])
         with pytest.raises(BadInput, match=r"y.jsonl:1: the column 'label' is .*: expected a number"):
-            data.read_file(stsb, tmp / "y.jsonl")
+            loading.read_file(stsb, tmp / "y.jsonl")
 
 
 @row(46, "ids twice, rows twice, rows in two sets", "W", "warned")
@@ -156,7 +158,7 @@ def _(tmp: Path) -> None:
 def _(tmp: Path) -> None:
     words = tiny(tmp, "optimisation.batch_size=64", "optimisation.steps=null", "optimisation.epochs=1")
     card, _ = cards.load("gigaword")
-    write(tmp / "data" / "train.jsonl", samples.rows(card, 1))
+    write(tmp / "data" / "train.jsonl", sample_files.rows(card, 1))
     assert run(tmp, *words).code == 0
     assert json.loads((tmp / "run" / "metrics.json").read_text())["train"]["steps"] == 1
     (tmp / "data" / "validation.jsonl").unlink()

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from seqreg import Criterion, heads
+from seqreg import Criterion, spectral_norm
 from seqreg.divergences import symmetric_kl
 from seqreg.errors import BadInput
 from seqreg.integrations.hf import RegularizedSeq2SeqTrainer, context, count, r4f
@@ -20,9 +20,10 @@ from seqreg.terms.r3f import R3F
 from seqreg.terms.rdrop import RDrop
 from seqreg.terms.smart import SMART
 from seqreg.terms.uegr import UEGR
-from seqreg.workbench import config, train
-from tests import zoo
+from seqreg.workbench.config import run_config
+from seqreg.workbench.run import train
 from tests.bad_input.table import elsewhere, refused, row, run, tiny, warned
+from tests.helpers import tiny_models
 
 
 def rows_of(batch: dict[str, Any]) -> list[dict[str, Any]]:
@@ -34,7 +35,7 @@ def trainer(tmp: Path, rows: list[dict[str, Any]], **settings: Any) -> Regulariz
         output_dir=str(tmp), per_device_train_batch_size=1, learning_rate=0.1, weight_decay=0.1, report_to="none",
         use_cpu=True, disable_tqdm=True, save_strategy="no", **settings,
     )  # fmt: skip
-    return RegularizedSeq2SeqTrainer(zoo.make("bart"), arguments, train_dataset=rows, criterion=Criterion())
+    return RegularizedSeq2SeqTrainer(tiny_models.make("bart"), arguments, train_dataset=rows, criterion=Criterion())
 
 
 class Steps(transformers.TrainerCallback):
@@ -49,11 +50,11 @@ class Steps(transformers.TrainerCallback):
 
 @row(1, "no label in a whole batch", "H", "handled", "the loss is 0 and the optimizer does not move; a warning")
 def _(tmp: Path) -> None:
-    batch = zoo.batch("bart")
+    batch = tiny_models.batch("bart")
     batch["labels"][:] = -100
-    report = Criterion(R3F(scale=0.1), label_smoothing=0.1)(context(zoo.make("bart"), batch, step=0))
+    report = Criterion(R3F(scale=0.1), label_smoothing=0.1)(context(tiny_models.make("bart"), batch, step=0))
     assert float(report.total.detach()) == 0
-    rows = rows_of(zoo.batch("bart", rows=6))
+    rows = rows_of(tiny_models.batch("bart", rows=6))
     for one in rows[:3]:
         one["labels"] = torch.full_like(one["labels"], -100)
     found, steps = trainer(tmp, rows, num_train_epochs=1), Steps()
@@ -67,32 +68,32 @@ def _(tmp: Path) -> None:
 
 @row(2, "no label in the whole dataset", "E", "refused")
 def _(tmp: Path) -> None:
-    rows = [{**one, "labels": torch.full((6,), -100)} for one in rows_of(zoo.batch("bart"))]
+    rows = [{**one, "labels": torch.full((6,), -100)} for one in rows_of(tiny_models.batch("bart"))]
     with pytest.raises(BadInput, match="all labels of all 3 training rows are -100: there is nothing to learn"):
         trainer(tmp, rows, max_steps=2).train()
 
 
 @row(5, "a label that the vocabulary does not have", "E", "refused")
 def _(tmp: Path) -> None:
-    batch = zoo.batch("bart")
-    batch["labels"][2, 1] = zoo.VOCAB
+    batch = tiny_models.batch("bart")
+    batch["labels"][2, 1] = tiny_models.VOCAB
     with pytest.raises(
         BadInput, match=r"labels\[2, 1\] is 48, but the head has classes 0..47: is the tokenizer larger"
     ):
-        context(zoo.make("bart"), batch)
+        context(tiny_models.make("bart"), batch)
 
 
 @row(6, "-1 for a label that is not there", "E", "refused")
 def _(tmp: Path) -> None:
-    batch = zoo.batch("bart")
+    batch = tiny_models.batch("bart")
     batch["labels"][0, 5] = -1
     with pytest.raises(BadInput, match=r"labels\[0, 5\] is -1, .*padding must be -100"):
-        context(zoo.make("bart"), batch)
+        context(tiny_models.make("bart"), batch)
 
 
 @row(9, "label smoothing without decoder_input_ids", "H", "handled", "made from the labels, as the model was trained")
 def _(tmp: Path) -> None:
-    model, batch = zoo.dropout_off(zoo.make("bart")), zoo.batch("bart")
+    model, batch = tiny_models.dropout_off(tiny_models.make("bart")), tiny_models.batch("bart")
     batch["labels"] = torch.nn.functional.pad(batch["labels"], (0, 2), value=-100)  # as long as the source
     given = {**batch, "decoder_input_ids": model.prepare_decoder_input_ids_from_labels(batch["labels"])}
     one, other = (Criterion(label_smoothing=0.1)(context(model, found)).total for found in (batch, given))
@@ -114,7 +115,7 @@ def _(tmp: Path) -> None:
 
 @row(20, "a noise scale of 0", "H", "handled", "R3F is then R-Drop; with shared masks it is refused")
 def _(tmp: Path) -> None:
-    model, batch, found = zoo.make("bart"), zoo.batch("bart"), []
+    model, batch, found = tiny_models.make("bart"), tiny_models.batch("bart"), []
     for scale in (0.0, 1e-6):
         torch.manual_seed(3)
         found.append(float(Criterion(R3F(scale=scale))(context(model, batch, step=0)).values["r3f"]))
@@ -126,7 +127,7 @@ def _(tmp: Path) -> None:
 
 @row(22, "noise that bfloat16 cannot see", "W", "refused", "or a warning with unresolved='warn'")
 def _(tmp: Path) -> None:
-    model, batch = zoo.make("bart"), zoo.batch("bart")
+    model, batch = tiny_models.make("bart"), tiny_models.batch("bart")
     words = r"r3f: a perturbation of 1e-05 is below what bfloat16 resolves at an embedding RMS of \S+ \(\S+\)"
     with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(BadInput, match=words):
         Criterion(R3F(scale=1e-5))(context(model, batch, step=0))
@@ -137,9 +138,9 @@ def _(tmp: Path) -> None:
 
 @row(24, "a weight of 0", "H", "handled", "the term costs nothing")
 def _(tmp: Path) -> None:
-    model = zoo.make("bart")
+    model = tiny_models.make("bart")
     with mock.patch.object(model, "forward", wraps=model.forward) as forward:
-        Criterion(R3F(weight=0.0))(context(model, zoo.batch("bart"), step=0))
+        Criterion(R3F(weight=0.0))(context(model, tiny_models.batch("bart"), step=0))
     assert forward.call_count == 1
 
 
@@ -163,9 +164,9 @@ def _(tmp: Path) -> None:
 
 @row(56, "frozen embeddings", "H", "handled", "perturbed from outside the graph, as with PEFT")
 def _(tmp: Path) -> None:
-    model = zoo.make("bart")
+    model = tiny_models.make("bart")
     model.get_input_embeddings().weight.requires_grad_(False)
-    report = Criterion(R3F(scale=0.1), SMART())(context(model, zoo.batch("bart"), step=0))
+    report = Criterion(R3F(scale=0.1), SMART())(context(model, tiny_models.batch("bart"), step=0))
     report.total.backward()
     assert torch.isfinite(report.total)
     assert float(model.model.encoder.layers[0].fc1.weight.grad.norm()) > 0
@@ -173,7 +174,7 @@ def _(tmp: Path) -> None:
 
 @row(57, "a quantised model", "E", "cannot occur", "no quantiser is installed here; the answer is tested with a mark")
 def _(tmp: Path) -> None:
-    model, batch = zoo.make("bart"), zoo.batch("bart")
+    model, batch = tiny_models.make("bart"), tiny_models.batch("bart")
     model.is_quantized = True
     with pytest.raises(
         BadInput, match="a quantised model has no second derivatives: use estimator='finite_difference'"
@@ -184,8 +185,8 @@ def _(tmp: Path) -> None:
 
 @row(58, "JacHess over fused attention", "H", "handled", "its own passes take the attention that has derivatives")
 def _(tmp: Path) -> None:
-    model = zoo.make("bart", attn_implementation="sdpa")
-    report = Criterion(JacHess(estimator="reverse"))(context(model, zoo.batch("bart"), step=0))
+    model = tiny_models.make("bart", attn_implementation="sdpa")
+    report = Criterion(JacHess(estimator="reverse"))(context(model, tiny_models.batch("bart"), step=0))
     report.total.backward()
     assert torch.isfinite(model.get_input_embeddings().weight.grad).all()
 
@@ -194,23 +195,23 @@ def _(tmp: Path) -> None:
     59, "reentrant gradient checkpointing", "H", "handled", "the command never uses it; in a loop of your own: one line"
 )
 def _(tmp: Path) -> None:
-    settings = config.resolve("gigaword", overrides=["optimisation.checkpointing=true"]).config
+    settings = run_config.resolve("gigaword", overrides=["optimisation.checkpointing=true"]).config
     arguments = train.arguments(settings, tmp, True)
     assert arguments.gradient_checkpointing_kwargs == {"use_reentrant": False}
-    model = zoo.make("bart")
+    model = tiny_models.make("bart")
     model.gradient_checkpointing_enable({"use_reentrant": True})
     with pytest.raises(BadInput, match=r"smart needs torch.autograd.grad, which reentrant gradient checkpointing"):
-        Criterion(SMART())(context(model, zoo.batch("bart"), step=0))
+        Criterion(SMART())(context(model, tiny_models.batch("bart"), step=0))
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    Criterion(SMART())(context(model, zoo.batch("bart"), step=0)).total.backward()
+    Criterion(SMART())(context(model, tiny_models.batch("bart"), step=0)).total.backward()
     with pytest.raises(BadInput, match="uegr: gradient checkpointing forgets its dropout rates"):
-        Criterion(UEGR())(context(model, zoo.batch("bart"), step=0))
+        Criterion(UEGR())(context(model, tiny_models.batch("bart"), step=0))
 
 
 @row(60, "an R4F head, saved and loaded", "H", "handled", "the normalisation is folded in")
 def _(tmp: Path) -> None:
-    model, batch = r4f(zoo.make("roberta")), zoo.batch("roberta")
-    model.save_pretrained(tmp, state_dict=heads.folded_state(model))
+    model, batch = r4f(tiny_models.make("roberta")), tiny_models.batch("roberta")
+    model.save_pretrained(tmp, state_dict=spectral_norm.folded_state(model))
     again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp)
     with torch.no_grad():
         assert torch.allclose(again.eval()(**batch).logits, model.eval()(**batch).logits, atol=1e-6)
@@ -218,9 +219,11 @@ def _(tmp: Path) -> None:
 
 @row(61, "a model without dropout under R-Drop", "W", "warned", "UEGR sets dropout rates of its own")
 def _(tmp: Path) -> None:
-    model = zoo.dropout_off(zoo.make("bart"))
+    model = tiny_models.dropout_off(tiny_models.make("bart"))
     with warned("rdrop: it is 0.* does nothing on this model and batch: give the model dropout"):
-        assert float(Criterion(RDrop(task="none"))(context(model, zoo.batch("bart"), step=0)).values["rdrop"]) == 0
+        assert (
+            float(Criterion(RDrop(task="none"))(context(model, tiny_models.batch("bart"), step=0)).values["rdrop"]) == 0
+        )
 
 
 elsewhere(
@@ -231,7 +234,7 @@ elsewhere(
 
 @row(63, "micro-batches and ranks with other numbers of labels", "H", "handled", "averaged over all labels of a step")
 def _(tmp: Path) -> None:
-    model, batch = zoo.dropout_off(zoo.make("bart")), zoo.batch("bart")
+    model, batch = tiny_models.dropout_off(tiny_models.make("bart")), tiny_models.batch("bart")
     Criterion(label_smoothing=0.1)(context(model, batch)).total.backward()
     whole = {name: one.grad.clone() for name, one in model.named_parameters()}
     model.zero_grad()

@@ -15,9 +15,10 @@ from seqreg import Criterion
 from seqreg.errors import BadInput
 from seqreg.integrations.hf import context
 from seqreg.terms.r3f import R3F
-from seqreg.workbench import config, models
-from tests import zoo
+from seqreg.workbench.config import run_config
+from seqreg.workbench.data import models
 from tests.bad_input.table import refused, row, run, tiny
+from tests.helpers import tiny_models
 
 SIZE = {
     "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16,
@@ -43,10 +44,10 @@ def edit(path: Path, **values: Any) -> None:
 def _(tmp: Path) -> None:
     message = r"the tokenizer has \d+ tokens, but the model only 100: they do not belong together"
     refused(tmp, message, *tiny(tmp, *saved(tmp / "model", vocab_size=100)))
-    batch = zoo.batch("bart")
-    batch["input_ids"][1, 2] = zoo.VOCAB
+    batch = tiny_models.batch("bart")
+    batch["input_ids"][1, 2] = tiny_models.VOCAB
     with pytest.raises(BadInput, match=r"input_ids\[1, 2\] is 48, but the model embeds 0..47"):
-        context(zoo.make("bart"), batch)
+        context(tiny_models.make("bart"), batch)
 
 
 @row(8, "the tokenizer of another model", "W", "warned", "told by special tokens; one with the same is not seen")
@@ -107,7 +108,7 @@ def _(tmp: Path) -> None:
 
 @row(54, "embeddings that are not used", "E", "refused", "a term that perturbs nothing says so")
 def _(tmp: Path) -> None:
-    model = zoo.make("bart")
+    model = tiny_models.make("bart")
     model.get_encoder().embed_tokens, used = torch.nn.Embedding(48, 16), model.get_encoder().embed_tokens
     forward = model.get_encoder().forward
 
@@ -116,12 +117,14 @@ def _(tmp: Path) -> None:
 
     model.get_encoder().forward = outside
     with pytest.raises(BadInput, match="embed"):
-        Criterion(R3F(scale=0.1))(context(model, zoo.batch("bart"), step=0))
+        Criterion(R3F(scale=0.1))(context(model, tiny_models.batch("bart"), step=0))
 
 
 @row(55, "embeddings that the model multiplies", "H", "handled", "inject: scaled or word; see docs/terms/r3f.md")
 def _(tmp: Path) -> None:
-    sites = {name: context(zoo.make(name), zoo.batch(name)).forward.sites for name in ("bart", "pegasus")}
+    sites = {
+        name: context(tiny_models.make(name), tiny_models.batch(name)).forward.sites for name in ("bart", "pegasus")
+    }
     assert [sites[name]["encoder"].scale for name in sites] == [1.0, 4.0]  # sqrt(16)
 
 
@@ -130,7 +133,7 @@ def _(tmp: Path) -> None:
     message = r"optimisation.precision=fp16: this machine's cpu cannot: set optimisation.precision=fp32 or bf16"
     if not torch.accelerator.is_available():
         refused(tmp, message, *tiny(tmp, "optimisation.precision=fp16"))
-    models.probe(config.resolve("gigaword", overrides=["optimisation.precision=bf16"]).config)
+    models.probe(run_config.resolve("gigaword", overrides=["optimisation.precision=bf16"]).config)
 
 
 class Evil:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-from seqreg.workbench import predict
+from seqreg.cli import predict
 from tests.bad_input.table import elsewhere, refused, row, tiny
 
 ROOM = "tests/workbench/test_reliability"
@@ -56,7 +56,7 @@ def _(tmp: Path) -> None:
     around = {"OMP_NUM_THREADS": "1", **os.environ, **plain, "PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1"}
 
     def seqreg(*words: str, text: str = "") -> bytes:
-        command = [sys.executable, "-m", "seqreg.cli", *words]
+        command = [sys.executable, "-m", "seqreg.cli.main", *words]
         done = subprocess.run(command, cwd=folder, env=around, input=text.encode(), capture_output=True)
         assert done.returncode == 0, done.stderr.decode()
         return done.stdout

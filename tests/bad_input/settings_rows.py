@@ -9,7 +9,8 @@ import pytest
 from seqreg import Criterion
 from seqreg.errors import BadInput
 from seqreg.terms.smart import SMART
-from seqreg.workbench import config, layers, models
+from seqreg.workbench.config import overlay, run_config
+from seqreg.workbench.data import models
 from tests.bad_input.table import refused, row, run, tiny
 
 
@@ -85,7 +86,7 @@ def _(tmp: Path) -> None:
 @row(34, "1e-5 in YAML", "H", "handled", "a number, as in YAML 1.2")
 def _(tmp: Path) -> None:
     (tmp / "mine.yaml").write_text("task: gigaword\nmodel: {name: x}\noptimisation: {steps: 3, learning_rate: 1e-5}\n")
-    assert config.resolve(str(tmp / "mine.yaml")).config.optimisation.learning_rate == 1e-5
+    assert run_config.resolve(str(tmp / "mine.yaml")).config.optimisation.learning_rate == 1e-5
 
 
 @row(35, "a key that is there twice", "E", "refused")
@@ -96,7 +97,7 @@ def _(tmp: Path) -> None:
 
 @row(36, "no, 010 and 12:30 in YAML", "E", "refused", "`no` and 12:30 are text, 010 is no whole number")
 def _(tmp: Path) -> None:
-    assert layers.parse("[no, 12:30, off]", "here") == ["no", "12:30", "off"]
+    assert overlay.parse("[no, 12:30, off]", "here") == ["no", "12:30", "off"]
     for value in ("no", "010", "12:30"):
         refused(tmp, r"command line: seed=\S+: expected a valid integer", *tiny(tmp, f"seed={value}"))
     refused(tmp, "evaluation.before='no': expected a valid boolean", *tiny(tmp, "evaluation.before=no"))
@@ -145,8 +146,8 @@ def _(tmp: Path) -> None:
         refused(tmp, rf"mine.yaml: task='{task}': .* leads out of", "train", recipe)
     (inside / "card.yaml").write_text(card)
     recipe.write_text("task: card.yaml\nmodel: {name: x}\noptimisation: {steps: 3}\n")
-    assert config.resolve(str(recipe)).card.title == "x"
-    assert config.resolve(str(recipe), overrides=[f"task={outside / 'card.yaml'}"]).card.title == "x"
+    assert run_config.resolve(str(recipe)).card.title == "x"
+    assert run_config.resolve(str(recipe), overrides=[f"task={outside / 'card.yaml'}"]).card.title == "x"
 
 
 @row(74, "a model with code of its own", "E", "refused", "runs only with --trust-remote-code, which no recipe can set")

@@ -16,9 +16,9 @@ from unittest import mock
 
 import typer
 
-from seqreg import cli
-from seqreg.workbench import config
-from tests.workbench import samples
+from seqreg.cli import main as cli
+from seqreg.workbench.config import run_config
+from tests.helpers import sample_files
 
 Promise = Literal["E", "W", "S", "H", "P"]
 Does = Literal["refused", "warned", "skipped", "handled", "cannot occur"]
@@ -125,16 +125,16 @@ def refused(folder: Path, message: str, *words: str | Path) -> None:
 def tiny(folder: Path, *further: str, recipe: str = "gigaword", variant: str = "", verb: str = "train") -> list[str]:
     """The words of a command that trains one step of a tiny model on a few stories."""
     chosen = ["--variant", variant] if variant else []
-    card = config.resolve(recipe, variants=chosen[1:]).card
+    card = run_config.resolve(recipe, variants=chosen[1:]).card
     place = folder / "data"
     if not place.exists():
-        samples.folder(place, card)
+        sample_files.folder(place, card)
     architecture = "bart" if card.kind == "generation" else "roberta"
     if any(word.startswith(("model.name=", "model.architecture=")) for word in further):
         further = (*further, "model.vocabulary=320")
-        base = [word for word in samples.tiny(architecture, place) if not word.startswith("model.")]
+        base = [word for word in sample_files.tiny(architecture, place) if not word.startswith("model.")]
     else:
-        base = samples.tiny(architecture, place)
+        base = sample_files.tiny(architecture, place)
     settings = [*base, "logging.tensorboard=false", f"output={folder / 'run'}"]
     return [verb, recipe, *chosen, *settings, *further]
 

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.fairseq import made
+from tests.helpers import tiny_fairseq
 
 torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def binarized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return made.binarize(tmp_path_factory.mktemp("data"))
+    return tiny_fairseq.binarize(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from seqreg import BadInput
 from seqreg.build import term_names
 from seqreg.errors import Advice
 from seqreg.integrations.fairseq_plugin.settings import read_terms
-from tests.fairseq import made
+from tests.helpers import tiny_fairseq
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_braces_are_yaml() -> None:
 @pytest.mark.parametrize("name", term_names())
 @pytest.mark.parametrize("regression", [False, True])
 def test_the_recipes_of_terms_can_be_read(name: str, regression: bool) -> None:
-    (term,) = read_terms(str(made.ROOT / "recipes" / "terms" / f"{name}.yaml"), regression=regression)
+    (term,) = read_terms(str(tiny_fairseq.ROOT / "recipes" / "terms" / f"{name}.yaml"), regression=regression)
     assert term.name == name
     if name == "r3f":
         assert term.settings().get("divergence", "symmetric_kl") == ("mse" if regression else "symmetric_kl")
@@ -69,12 +69,14 @@ def test_the_recipes_of_terms_can_be_read(name: str, regression: bool) -> None:
 
 def test_a_backward_stage_is_left_out_and_that_is_said() -> None:
     with pytest.warns(Advice, match=r"uegr.yaml: optimisation: .*the terms alone are trained"):
-        read_terms(str(made.ROOT / "recipes" / "terms" / "uegr.yaml"))
+        read_terms(str(tiny_fairseq.ROOT / "recipes" / "terms" / "uegr.yaml"))
 
 
 def test_fairseq_ends_with_that_line(pairs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        made.build(pairs, *made.TRANSFORMER, "--criterion", "seqreg", "--seqreg-terms", "{terms: {rdorp: {}}}")
+        tiny_fairseq.build(
+            pairs, *tiny_fairseq.TRANSFORMER, "--criterion", "seqreg", "--seqreg-terms", "{terms: {rdorp: {}}}"
+        )
     assert stopped.value.code == 2
     error = capsys.readouterr().err
     assert error == (

@@ -14,16 +14,16 @@ import pytest
 import torch
 
 from seqreg.integrations.fairseq_plugin import fold_checkpoint
-from tests.fairseq import made
+from tests.helpers import tiny_fairseq
 
 TERMS = {
     "r3f": "{weight: 0.1, scale: 1e-2}",
     "smart": "{weight: 0.5}",
     "rdrop": "{weight: 0.5}",
 }
-SEQREG = ["--user-dir", str(made.PLUGIN), "--criterion", "seqreg", "--label-smoothing", "0.1"]
+SEQREG = ["--user-dir", str(tiny_fairseq.PLUGIN), "--criterion", "seqreg", "--label-smoothing", "0.1"]
 LOGGED = "--log-format json --log-interval 1".split()
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1", "PYTHONPATH": str(made.ROOT)}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1", "PYTHONPATH": str(tiny_fairseq.ROOT)}
 SAVED = "--no-epoch-checkpoints --seed 1".split()
 
 
@@ -58,7 +58,7 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 def test_training(pairs: Path, tmp_path: Path, arch: str, term: str) -> None:
     """Perplexity falls, and every part of the loss is logged by name."""
     (tmp_path / "terms.yaml").write_text(f"terms: {{{term}: {TERMS[term]}}}\n")
-    flags = {"transformer": made.TRANSFORMER, "bart": made.BART}[arch]
+    flags = {"transformer": tiny_fairseq.TRANSFORMER, "bart": tiny_fairseq.BART}[arch]
     output = train(pairs, tmp_path / "out", *flags, *SEQREG, "--seqreg-terms", str(tmp_path / "terms.yaml"))
     valid = [float(epoch["valid_ppl"]) for epoch in logged(output, "valid")]
     assert len(valid) >= 2
@@ -77,7 +77,7 @@ def test_resume_and_generate(pairs: Path, tmp_path: Path) -> None:
     fairseq's own runs are not bit-identical after a resume, so that this one cannot be either.
     """
     terms = "{terms: {r3f: {scale: 1e-2}, bregman: {}}}"
-    flags = [*made.TRANSFORMER, *SEQREG, "--seqreg-terms", terms]
+    flags = [*tiny_fairseq.TRANSFORMER, *SEQREG, "--seqreg-terms", terms]
     first = train(pairs, tmp_path / "half", *flags, updates=9)
     before = torch.load(tmp_path / "half" / "checkpoint_last.pt", weights_only=False)["criterion"][
         "memory._extra_state"
@@ -88,7 +88,7 @@ def test_resume_and_generate(pairs: Path, tmp_path: Path) -> None:
     assert (before["bregman/updates"], after["bregman/updates"]) == (8, 15)  # once a step, but for the first
     starts, ends = (float(logged(output, "valid")[-1]["valid_ppl"]) for output in (first, second))
     assert ends < starts
-    for more in (["--user-dir", str(made.PLUGIN)], []):
+    for more in (["--user-dir", str(tiny_fairseq.PLUGIN)], []):
         generated = run(
             "fairseq-generate", str(pairs), "--path", str(tmp_path / "half" / "checkpoint_last.pt"), "--cpu",
             "--required-batch-size-multiple", "1", "--num-workers", "0", *more,
@@ -98,18 +98,33 @@ def test_resume_and_generate(pairs: Path, tmp_path: Path) -> None:
 
 def test_a_term_that_remembers_begins_from_any_checkpoint(pairs: Path, tmp_path: Path) -> None:
     """Of a training without it, and of a released model, whose file has no place for a criterion."""
-    train(pairs, tmp_path / "plain", *made.TRANSFORMER, *SEQREG, updates=2)
+    train(pairs, tmp_path / "plain", *tiny_fairseq.TRANSFORMER, *SEQREG, updates=2)
     plain = tmp_path / "plain" / "checkpoint_last.pt"
     state = torch.load(plain, weights_only=False)
     assert state.pop("criterion") is None
     torch.save(state, tmp_path / "released.pt")
     fresh = "--reset-optimizer --reset-dataloader --reset-meters --reset-lr-scheduler".split()
     for path in (plain, tmp_path / "released.pt"):
-        flags = [*made.TRANSFORMER, *SEQREG, "--seqreg-terms", "{terms: {bregman: {}}}", "--restore-file", str(path)]
+        flags = [
+            *tiny_fairseq.TRANSFORMER,
+            *SEQREG,
+            "--seqreg-terms",
+            "{terms: {bregman: {}}}",
+            "--restore-file",
+            str(path),
+        ]
         output = train(pairs, tmp_path / path.stem, *flags, *fresh, updates=3)
         assert f"Loaded checkpoint {path}" in output
         assert "train_part/bregman" in output
-    other = [*made.TRANSFORMER, *SEQREG, "--seqreg-terms", "{terms: {jachess: {}}}", *LOGGED, "--max-update", "5"]
+    other = [
+        *tiny_fairseq.TRANSFORMER,
+        *SEQREG,
+        "--seqreg-terms",
+        "{terms: {jachess: {}}}",
+        *LOGGED,
+        "--max-update",
+        "5",
+    ]
     folder = ["--save-dir", str(tmp_path / "released")]
     output = run("fairseq-train", str(pairs), *other, *folder, code=2)
     assert "seqreg: the saved state is of a term 'bregman' that this criterion does not have" in output.splitlines()
@@ -120,7 +135,7 @@ def test_hydra(pairs: Path, tmp_path: Path) -> None:
     (tmp_path / "terms.yaml").write_text("terms: {r3f: {weight: 0.1, scale: 1e-2}}\n")
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "mine.yaml").write_text(f"""
-common: {{user_dir: {made.PLUGIN}, cpu: true, log_format: json, log_interval: 1, seed: 1}}
+common: {{user_dir: {tiny_fairseq.PLUGIN}, cpu: true, log_format: json, log_interval: 1, seed: 1}}
 task: {{_name: translation, data: {pairs}, source_lang: src, target_lang: tgt}}
 criterion: {{_name: seqreg, label_smoothing: 0.1, seqreg_terms: terms.yaml}}
 model:
@@ -144,7 +159,7 @@ checkpoint: {{save_dir: {tmp_path / "out"}, no_epoch_checkpoints: true}}
 def test_a_misspelt_term_is_one_line_and_exit_code_2(pairs: Path, tmp_path: Path) -> None:
     (tmp_path / "terms.yaml").write_text("terms: {r3f: {wieght: 0.1}}\n")
     output = run(
-        "fairseq-train", str(pairs), *made.TRANSFORMER, *SEQREG, "--seqreg-terms", str(tmp_path / "terms.yaml"),
+        "fairseq-train", str(pairs), *tiny_fairseq.TRANSFORMER, *SEQREG, "--seqreg-terms", str(tmp_path / "terms.yaml"),
         "--save-dir", str(tmp_path / "out"), code=2,
     )  # fmt: skip
     assert "Traceback" not in output
@@ -157,8 +172,8 @@ def test_a_misspelt_term_is_one_line_and_exit_code_2(pairs: Path, tmp_path: Path
 def test_r4f_can_be_resumed_validated_and_folded(classes: Path, tmp_path: Path) -> None:
     """What fairseq's own --spectral-norm-classification-head cannot."""
     terms = ["--seqreg-terms", "{terms: {r3f: {weight: 1.0, scale: 1e-2}}}"]
-    criterion = ["--user-dir", str(made.PLUGIN), "--criterion", "seqreg_sentence_prediction"]
-    flags = [*made.HEADED, "--arch", "r4f_roberta_base", *criterion, *terms]
+    criterion = ["--user-dir", str(tiny_fairseq.PLUGIN), "--criterion", "seqreg_sentence_prediction"]
+    flags = [*tiny_fairseq.HEADED, "--arch", "r4f_roberta_base", *criterion, *terms]
     train(classes, tmp_path / "out", *flags, updates=12)
     output = train(classes, tmp_path / "out", *flags, updates=24)
     assert re.search(r"Loaded checkpoint .*@ 12 updates", output)

@@ -31,13 +31,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.progress import Progress
 
+from seqreg.cli import check
 from seqreg.errors import BadInput
-from seqreg.workbench import cards, check, data
-from seqreg.workbench.evidence import chain, probe
-from tests import forked
+from seqreg.studies.collapse import chain, probe
+from seqreg.workbench.config import cards
+from seqreg.workbench.data import loading
 from tests.bad_input.table import Said, run, tree
 from tests.fuzz import inputs, walks
-from tests.workbench import samples
+from tests.helpers import forked_process, sample_files
 
 LIMIT = 20
 """Seconds of a case; a slow machine is not a hang."""
@@ -49,7 +50,7 @@ SHARES = {
     "option": 0.5,
     "environment": 0.5,
 }  # fmt: skip
-QUICK = [*forked.TINY, "optimisation.warmup=0", "optimisation.steps=1"]
+QUICK = [*forked_process.TINY, "optimisation.warmup=0", "optimisation.steps=1"]
 """A training of one step."""
 WHOLE = ("typed setting", "term setting", "model folder", "run folder", "option", "environment")
 
@@ -77,7 +78,7 @@ class Fuzz:
 
     def __init__(self, folder: Path, done: Callable[[], None] = lambda: None) -> None:
         self.folder, self.done, self.seen = folder, done, Counter[str]()
-        samples.write(folder / "good.jsonl", [{"source": f"text {n}", "target": f"t {n}"} for n in range(5)])
+        sample_files.write(folder / "good.jsonl", [{"source": f"text {n}", "target": f"t {n}"} for n in range(5)])
 
     def attempt(self, *words: str, notes: bool = False) -> Said:
         """Run the command once, and look at what it did; `notes` about the data may come before a refusal."""
@@ -122,7 +123,7 @@ class Fuzz:
         path = self.file(name, content)
         chosen = ["gigaword"] if task == "text_pairs" else ["glue"]
         words = [*chosen, f"task={task}", "model.name=x", f"data.path={path}"]
-        self.checked(*words, look=lambda made: f"{len(data.load(made.card, made.config.data).sets)}")
+        self.checked(*words, look=lambda made: f"{len(loading.load(made.card, made.config.data).sets)}")
         (self.folder / name).unlink()
 
     def text(self, case: tuple[bytes, bytes, bytes]) -> None:
@@ -132,7 +133,7 @@ class Fuzz:
         self.attempt("show", "run")
 
     def model(self, words: list[str]) -> None:
-        small = samples.tiny("bart", self.folder / "good.jsonl")
+        small = sample_files.tiny("bart", self.folder / "good.jsonl")
         self.attempt("check", "gigaword", "task=text_pairs", *small, *words, notes=True)
 
     def misspelt_key(self, key: str) -> None:
@@ -151,7 +152,7 @@ class Fuzz:
         command, content = case
         card, _ = cards.load("glue/rte")
         if not (self.folder / "rte").exists():
-            samples.folder(self.folder / "rte", card)
+            sample_files.folder(self.folder / "rte", card)
         path = self.file("plan.yaml", content)
         done = BadInput("all of it is right")
         with mock.patch.object(chain, "study", side_effect=done), mock.patch.object(probe, "trained", side_effect=done):
@@ -162,7 +163,7 @@ class Fuzz:
         kept = self.folder.with_name(f"{self.folder.name}-kept")
         if not kept.exists():
             words = [*QUICK, "output=run", "checkpoints.every=1"]
-            command = forked.Command("train", "quickstart", *words, log=self.log, folder=str(self.folder))
+            command = forked_process.Command("train", "quickstart", *words, log=self.log, folder=str(self.folder))
             assert command.wait() == 0, command.text()
             shutil.copytree(self.folder, kept)
         shutil.rmtree(self.folder)
@@ -182,7 +183,7 @@ class Fuzz:
         self.log.unlink(missing_ok=True)
         before = tree(self.folder)
         around = {"folder": str(self.folder), "memory": MEMORY, "names": {"COLUMNS": "200", **(names or {})}}
-        command = forked.Command(*words, log=self.log, **around)
+        command = forked_process.Command(*words, log=self.log, **around)
         try:
             code = command.wait(20 if long else WHOLE_LIMIT)
         except TimeoutError:

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import strategies as st
 
 from seqreg.build import term_names
-from seqreg.workbench import catalogue, config
+from seqreg.workbench.config import lookup, run_config
 
 LIMITS = [0, 1, -1, 2, 2**31, 2**32, 2**63, 2**64, 10**30, -(2**63), 10**400]
 WORDS = [
@@ -35,7 +35,7 @@ values = st.recursive(
 )
 
 RECIPE: dict[str, Any] = {
-    **config.resolve("quickstart").config.model_dump(mode="json", exclude_defaults=True), "task": "newsroom",
+    **run_config.resolve("quickstart").config.model_dump(mode="json", exclude_defaults=True), "task": "newsroom",
     "terms": {"r3f": {"weight": 0.1}, "far": {"term": "smart", "weight": {"schedule": "warmup", "steps": 9}}},
     "variants": {"small": {"seed": 2}, "none": None},
 }  # fmt: skip
@@ -125,8 +125,8 @@ def recipes(draw: Any) -> Any:
 
 @st.composite
 def _recipe_bytes(draw: Any) -> bytes:
-    name = draw(st.sampled_from(catalogue.names("recipes")))
-    return catalogue.find("recipes", name).read_bytes()
+    name = draw(st.sampled_from(lookup.names("recipes")))
+    return lookup.find("recipes", name).read_bytes()
 
 
 @st.composite

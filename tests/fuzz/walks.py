@@ -14,8 +14,8 @@ import yaml
 from hypothesis import strategies as st
 
 from seqreg.build import term_class, term_names
-from seqreg.workbench.sections import Section
-from seqreg.workbench.settings import Config
+from seqreg.workbench.config.schema import Section
+from seqreg.workbench.config.settings import Config
 from tests.bad_input.table import COMMAND
 from tests.fuzz.inputs import WORDS, dumped, mutated, places, torn
 

@@ -14,7 +14,7 @@ import torch
 
 def run(world: int, out: Path) -> Any:
     """What every rank saw."""
-    command = [sys.executable, "-m", "tests.integrations.distributed_worker", str(out)]
+    command = [sys.executable, "-m", "tests.helpers.distributed_worker", str(out)]
     if world > 1:
         command[1:2] = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", "-m"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}

@@ -18,7 +18,7 @@ from seqreg.terms.r3f import R3F
 from seqreg.terms.rdrop import RDrop
 from seqreg.terms.smart import SMART
 from seqreg.terms.vat import VAT
-from tests import zoo
+from tests.helpers import tiny_models
 
 LENGTHS = (7, 3, 5)
 
@@ -45,14 +45,14 @@ AttentionInterface.register("by_document", by_document)
 
 
 def made(attention: str) -> Any:
-    net = zoo.dropout_off(zoo.make("llama"))
+    net = tiny_models.dropout_off(tiny_models.make("llama"))
     net.set_attn_implementation(attention)
     return net
 
 
 def documents() -> list[Tensor]:
     draw = torch.Generator().manual_seed(0)
-    return [torch.randint(4, zoo.VOCAB, (length,), generator=draw) for length in LENGTHS]
+    return [torch.randint(4, tiny_models.VOCAB, (length,), generator=draw) for length in LENGTHS]
 
 
 def packed(how: str = "positions") -> dict[str, Any]:
@@ -70,7 +70,7 @@ def packed(how: str = "positions") -> dict[str, Any]:
 
 def apart() -> dict[str, Tensor]:
     """The same documents, a row each."""
-    ids = torch.nn.utils.rnn.pad_sequence(documents(), batch_first=True, padding_value=zoo.PAD)
+    ids = torch.nn.utils.rnn.pad_sequence(documents(), batch_first=True, padding_value=tiny_models.PAD)
     mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS).unsqueeze(1)
     return {"input_ids": ids, "attention_mask": mask.long(), "labels": ids.masked_fill(~mask, -100)}
 
@@ -85,7 +85,7 @@ def test_w3_packed_documents_are_what_they_are_apart(
     attention: str, how: str, term: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loss, parts and gradient; in float64, but for the softmax of attention, whose rounding an ascent magnifies."""
-    for place in ("seqreg.terms.r3f", "seqreg.adversary"):  # noise that depends on the embedding alone
+    for place in ("seqreg.terms.r3f", "seqreg.ascent"):  # noise that depends on the embedding alone
         monkeypatch.setattr(f"{place}.sample", lambda noise, like, scale, mask: scale * torch.sin(1000 * like.detach()))
     criterion = Criterion() if term is None else Criterion(term)
     reports, gradients = [], []

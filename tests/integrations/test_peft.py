@@ -14,7 +14,7 @@ from seqreg.integrations.hf import context
 from seqreg.integrations.hf.model import stacks, unwrap
 from seqreg.terms.r3f import R3F
 from seqreg.terms.rdrop import RDrop
-from tests import zoo
+from tests.helpers import tiny_models
 
 SEQ2SEQ = ("bart", "pegasus", "t5")
 
@@ -39,7 +39,7 @@ def adapters(name: str) -> dict[str, Any]:
 
 
 def adapted(name: str, kind: str) -> Any:
-    net = peft.get_peft_model(zoo.make(name), adapters(name)[kind])
+    net = peft.get_peft_model(tiny_models.make(name), adapters(name)[kind])
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in net.parameters():
@@ -74,11 +74,11 @@ def check_against_own_loss(net: Any, batch: dict[str, Tensor], fused: bool) -> N
 @pytest.mark.parametrize("name", SEQ2SEQ)
 def test_w2_lora_on_the_embeddings_of_both_stacks(name: str, fused: bool) -> None:
     """Two adapters over one tied table are two embeddings."""
-    net, batch = adapted(name, "lora"), zoo.batch(name)
+    net, batch = adapted(name, "lora"), tiny_models.batch(name)
     check_against_own_loss(net, batch, fused)
     tables = {stack: found.embedding for stack, found in stacks(unwrap(net)).items()}
     for term in (R3F(scale=1e-2, relative=True), R3F(scale=1e-2, relative=True, dropout="shared"), RDrop()):
-        zoo.dropout_off(net)
+        tiny_models.dropout_off(net)
         own = net(**batch).loss.item()
         report = Criterion(term, fused=fused)(context(net, batch, step=1))
         assert report.parts["base"].item() == pytest.approx(own, rel=1e-5)
@@ -92,12 +92,12 @@ def test_w2_lora_on_the_embeddings_of_both_stacks(name: str, fused: bool) -> Non
 @pytest.mark.parametrize("kind", ["dora", "lora_on_head", "saved_head", "saved_embeddings", "ia3", "tokens"])
 @pytest.mark.parametrize("name", ["bart", "t5", "gpt2"])
 def test_w2_other_adapters(name: str, kind: str) -> None:
-    check_against_own_loss(adapted(name, kind), zoo.batch(name), True)
+    check_against_own_loss(adapted(name, kind), tiny_models.batch(name), True)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:peft.*")
 def test_w2_the_scale_inside_an_adapted_embedding_is_seen() -> None:
     """M2M100 multiplies inside its embedding, which PEFT wraps."""
-    plain, wrapped = stacks(zoo.make("m2m100")), stacks(unwrap(adapted("m2m100", "lora")))
+    plain, wrapped = stacks(tiny_models.make("m2m100")), stacks(unwrap(adapted("m2m100", "lora")))
     assert {name: stack.inner for name, stack in wrapped.items()} == dict.fromkeys(plain, 4.0)
     assert {name: stack.inner for name, stack in plain.items()} == dict.fromkeys(plain, 4.0)

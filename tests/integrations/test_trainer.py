@@ -11,7 +11,7 @@ from torch import Tensor
 from seqreg import BadInput, Criterion, Every
 from seqreg.integrations.hf import RegularizedSeq2SeqTrainer, RegularizedTrainer, r4f
 from seqreg.terms.r3f import R3F
-from tests import zoo
+from tests.helpers import tiny_models
 from tests.integrations.test_hf_context import fixed_noise
 
 
@@ -36,7 +36,7 @@ class Watch(transformers.TrainerCallback):  # type: ignore[misc]
 
 
 def rows(model: str, number: int = 8) -> list[dict[str, Tensor]]:
-    batch = zoo.batch(model, rows=number)
+    batch = tiny_models.batch(model, rows=number)
     return [{key: value[row] for key, value in batch.items()} for row in range(number)]
 
 
@@ -50,7 +50,7 @@ def trainer(
     smoothness_steps: int = 0,
     **settings: Any,
 ) -> Any:
-    seq2seq = model in zoo.SEQ2SEQ
+    seq2seq = model in tiny_models.SEQ2SEQ
     arguments = transformers.Seq2SeqTrainingArguments if seq2seq else transformers.TrainingArguments
     settings = {
         "max_steps": 2, "per_device_train_batch_size": 4, "logging_steps": 1, "save_strategy": "no", "use_cpu": True,
@@ -58,7 +58,7 @@ def trainer(
     }  # fmt: skip
     cls = RegularizedSeq2SeqTrainer if seq2seq else RegularizedTrainer
     return cls(
-        zoo.make(model) if net is None else net,
+        tiny_models.make(model) if net is None else net,
         arguments(output_dir=str(out), **settings),
         train_dataset=rows(model),
         eval_dataset=rows(model),
@@ -100,8 +100,8 @@ def test_gradient_does_not_depend_on_accumulation(model: str, terms: Any, tmp_pa
     found: dict[int, Tensor] = {}
     for accumulate in (1, 2, 4):
         one = trainer(
-            model, tmp_path, *terms, net=zoo.dropout_off(zoo.make(model)), gradient_accumulation_steps=accumulate,
-            per_device_train_batch_size=8 // accumulate, max_steps=1,
+            model, tmp_path, *terms, net=tiny_models.dropout_off(tiny_models.make(model)),
+            gradient_accumulation_steps=accumulate, per_device_train_batch_size=8 // accumulate, max_steps=1,
         )  # fmt: skip
         one.add_callback(gradients := Gradients())
         one.train()
@@ -120,13 +120,13 @@ def test_windows_average_values_over_active_steps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", ["bart", "roberta"])
 def test_terms_are_off_in_evaluation(model: str, tmp_path: Path) -> None:
-    net = zoo.make(model)
+    net = tiny_models.make(model)
     expected = trainer(model, tmp_path, net=net).evaluate()["eval_loss"]
     assert trainer(model, tmp_path, R3F(scale=10.0), net=net).evaluate()["eval_loss"] == expected
 
 
 def test_evaluation_with_generation_reports_the_criterions_loss(tmp_path: Path) -> None:
-    net = zoo.make("bart")
+    net = tiny_models.make("bart")
     plain = trainer("bart", tmp_path, net=net).evaluate()["eval_loss"]
     one = trainer("bart", tmp_path, R3F(), net=net, predict_with_generate=True, generation_max_length=12)
     seen: dict[str, Any] = {}
@@ -154,13 +154,13 @@ def test_resume_is_bit_exact(terms: Any, tmp_path: Path) -> None:
 
 def test_r4f_checkpoints_load_anywhere_and_resume_exactly(tmp_path: Path) -> None:
     settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
-    whole = trainer("roberta", tmp_path / "whole", R3F(), net=r4f(zoo.make("roberta")), **settings)
+    whole = trainer("roberta", tmp_path / "whole", R3F(), net=r4f(tiny_models.make("roberta")), **settings)
     whole.train()
-    again = trainer("roberta", tmp_path / "again", R3F(), net=r4f(zoo.make("roberta")), **settings)
+    again = trainer("roberta", tmp_path / "again", R3F(), net=r4f(tiny_models.make("roberta")), **settings)
     again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     for key, value in whole.model.state_dict().items():
         assert torch.equal(again.model.state_dict()[key], value), key
-    batch = {key: value for key, value in zoo.batch("roberta").items() if key != "labels"}
+    batch = {key: value for key, value in tiny_models.batch("roberta").items() if key != "labels"}
     expected = whole.model.eval()(**batch).logits
     whole.save_model(str(tmp_path / "final"))
     for folder in (tmp_path / "final", tmp_path / "whole" / "checkpoint-4"):
@@ -168,7 +168,7 @@ def test_r4f_checkpoints_load_anywhere_and_resume_exactly(tmp_path: Path) -> Non
         assert torch.equal(loaded(**batch).logits, expected)
     plain = trainer("roberta", tmp_path / "plain", **settings)
     plain.train()
-    other = trainer("roberta", tmp_path / "other", net=r4f(zoo.make("roberta")), **settings)
+    other = trainer("roberta", tmp_path / "other", net=r4f(tiny_models.make("roberta")), **settings)
     with pytest.raises(BadInput, match="not trained with a normalised head"):
         other.train(resume_from_checkpoint=str(tmp_path / "plain" / "checkpoint-2"))
     forgotten = trainer("roberta", tmp_path / "forgotten", **settings)
@@ -178,7 +178,7 @@ def test_r4f_checkpoints_load_anywhere_and_resume_exactly(tmp_path: Path) -> Non
 
 def test_load_best_model_restores_an_r4f_head(tmp_path: Path) -> None:
     one = trainer(
-        "roberta", tmp_path, net=r4f(zoo.make("roberta")), max_steps=6, save_strategy="steps", save_steps=2,
+        "roberta", tmp_path, net=r4f(tiny_models.make("roberta")), max_steps=6, save_strategy="steps", save_steps=2,
         eval_strategy="steps", eval_steps=2, load_best_model_at_end=True, learning_rate=0.5, greater_is_better=True,
         metric_for_best_model="eval_loss", lr_scheduler_type="constant",
     )  # fmt: skip
@@ -199,7 +199,7 @@ def test_a_second_training_starts_a_new_window(tmp_path: Path) -> None:
 
 def test_the_loss_can_be_asked_for_before_training(tmp_path: Path) -> None:
     one = trainer("bart", tmp_path, R3F())
-    assert one.compute_loss(one.model.train(), zoo.batch("bart")) > 0
+    assert one.compute_loss(one.model.train(), tiny_models.batch("bart")) > 0
 
 
 def test_data_without_labels_is_one_line(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_data_without_labels_is_one_line(tmp_path: Path) -> None:
 
 
 def test_generation_does_not_continue_the_labels(tmp_path: Path) -> None:
-    net = zoo.make("bart")
+    net = tiny_models.make("bart")
     settings = {"predict_with_generate": True, "generation_max_length": 12, "net": net}
     plain = trainer("bart", tmp_path, **settings).predict(rows("bart")).predictions
     one = trainer("bart", tmp_path, **settings)
@@ -231,7 +231,7 @@ def test_settings_that_would_be_ignored_are_refused(tmp_path: Path) -> None:
         trainer("bart", tmp_path, label_smoothing_factor=0.1)
     with pytest.raises(BadInput, match="compute_loss_func and criterion"):
         RegularizedTrainer(
-            zoo.make("roberta"),
+            tiny_models.make("roberta"),
             transformers.TrainingArguments(output_dir=str(tmp_path), report_to="none"),
             compute_loss_func=lambda *_: 0,
             criterion=Criterion(),
@@ -239,10 +239,10 @@ def test_settings_that_would_be_ignored_are_refused(tmp_path: Path) -> None:
     arguments = transformers.TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True)
     arguments._n_gpu = 2
     with pytest.raises(BadInput, match="use torchrun"):
-        RegularizedTrainer(zoo.make("roberta"), arguments, criterion=Criterion())
+        RegularizedTrainer(tiny_models.make("roberta"), arguments, criterion=Criterion())
     for wrong in ({"terms": {"r3f": {}}}, R3F(), Criterion, None):
         with pytest.raises(BadInput, match="expected a Criterion"):
-            RegularizedTrainer(zoo.make("roberta"), criterion=wrong)
+            RegularizedTrainer(tiny_models.make("roberta"), criterion=wrong)
 
 
 def test_mixed_precision_does_not_hide_noise_that_is_lost(tmp_path: Path) -> None:

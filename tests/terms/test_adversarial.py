@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from seqreg import BadInput, Context, Criterion, build_term
-from seqreg.adversary import AdversarialAgreement, Ascent
+from seqreg.ascent import AdversarialAgreement, Ascent
 from seqreg.integrations.hf import context
 from seqreg.noise import norm
 from seqreg.terms.alum import ALUM
@@ -19,7 +19,7 @@ from seqreg.terms.r3f import R3F
 from seqreg.terms.sift import SiFT
 from seqreg.terms.smart import SMART
 from seqreg.terms.vat import VAT
-from tests import zoo
+from tests.helpers import tiny_models
 
 AGREEMENTS: list[type[AdversarialAgreement]] = [SMART, VAT, ALUM, SiFT]
 
@@ -28,7 +28,7 @@ AGREEMENTS: list[type[AdversarialAgreement]] = [SMART, VAT, ALUM, SiFT]
 def trained() -> Any:
     """A tiny classifier that has learnt to find a token, in float64 and without dropout."""
     torch.manual_seed(0)
-    net = zoo.dropout_off(zoo.make("roberta", num_labels=2)).double()
+    net = tiny_models.dropout_off(tiny_models.make("roberta", num_labels=2)).double()
     optimizer = torch.optim.Adam(net.parameters(), 3e-3)
     for _ in range(150):
         batch = sentences(16)
@@ -45,7 +45,7 @@ def trained() -> Any:
 
 
 def sentences(rows: int) -> dict[str, Tensor]:
-    ids = torch.randint(6, zoo.VOCAB, (rows, 8))
+    ids = torch.randint(6, tiny_models.VOCAB, (rows, 8))
     labels = torch.randint(0, 2, (rows,))
     ids[torch.arange(rows), torch.randint(0, 8, (rows,))] = torch.where(labels == 1, 5, 4)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
@@ -182,9 +182,9 @@ def test_vat_holds_the_clean_side(trained: Any) -> None:
 @pytest.mark.parametrize("term", AGREEMENTS)
 @pytest.mark.parametrize("model", ["bart", "roberta", "gpt2", "t5"])
 def test_ascent_touches_no_gradient_and_no_parameter(term: type[AdversarialAgreement], model: str) -> None:
-    net = zoo.make(model)
+    net = tiny_models.make(model)
     before = [parameter.detach().clone() for parameter in net.parameters()]
-    ctx = context(net, zoo.batch(model))
+    ctx = context(net, tiny_models.batch(model))
     Criterion()(ctx)
     term(steps=3).attack(ctx, ctx.clean)
     assert all(parameter.grad is None for parameter in net.parameters())
@@ -194,12 +194,12 @@ def test_ascent_touches_no_gradient_and_no_parameter(term: type[AdversarialAgree
 @pytest.mark.parametrize("term", AGREEMENTS)
 def test_shared_dropout_makes_the_term_about_the_perturbation(term: type[AdversarialAgreement]) -> None:
     """With new masks in every pass, as in all released code, the value is dominated by dropout."""
-    net = zoo.make("bart", spread=2.0)
+    net = tiny_models.make("bart", spread=2.0)
 
     def value(**settings: Any) -> float:
         torch.manual_seed(0)
         report = Criterion(term(name="term", weight=1.0, radius=0.01, step_size=0.01, **settings))(
-            context(net, zoo.batch("bart"))
+            context(net, tiny_models.batch("bart"))
         )
         return float(report.values["term"])
 
@@ -211,8 +211,8 @@ def test_shared_dropout_makes_the_term_about_the_perturbation(term: type[Adversa
 @pytest.mark.parametrize("model", ["bart", "t5", "pegasus"])
 def test_encoder_decoder_or_both(term: Any, where: Any, model: str) -> None:
     """DeBERTa's SiFT cannot perturb two stacks; here every adversarial term can."""
-    net = zoo.dropout_off(zoo.make(model))
-    ctx = context(net, zoo.batch(model))
+    net = tiny_models.dropout_off(tiny_models.make(model))
+    ctx = context(net, tiny_models.batch(model))
     seen: dict[str, Tensor] = {}
     inner = ctx.forward.run
     ctx.forward.run = lambda shifts, *, hidden: ([seen.update(s.delta) for s in shifts], inner(shifts, hidden=hidden))[
@@ -226,22 +226,22 @@ def test_encoder_decoder_or_both(term: Any, where: Any, model: str) -> None:
 @pytest.mark.parametrize("inject", ["scaled", "word", "layernorm", "normalised"])
 @pytest.mark.parametrize("model", ["bart", "roberta", "mbart", "deberta_v2"])
 def test_every_injection_point(inject: Any, model: str) -> None:
-    net = zoo.dropout_off(zoo.make(model))
-    report = Criterion(SMART(inject=inject))(context(net, zoo.batch(model)))
+    net = tiny_models.dropout_off(tiny_models.make(model))
+    report = Criterion(SMART(inject=inject))(context(net, tiny_models.batch(model)))
     assert report.values["smart"] > 0
 
 
 @pytest.mark.parametrize("model", ["pegasus", "t5", "gpt2"])
 def test_no_layernorm_to_perturb_after(model: str) -> None:
     with pytest.raises(BadInput, match="has no LayerNorm on its embeddings"):
-        Criterion(SMART(inject="layernorm"))(context(zoo.make(model), zoo.batch(model)))
+        Criterion(SMART(inject="layernorm"))(context(tiny_models.make(model), tiny_models.batch(model)))
 
 
 @pytest.mark.parametrize("model", ["pegasus", "t5", "bart", "roberta"])
 def test_sift_does_not_depend_on_the_size_of_the_embeddings(model: str) -> None:
     """With a LayerNorm or without: embeddings twice as large, the same relative perturbation."""
-    net = zoo.dropout_off(zoo.make(model)).double()
-    ctx = context(net, zoo.batch(model))
+    net = tiny_models.dropout_off(tiny_models.make(model)).double()
+    ctx = context(net, tiny_models.batch(model))
     _ = ctx.clean
     (name, *_) = ctx.sites("input")
     normalised = ctx.clean.embeds[name, "normalised"]
@@ -257,8 +257,8 @@ def test_sift_does_not_depend_on_the_size_of_the_embeddings(model: str) -> None:
 
 
 def test_released_sift_is_not_zero_where_outputs_agree() -> None:
-    net = zoo.dropout_off(zoo.make("roberta"))
-    ctx = context(net, zoo.batch("roberta"))
+    net = tiny_models.dropout_off(tiny_models.make("roberta"))
+    ctx = context(net, tiny_models.batch("roberta"))
     tiny = {"scale": 1e-6, "step_size": 1e-6}
     released = Criterion(SiFT(preset="deberta", weight=1.0, **tiny))(ctx).values["sift"]  # type: ignore[arg-type]
     ours = Criterion(SiFT(weight=1.0, radius=1e-6, **tiny))(ctx).values["sift"]  # type: ignore[arg-type]
@@ -270,8 +270,8 @@ def test_released_sift_is_not_zero_where_outputs_agree() -> None:
 @pytest.mark.parametrize("model", ["roberta", "bart_classifier", "t5_classifier", "deberta_v2"])
 def test_regression(term: type[AdversarialAgreement], model: str) -> None:
     """MSE when asked, in the ascent and in the term; a clear error when not; never a silent 0 as DeBERTa's SiFT."""
-    net = zoo.make(model, num_labels=1)
-    batch = {**zoo.batch(model), "labels": torch.tensor([0.1, 2.0, 3.5])}
+    net = tiny_models.make(model, num_labels=1)
+    batch = {**tiny_models.batch(model), "labels": torch.tensor([0.1, 2.0, 3.5])}
     with pytest.raises(BadInput, match="use inner='mse' and divergence='mse'"):
         Criterion(term())(context(net, batch))
     asked = term(name="term", weight=1.0, inner="mse", divergence="mse", grad="both")
@@ -282,8 +282,8 @@ def test_regression(term: type[AdversarialAgreement], model: str) -> None:
 
 def test_regression_value_does_not_broadcast() -> None:
     """mt-dnn squeezes one side only, and so compares every row with every other."""
-    net = zoo.dropout_off(zoo.make("roberta", num_labels=1))
-    batch = {**zoo.batch("roberta"), "labels": torch.tensor([0.1, 2.0, 3.5])}
+    net = tiny_models.dropout_off(tiny_models.make("roberta", num_labels=1))
+    batch = {**tiny_models.batch("roberta"), "labels": torch.tensor([0.1, 2.0, 3.5])}
     ctx = context(net, batch)
     term = SMART(inner="mse", divergence="mse", radius=1e-3, step_size=1e-3)
     torch.manual_seed(0)
@@ -310,14 +310,14 @@ def test_freelb_is_the_mean_loss_along_the_ascent(trained: Any) -> None:
 
 
 def test_freelb_start_is_scaled_by_the_true_length() -> None:
-    net = zoo.dropout_off(zoo.make("roberta"))
-    ctx = context(net, zoo.batch("roberta"))
+    net = tiny_models.dropout_off(tiny_models.make("roberta"))
+    ctx = context(net, tiny_models.batch("roberta"))
     Criterion()(ctx)
-    from seqreg.adversary import begin
+    from seqreg.ascent import begin
 
     term = FreeLB(preset="paper")
     start, _ = begin(term, ctx, ctx.clean)
-    lengths = zoo.batch("roberta")["attention_mask"].sum(-1)
+    lengths = tiny_models.batch("roberta")["attention_mask"].sum(-1)
     for row, length in enumerate(lengths):
         bound = term.scale / float(length * 16) ** 0.5
         assert start["encoder"][row].abs().max() <= bound
@@ -350,13 +350,13 @@ def test_a_radius_that_the_arithmetic_cannot_see() -> None:
         torch.autocast("cpu", torch.bfloat16),
         pytest.raises(BadInput, match="smart: radius=1e-05: a perturbation of 1e-05 is below"),
     ):
-        Criterion(SMART(relative=False, radius=1e-5))(context(zoo.make("bart"), zoo.batch("bart")))
+        Criterion(SMART(relative=False, radius=1e-5))(context(tiny_models.make("bart"), tiny_models.batch("bart")))
 
 
 def test_terms_compose_around_one_clean_pass() -> None:
     names = ["r3f", "smart", "sift", "vat", "alum", "freelb", "rdrop", "neftune", "bregman"]
-    net = zoo.make("bart")
-    ctx = context(net, zoo.batch("bart"), step=0)
+    net = tiny_models.make("bart")
+    ctx = context(net, tiny_models.batch("bart"), step=0)
     passes = []
     inner = ctx.forward.run
     ctx.forward.run = lambda shifts, *, hidden: (passes.append(1), inner(shifts, hidden=hidden))[1]  # type: ignore
@@ -369,11 +369,11 @@ def test_terms_compose_around_one_clean_pass() -> None:
 
 
 def test_r3f_at_the_published_scale_is_rdrop() -> None:
-    net = zoo.make("bart")
+    net = tiny_models.make("bart")
 
     def value(term: Any) -> float:
         torch.manual_seed(0)
-        ctx = context(net, zoo.batch("bart"))
+        ctx = context(net, tiny_models.batch("bart"))
         Criterion()(ctx)
         torch.manual_seed(1)
         return float(Criterion(term)(ctx).values[term.name])
@@ -420,11 +420,11 @@ def test_b9_a_perturbation_that_bfloat16_loses_is_refused_by_the_name_of_its_set
 
 @pytest.mark.parametrize("model", ["pegasus", "mbart"])
 def test_relative_sizes_do_not_depend_on_the_scale_inside_the_model(model: str) -> None:
-    net = zoo.dropout_off(zoo.make(model))
+    net = tiny_models.dropout_off(tiny_models.make(model))
 
     def ratio(term: Any) -> float:
         criterion = Criterion(term)
-        return criterion.anatomy(context(net, zoo.batch(model), step=0))[f"{term.name}/delta_over_embedding"]
+        return criterion.anatomy(context(net, tiny_models.batch(model), step=0))[f"{term.name}/delta_over_embedding"]
 
     for inject in ("scaled", "word"):
         assert ratio(VAT(inject=inject, radius=0.1)) == pytest.approx(0.1, rel=1e-3)
@@ -437,7 +437,7 @@ def test_relative_sizes_do_not_depend_on_the_scale_inside_the_model(model: str) 
 
 def test_raw_steps_on_word_embeddings() -> None:
     """d <- d + step_size * g for the word embedding itself, whose gradient is larger by sqrt(D)."""
-    net = zoo.dropout_off(zoo.make("pegasus")).double()
+    net = tiny_models.dropout_off(tiny_models.make("pegasus")).double()
     settings: dict[str, Any] = {
         "relative": False,
         "rule": "raw",
@@ -449,19 +449,19 @@ def test_raw_steps_on_word_embeddings() -> None:
     for inject in ("scaled", "word"):
         term = SMART(inject=inject, **settings)
         torch.manual_seed(0)
-        ctx = context(net, zoo.batch("pegasus"))
+        ctx = context(net, tiny_models.batch("pegasus"))
         Criterion()(ctx)
         ascent = term.attack(ctx, ctx.clean)
         found[inject] = (ascent.final["encoder"] - ascent.start["encoder"]) / ascent.gradient["encoder"]
-    kept = zoo.batch("pegasus")["attention_mask"].bool()
+    kept = tiny_models.batch("pegasus")["attention_mask"].bool()
     assert found["scaled"][kept].median().item() == pytest.approx(50.0, rel=1e-4)
     assert found["word"][kept].median().item() == pytest.approx(50.0 * 16, rel=1e-4)
 
 
 @pytest.mark.parametrize("reaches", [True, False])
 def test_embeddings_can_be_left_out_of_the_adversarial_gradient(reaches: bool) -> None:
-    net = zoo.dropout_off(zoo.make("roberta"))
-    ctx = context(net, zoo.batch("roberta"))
+    net = tiny_models.dropout_off(tiny_models.make("roberta"))
+    ctx = context(net, tiny_models.batch("roberta"))
     report = Criterion(VAT(embedding_grad=reaches))(ctx)
     (report.total - ctx.task_mean(ctx.clean)).backward()
     gradient = net.get_input_embeddings().weight.grad
@@ -472,21 +472,21 @@ def test_losses_are_averaged_as_the_criterion_averages() -> None:
     """Per sequence too, the second pass of R-Drop weighs what the first does, and FreeLB's whole loss is its mean."""
     from seqreg.terms.rdrop import RDrop
 
-    net = zoo.dropout_off(zoo.make("bart"))
+    net = tiny_models.dropout_off(tiny_models.make("bart"))
     for per in ("token", "sequence"):
-        ctx = context(net, zoo.batch("bart"), step=1)
+        ctx = context(net, tiny_models.batch("bart"), step=1)
         report = Criterion(RDrop(), per=per)(ctx)  # type: ignore[arg-type]
         assert report.values["rdrop"].item() == pytest.approx(report.parts["base"].item(), rel=1e-6)
         free = Criterion(FreeLB(scale=1e-6, step_size=1e-6, radius=1e-5, steps=2), per=per)  # type: ignore[arg-type]
-        report = free(context(net, zoo.batch("bart")))
+        report = free(context(net, tiny_models.batch("bart")))
         assert abs(report.values["freelb"].item()) < 1e-4 * report.parts["base"].item()
 
 
 @pytest.mark.parametrize("per", ["token", "sequence"])
 def test_agreements_are_averaged_as_asked(per: Any) -> None:
-    net = zoo.dropout_off(zoo.make("bart"))
+    net = tiny_models.dropout_off(tiny_models.make("bart"))
     torch.manual_seed(0)
-    value = Criterion(SMART(per=per))(context(net, zoo.batch("bart"))).values["smart"]
+    value = Criterion(SMART(per=per))(context(net, tiny_models.batch("bart"))).values["smart"]
     torch.manual_seed(0)
-    token = Criterion(SMART())(context(net, zoo.batch("bart"))).values["smart"]
+    token = Criterion(SMART())(context(net, tiny_models.batch("bart"))).values["smart"]
     assert value.item() == pytest.approx(token.item() * (15 / 3 if per == "sequence" else 1), rel=1e-5)

@@ -16,11 +16,11 @@ from seqreg import BadInput, Context, Criterion, LossReport, Shift, Term, View, 
 from seqreg.build import term_names
 from seqreg.errors import Advice
 from seqreg.integrations.hf import context
-from tests import zoo
+from tests.helpers import tiny_models
 
-OUTSIDE = "tests.outside_term.ConfidencePenalty"
+OUTSIDE = "tests.helpers.outside_term.ConfidencePenalty"
 TERMS = [*term_names(), OUTSIDE]
-everywhere = pytest.mark.parametrize("model", zoo.MODELS)
+everywhere = pytest.mark.parametrize("model", tiny_models.MODELS)
 every_term = pytest.mark.parametrize("term", TERMS)
 
 
@@ -53,17 +53,17 @@ def second_step(net: Any, name: str, *terms: Term, **batch: Any) -> LossReport:
     criterion = Criterion(*terms)
     torch.manual_seed(3)
     with torch.no_grad():
-        criterion(context(net, zoo.batch(name), step=0), training=True)
+        criterion(context(net, tiny_models.batch(name), step=0), training=True)
         for index, parameter in enumerate(net.parameters()):
             parameter.mul_(1.0 + 0.01 * (-1) ** index)
     torch.manual_seed(3)
-    return criterion(context(net, zoo.batch(name, **batch), step=1))
+    return criterion(context(net, tiny_models.batch(name, **batch), step=1))
 
 
 @every_term
 @everywhere
 def test_value_and_gradient(term: str, model: str) -> None:
-    net, plain = zoo.make(model), zoo.make(model)
+    net, plain = tiny_models.make(model), tiny_models.make(model)
     for index, parameter in enumerate(net.parameters()):
         parameter.grad = torch.full_like(parameter, float(index))
     modes = [module.training for module in net.modules()]
@@ -90,7 +90,7 @@ def test_value_and_gradient(term: str, model: str) -> None:
 @every_term
 @everywhere
 def test_same_seed_same_value(term: str, model: str) -> None:
-    reports = [second_step(zoo.make(model), model, build_term(term)) for _ in range(2)]
+    reports = [second_step(tiny_models.make(model), model, build_term(term)) for _ in range(2)]
     assert reports[0].total == reports[1].total
     assert reports[0].parts == reports[1].parts
 
@@ -101,7 +101,7 @@ def test_padding_does_not_matter(term: str, model: str) -> None:
     quiet = {"uegr": {"low": 0.0, "high": 0.0}}.get(term, {})  # a term that sets dropout itself
 
     def report(**batch: Any) -> LossReport:
-        net = zoo.dropout_off(zoo.make(model))
+        net = tiny_models.dropout_off(tiny_models.make(model))
         return second_step(net.double() if exact else net, model, build_term(term, {"name": "term", **quiet}), **batch)
 
     exact = model != "prophetnet"  # which gives NaN in float64
@@ -117,7 +117,7 @@ def test_padding_does_not_matter(term: str, model: str) -> None:
 @everywhere
 def test_passes_are_as_stated(term: str, model: str) -> None:
     one = build_term(term)
-    ctx = context(zoo.make(model), zoo.batch(model), step=0)
+    ctx = context(tiny_models.make(model), tiny_models.batch(model), step=0)
     counter = Counter(ctx)
     Criterion(one)(ctx).total.backward()
     assert counter.forwards == 1 + one.cost.forwards
@@ -128,7 +128,7 @@ def test_passes_are_as_stated(term: str, model: str) -> None:
 @everywhere
 def test_clean_pass_runs_once_for_any_number_of_terms(term: str, model: str) -> None:
     terms = [build_term(term, {"name": name}) for name in ("one", "two", "three")]
-    ctx = context(zoo.make(model), zoo.batch(model), step=0)
+    ctx = context(tiny_models.make(model), tiny_models.batch(model), step=0)
     counter = Counter(ctx)
     report = Criterion(*terms)(ctx)
     assert counter.forwards == 1 + sum(one.cost.forwards for one in terms)
@@ -139,10 +139,10 @@ def test_clean_pass_runs_once_for_any_number_of_terms(term: str, model: str) -> 
 @pytest.mark.parametrize("reason", ["evaluation", "weight 0", "schedule"])
 @everywhere
 def test_off_costs_nothing(term: str, model: str, reason: str) -> None:
-    net = zoo.make(model)
+    net = tiny_models.make(model)
     net.train(reason != "evaluation")
     weight: Any = {"evaluation": 1.0, "weight 0": 0.0, "schedule": {"schedule": "start_at", "start": 5}}[reason]
-    ctx = context(net, zoo.batch(model), step=4)
+    ctx = context(net, tiny_models.batch(model), step=4)
     counter = Counter(ctx)
     with torch.no_grad():
         report = Criterion(build_term(term, {"weight": weight}))(ctx)
@@ -154,8 +154,8 @@ def test_off_costs_nothing(term: str, model: str, reason: str) -> None:
 @pytest.mark.parametrize("fail_at", [1, 2])
 @everywhere
 def test_everything_is_restored_after_an_exception(term: str, model: str, fail_at: int) -> None:
-    net = zoo.make(model)
-    ctx = context(net, zoo.batch(model), step=0)
+    net = tiny_models.make(model)
+    ctx = context(net, tiny_models.batch(model), step=0)
     ctx.forward.run((), hidden=True)  # transformers puts hooks of its own on the layers, for good
     Counter(ctx, fail_at)
     before = fingerprint(net)
@@ -174,12 +174,12 @@ def test_a_term_outside_the_package_is_named_by_its_dotted_path() -> None:
     criterion = build_criterion({"terms": {OUTSIDE: {"weight": 0.3}}})
     assert criterion.terms[0].weight == 0.3
     assert criterion.terms[0].name == "confidencepenalty"
-    assert type(build_term("mine", {"term": "tests.outside_term"})).__name__ == "ConfidencePenalty"
+    assert type(build_term("mine", {"term": "tests.helpers.outside_term"})).__name__ == "ConfidencePenalty"
     with pytest.raises(BadInput, match="cannot be imported"):
-        build_term("tests.outside_term.Missing")
+        build_term("tests.helpers.outside_term.Missing")
 
 
-HEADED = [name for name in zoo.MODELS if zoo.make(name).get_output_embeddings() is not None]
+HEADED = [name for name in tiny_models.MODELS if tiny_models.make(name).get_output_embeddings() is not None]
 
 
 @every_term
@@ -188,12 +188,12 @@ def test_fused_is_plain(term: str, model: str) -> None:
     """Before there are logits and from them: the same total, values and gradients."""
     found = []
     for fused in (True, False):
-        net = zoo.make(model)
+        net = tiny_models.make(model)
         net = net if model == "prophetnet" else net.double()  # which gives NaN in float64
         criterion = Criterion(build_term(term, {"name": "term"}), label_smoothing=0.1, fused=fused)
         for step in (0, 1):
             torch.manual_seed(3)
-            ctx = context(net, zoo.batch(model), step=step)
+            ctx = context(net, tiny_models.batch(model), step=step)
             ctx.forward.rows = None  # one pass after the other in both, which draw the same numbers
             report = criterion(ctx)
         report.total.backward()
@@ -202,7 +202,7 @@ def test_fused_is_plain(term: str, model: str) -> None:
     (ours, fast), (plain, slow) = found
     assert "fused" not in plain.paths.values()
     if model not in ("prophetnet",):  # which works on its logits
-        assert ours.paths["base"] == "fused" or term in ("uegr", "tests.outside_term.ConfidencePenalty")
+        assert ours.paths["base"] == "fused" or term in ("uegr", "tests.helpers.outside_term.ConfidencePenalty")
     tolerance = 1e-7
     torch.testing.assert_close(ours.total, plain.total, rtol=tolerance, atol=tolerance)
     for name, value in ours.values.items():
@@ -224,7 +224,7 @@ def test_w5_a_term_works_or_says_that_it_does_nothing(term: str, monkeypatch: py
     one = build_term(term)
     found, lines = [], []
     for terms in ((), (one,)):
-        net = zoo.dropout_off(zoo.make("llama"))
+        net = tiny_models.dropout_off(tiny_models.make("llama"))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             second_step(net, "llama", *terms).total.backward()
@@ -241,13 +241,15 @@ def test_w5_a_term_works_or_says_that_it_does_nothing(term: str, monkeypatch: py
     monkeypatch.setattr("seqreg.advice._first_rank", lambda: False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Criterion(*(build_term(term) for _ in nothing))(context(net, zoo.batch("llama"), step=0))
+        Criterion(*(build_term(term) for _ in nothing))(context(net, tiny_models.batch("llama"), step=0))
 
 
 @pytest.mark.parametrize("term", ["r3f", "rdrop"])
 def test_w5_these_do_nothing_without_dropout(term: str) -> None:
     with pytest.warns(Advice, match=rf"^{term}: it is .* does nothing on this model and batch: (raise scale|give the)"):
-        Criterion(build_term(term))(context(zoo.dropout_off(zoo.make("llama")), zoo.batch("llama")))
+        Criterion(build_term(term))(
+            context(tiny_models.dropout_off(tiny_models.make("llama")), tiny_models.batch("llama"))
+        )
 
 
 def test_w5_what_helps_helps() -> None:
@@ -255,7 +257,9 @@ def test_w5_what_helps_helps() -> None:
     term = build_term("r3f", {"scale": 0.1, "relative": True})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        report = Criterion(term)(context(zoo.dropout_off(zoo.make("llama")), zoo.batch("llama")))
+        report = Criterion(term)(
+            context(tiny_models.dropout_off(tiny_models.make("llama")), tiny_models.batch("llama"))
+        )
     assert report.values["r3f"] > 1e-4 * report.parts["base"]
 
 
@@ -264,11 +268,11 @@ def test_w17_a_term_larger_than_the_base_loss_says_so_once(term: str) -> None:
     """With the setting that lowers it; a second task loss (R-Drop) does not count, nor a term of no value (NEFTune)."""
     one = build_term(term, {"weight": 1.0} if term == "neftune" else {"weight": 1e12})
     criterion, lines = Criterion(one), []
-    net, large = zoo.make("bart"), False
+    net, large = tiny_models.make("bart"), False
     for step in range(3):
         with warnings.catch_warnings(record=True) as caught, torch.no_grad():
             warnings.simplefilter("always")
-            report = criterion(context(net, zoo.batch("bart"), step=step), training=True)
+            report = criterion(context(net, tiny_models.batch("bart"), step=step), training=True)
             for parameter in net.parameters():
                 parameter.mul_(1.01)
         lines += said(caught)
@@ -281,5 +285,5 @@ def test_w17_a_term_larger_than_the_base_loss_says_so_once(term: str) -> None:
 @every_term
 @everywhere
 def test_w17_defaults_begin_below_the_base_loss(term: str, model: str) -> None:
-    report = second_step(zoo.make(model, spread=2.0), model, build_term(term, {"name": "term"}))
+    report = second_step(tiny_models.make(model, spread=2.0), model, build_term(term, {"name": "term"}))
     assert report.parts["term"] - report.tasks.get("term", 0) < report.parts["base"]

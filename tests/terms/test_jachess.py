@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from seqreg import BadInput, Criterion, Shift, StartAt
+from seqreg.bench import steps as bench_steps
+from seqreg.bench import worker_process
 from seqreg.integrations.hf import context, count
 from seqreg.terms.bregman import Bregman
 from seqreg.terms.jachess import JacHess
-from seqreg.workbench import bench_steps, bench_worker
-from tests import zoo
+from tests.helpers import tiny_models
 from tests.integrations.test_trainer import losses, rows, trainer
 from tests.terms.test_adversarial import sentences, trained  # noqa: F401 - a fixture
 
@@ -27,8 +28,10 @@ def small(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def make(dropout: bool = False, attention: str = "eager", **extra: Any) -> Any:
-    net = zoo.make("bart", attn_implementation=attention, d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8, **extra)
-    return net if dropout else zoo.dropout_off(net)
+    net = tiny_models.make(
+        "bart", attn_implementation=attention, d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8, **extra
+    )
+    return net if dropout else tiny_models.dropout_off(net)
 
 
 def outputs(net: Any, batch: dict[str, Tensor], term: JacHess, delta: Tensor) -> dict[str, Tensor]:
@@ -42,7 +45,7 @@ def outputs(net: Any, batch: dict[str, Tensor], term: JacHess, delta: Tensor) ->
 @pytest.fixture(scope="module")
 def exact() -> dict[str, tuple[float, float]]:
     """|J|_F^2 and sum |H|_F^2 of every layer by brute force, in float64."""
-    net, batch, term = make().double(), small(zoo.batch("bart")), JacHess()
+    net, batch, term = make().double(), small(tiny_models.batch("bart")), JacHess()
     zero = torch.zeros(1, 3, 8, dtype=torch.float64)
     found = {}
     for name in outputs(net, batch, term, zero):
@@ -61,7 +64,7 @@ def exact() -> dict[str, tuple[float, float]]:
 
 def test_estimates_match_the_exact_norms_in_expectation(exact: dict[str, tuple[float, float]]) -> None:
     """Four standard errors (a confidence of 99.99%) over 1500 probes, for J and for the mixed H, layer by layer."""
-    net, batch = make().double(), small(zoo.batch("bart"))
+    net, batch = make().double(), small(tiny_models.batch("bart"))
     term = JacHess(hessian=1.0, epsilon=1e-3)
     drawn: dict[str, list[tuple[float, float]]] = {name: [] for name in exact}
     torch.manual_seed(0)
@@ -82,7 +85,7 @@ def test_estimates_match_the_exact_norms_in_expectation(exact: dict[str, tuple[f
 
 def test_reverse_matches_the_exact_norms_in_expectation(exact: dict[str, tuple[float, float]]) -> None:
     """One joint probe estimates the weighted sum of all layers."""
-    net, batch = make().double(), small(zoo.batch("bart"))
+    net, batch = make().double(), small(tiny_models.batch("bart"))
     criterion = Criterion(JacHess(estimator="reverse"))
     criterion.memory["jachess"] = {name: torch.tensor(2.0 + i) for i, name in enumerate(exact)}
     truth = sum(exact[name][0] / (len(exact) * (2.0 + i)) for i, name in enumerate(exact))
@@ -114,8 +117,10 @@ def relative(ours: Tensor, reference: Tensor) -> float:
 
 def medium() -> tuple[Any, Any, dict[str, Tensor]]:
     """The same model in float32 and in float64."""
-    net = zoo.dropout_off(zoo.make("bart", d_model=32, encoder_layers=2, decoder_layers=2, attn_implementation="eager"))
-    return net, copy.deepcopy(net).double(), zoo.batch("bart")
+    net = tiny_models.dropout_off(
+        tiny_models.make("bart", d_model=32, encoder_layers=2, decoder_layers=2, attn_implementation="eager")
+    )
+    return net, copy.deepcopy(net).double(), tiny_models.batch("bart")
 
 
 def test_parameter_gradient_of_j_finite_difference(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,10 +185,10 @@ def test_parameter_gradient_of_the_mixed_hessian(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_dropout_masks_are_replayed(attention: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the masks of the clean pass the difference is within 0.1% of exact; with others it is off by orders."""
-    net = zoo.make("bart", attn_implementation=attention, d_model=256, spread=1.0).double()
+    net = tiny_models.make("bart", attn_implementation=attention, d_model=256, spread=1.0).double()
     if checkpointing:
         net.gradient_checkpointing_enable()
-    batch = zoo.batch("bart")
+    batch = tiny_models.batch("bart")
     v = torch.randn(3, 8, 256, dtype=torch.float64) * batch["attention_mask"].unsqueeze(-1)
     monkeypatch.setattr("seqreg.smoothness.sample", lambda *_: v)
     ctx = context(net, batch)
@@ -203,7 +208,7 @@ def test_flops() -> None:
     model, batch = size.model(), size.batch()
 
     def flops(*terms: JacHess) -> int:
-        return bench_worker.count_flops(bench_steps.criterion_step(Criterion(*terms), model, batch))
+        return worker_process.count_flops(bench_steps.criterion_step(Criterion(*terms), model, batch))
 
     assert flops(JacHess()) / flops() <= 2.05
     assert flops(JacHess(hessian=0.1)) / flops() <= 4.1
@@ -236,20 +241,20 @@ def test_training_lowers_the_jacobian_at_unchanged_accuracy(trained: Any) -> Non
 
 
 def test_value_starts_at_one_and_is_kept_in_the_checkpoint() -> None:
-    net = zoo.dropout_off(zoo.make("bart"))
+    net = tiny_models.dropout_off(tiny_models.make("bart"))
     criterion = Criterion(JacHess())
-    first = criterion(context(net, zoo.batch("bart"), step=0))
+    first = criterion(context(net, tiny_models.batch("bart"), step=0))
     assert first.values["jachess"].item() == pytest.approx(1, rel=1e-5)
     other = Criterion(JacHess())
     other.load_state_dict(criterion.state_dict())
     torch.manual_seed(1)
-    expected = criterion(context(net, zoo.batch("bart"), step=1)).total
+    expected = criterion(context(net, tiny_models.batch("bart"), step=1)).total
     torch.manual_seed(1)
-    assert other(context(net, zoo.batch("bart"), step=1)).total == expected
+    assert other(context(net, tiny_models.batch("bart"), step=1)).total == expected
 
 
 def test_a_first_batch_that_is_not_finite_is_not_the_start() -> None:
-    net, batch = make(), zoo.batch("bart")
+    net, batch = make(), tiny_models.batch("bart")
     criterion = Criterion(JacHess())
     weights = net.model.encoder.layers[-1].fc2.weight
     kept = weights.detach().clone()
@@ -264,12 +269,12 @@ def test_a_first_batch_that_is_not_finite_is_not_the_start() -> None:
 
 
 def test_floor_stops_the_push() -> None:
-    net = zoo.dropout_off(zoo.make("bart"))
+    net = tiny_models.dropout_off(tiny_models.make("bart"))
     criterion = Criterion(JacHess(floor=0.5, weight=1.0))
-    criterion(context(net, zoo.batch("bart"), step=0))
+    criterion(context(net, tiny_models.batch("bart"), step=0))
     for key in criterion.memory["jachess"]:
         criterion.memory["jachess"][key] *= 10.0  # as if every J had fallen to a tenth
-    ctx = context(net, zoo.batch("bart"), step=1)
+    ctx = context(net, tiny_models.batch("bart"), step=1)
     report = criterion(ctx)
     assert report.values["jachess"].item() == pytest.approx(0.5, rel=1e-5)
     pushed = gradients(net, report.total - ctx.task_mean(ctx.clean))
@@ -277,24 +282,24 @@ def test_floor_stops_the_push() -> None:
 
 
 def test_two_phases() -> None:
-    net = zoo.make("bart")
+    net = tiny_models.make("bart")
     criterion = Criterion(JacHess(mode="two_phase", switch=2))
-    first = criterion(context(net, zoo.batch("bart"), step=1))
+    first = criterion(context(net, tiny_models.batch("bart"), step=1))
     assert first.parts["base"] == 0
     assert first.total.item() == pytest.approx(first.parts["jachess"].item())
-    assert criterion(context(net, zoo.batch("bart"), step=2)).parts["base"] > 0
+    assert criterion(context(net, tiny_models.batch("bart"), step=2)).parts["base"] > 0
 
 
 @pytest.mark.parametrize("model", ["bart", "roberta", "gpt2", "t5", "bart_classifier"])
 def test_unlabelled_batches(model: str) -> None:
-    net = zoo.make(model)
-    batch = {key: value for key, value in zoo.batch(model).items() if key != "labels"}
+    net = tiny_models.make(model)
+    batch = {key: value for key, value in tiny_models.batch(model).items() if key != "labels"}
     criterion = Criterion(JacHess(mode="alternate"))
     report = criterion(context(net, batch, unlabelled=True, step=0))
     assert report.parts["base"] == 0
     assert report.parts["jachess"] > 0
     report.total.backward()
-    assert list(criterion(context(net, zoo.batch(model), step=0)).parts) == ["base"]
+    assert list(criterion(context(net, tiny_models.batch(model), step=0)).parts) == ["base"]
 
 
 def test_alternate_runs_and_resumes_exactly(tmp_path: Path) -> None:
@@ -336,23 +341,23 @@ def test_a_term_that_has_nothing_to_remember_yet_can_resume(tmp_path: Path) -> N
 
 def test_lower_precision() -> None:
     """Under autocast the differences are taken in float32; weights in lower precision are refused."""
-    net = zoo.dropout_off(zoo.make("bart"))
+    net = tiny_models.dropout_off(tiny_models.make("bart"))
     found = []
     for precision in (torch.float32, torch.bfloat16):
         torch.manual_seed(0)
-        ctx = context(net, zoo.batch("bart"))
+        ctx = context(net, tiny_models.batch("bart"))
         ctx.hidden = True
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
             found.append({name: float(slope.detach()) for name, (slope, _) in JacHess().norms(ctx).items()})
     assert found[0] == pytest.approx(found[1], rel=1e-3)
     with pytest.raises(BadInput, match="keep the weights in float32"):
-        Criterion(JacHess())(context(zoo.make("bart").bfloat16(), zoo.batch("bart")))
+        Criterion(JacHess())(context(tiny_models.make("bart").bfloat16(), tiny_models.batch("bart")))
 
 
 @pytest.mark.parametrize("model", ["bart", "roberta", "gpt2"])
 def test_published_estimator(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its Hessian is in the value and not in the gradient: other dimensions, another value, the same gradient."""
-    net, batch = zoo.dropout_off(zoo.make(model)), zoo.batch(model)
+    net, batch = tiny_models.dropout_off(tiny_models.make(model)), tiny_models.batch(model)
     values, found = [], []
     for dimension in (0, 1):
         monkeypatch.setattr(torch, "randint", lambda low, high, size, d=dimension: torch.full(size, d))
@@ -379,13 +384,13 @@ def test_settings() -> None:
             JacHess(**settings)  # type: ignore[arg-type]
         assert message in str(caught.value)
     with pytest.raises(BadInput, match="layers='decoder': this model has encoder"):
-        Criterion(JacHess(layers="decoder"))(context(zoo.make("roberta"), zoo.batch("roberta")))
+        Criterion(JacHess(layers="decoder"))(context(tiny_models.make("roberta"), tiny_models.batch("roberta")))
 
 
 def test_micro_batches_add_up_and_share_one_start() -> None:
     """The value of an optimizer step does not depend on its cut; a batch without labels neither counts nor decides."""
-    net = zoo.dropout_off(zoo.make("bart"))
-    batch = zoo.batch("bart")
+    net = tiny_models.dropout_off(tiny_models.make("bart"))
+    batch = tiny_models.batch("bart")
     empty = {**batch, "labels": torch.full_like(batch["labels"], -100)}
     criterion = Criterion(JacHess())
     whole = count(net, [empty, batch, batch])
@@ -397,8 +402,8 @@ def test_micro_batches_add_up_and_share_one_start() -> None:
 
 
 def test_floor_and_anatomy_are_of_the_batch_not_of_its_share() -> None:
-    net = zoo.dropout_off(zoo.make("bart"))
-    batch = zoo.batch("bart")
+    net = tiny_models.dropout_off(tiny_models.make("bart"))
+    batch = tiny_models.batch("bart")
     criterion = Criterion(JacHess(floor=0.5, weight=1.0))
     whole = count(net, [batch] * 4)
     value = criterion(context(net, batch, step=0, count=whole)).values["jachess"]
@@ -411,41 +416,41 @@ def test_floor_and_anatomy_are_of_the_batch_not_of_its_share() -> None:
 
 
 def test_two_phases_leave_the_task_out_of_the_gradient() -> None:
-    net = zoo.dropout_off(zoo.make("bart"))
+    net = tiny_models.dropout_off(tiny_models.make("bart"))
     found = []
     for mode in ("two_phase", "joint"):
         torch.manual_seed(0)
-        ctx = context(net, zoo.batch("bart"), step=0)
+        ctx = context(net, tiny_models.batch("bart"), step=0)
         report = Criterion(JacHess(mode=mode, weight=1.0))(ctx)  # type: ignore[arg-type]
         base = 0.0 if mode == "two_phase" else ctx.task_mean(ctx.clean)
         found.append(gradients(net, report.total - base))
     assert relative(found[0], found[1]) < 1e-4
     with pytest.raises(BadInput, match="counts steps"):
-        Criterion(JacHess(mode="two_phase"))(context(net, zoo.batch("bart")))
+        Criterion(JacHess(mode="two_phase"))(context(net, tiny_models.batch("bart")))
 
 
 def test_reverse_leaves_padding_out() -> None:
-    net = zoo.dropout_off(zoo.make("bart")).double()
+    net = tiny_models.dropout_off(tiny_models.make("bart")).double()
     found = []
     for pad in (0, 4):
         criterion = Criterion(JacHess(estimator="reverse", layers="logits"))
         criterion.memory["jachess"] = {"logits": torch.tensor(1.0)}
         torch.manual_seed(0)
-        ctx = context(net, zoo.batch("bart", pad=pad), step=0)
+        ctx = context(net, tiny_models.batch("bart", pad=pad), step=0)
         found.append(sum(float(criterion(ctx).values["jachess"]) for _ in range(300)) / 300)
     assert found[1] == pytest.approx(found[0], rel=0.15)
 
 
 def test_what_would_fail_in_the_middle_of_training_is_refused() -> None:
-    net = zoo.make("bart")
+    net = tiny_models.make("bart")
     net.gradient_checkpointing_enable()
     with pytest.raises(BadInput, match="attn_implementation='eager'"):
-        Criterion(JacHess(estimator="reverse"))(context(net, zoo.batch("bart")))
-    eager = zoo.make("bart", attn_implementation="eager")
+        Criterion(JacHess(estimator="reverse"))(context(net, tiny_models.batch("bart")))
+    eager = tiny_models.make("bart", attn_implementation="eager")
     eager.gradient_checkpointing_enable()
-    Criterion(JacHess(estimator="reverse"))(context(eager, zoo.batch("bart"))).total.backward()
+    Criterion(JacHess(estimator="reverse"))(context(eager, tiny_models.batch("bart"))).total.backward()
     with pytest.raises(BadInput, match="set the model's layerdrop to 0"):
-        Criterion(JacHess())(context(zoo.make("bart", encoder_layerdrop=0.5), zoo.batch("bart")))
+        Criterion(JacHess())(context(tiny_models.make("bart", encoder_layerdrop=0.5), tiny_models.batch("bart")))
     with pytest.raises(BadInput, match=r"floor=0\.5"):
         JacHess(estimator="reverse", floor=0.5)
 
@@ -474,11 +479,11 @@ def test_guards_are_logged_also_when_alternating(tmp_path: Path) -> None:
 
 
 def test_padding_of_unlabelled_decoder_inputs_does_not_count() -> None:
-    net = zoo.dropout_off(zoo.make("bart")).double()
+    net = tiny_models.dropout_off(tiny_models.make("bart")).double()
     found = []
     for width in (5, 9):
-        batch = {key: value for key, value in zoo.batch("bart").items() if key != "labels"}
-        batch["decoder_input_ids"] = torch.full((3, width), zoo.PAD)
+        batch = {key: value for key, value in tiny_models.batch("bart").items() if key != "labels"}
+        batch["decoder_input_ids"] = torch.full((3, width), tiny_models.PAD)
         batch["decoder_input_ids"][:, :5] = torch.arange(4, 9)
         torch.manual_seed(0)
         ctx = context(net, batch, unlabelled=True)

@@ -10,14 +10,14 @@ from torch import Tensor
 from seqreg import BadInput, Cost, Criterion
 from seqreg.integrations.hf import context, count
 from seqreg.noise import sample
-from seqreg.parts import Task
+from seqreg.objective import Task
 from seqreg.terms.r3f import R3F
-from tests import zoo
+from tests.helpers import tiny_models
 
 
 def value(net: Any, name: str, term: R3F, *, seed: int = 3, apart: bool = False, **batch: Any) -> float:
     torch.manual_seed(seed)
-    ctx = context(net, zoo.batch(name, **batch))
+    ctx = context(net, tiny_models.batch(name, **batch))
     if apart:  # one pass after the other, which draw the same numbers whatever the term
         ctx.forward.rows = None
     return float(Criterion(term)(ctx).values["r3f"])
@@ -25,8 +25,8 @@ def value(net: Any, name: str, term: R3F, *, seed: int = 3, apart: bool = False,
 
 def test_formula_recomputed_in_plain_steps() -> None:
     """Embeddings replaced by hand, KL both ways in float64: value and every gradient."""
-    net = zoo.dropout_off(zoo.make("bart")).double()
-    batch = zoo.batch("bart")
+    net = tiny_models.dropout_off(tiny_models.make("bart")).double()
+    batch = tiny_models.batch("bart")
     ctx = context(net, batch)
     drawn: dict[str, Tensor] = {}
     ctx.forward.rows = None  # passes apart, one after the other
@@ -59,10 +59,10 @@ def test_formula_recomputed_in_plain_steps() -> None:
         torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-7, atol=1e-10)
 
 
-@pytest.mark.parametrize("model", zoo.MODELS)
+@pytest.mark.parametrize("model", tiny_models.MODELS)
 def test_the_noise_arrives(model: str) -> None:
     """Without dropout the term grows with the square of the scale, over three decades, on every architecture."""
-    net = zoo.dropout_off(zoo.make(model))
+    net = tiny_models.dropout_off(tiny_models.make(model))
     if model != "prophetnet":  # gives NaN in float64
         net = net.double()
     scales = (1e-2, 3e-2) if model == "prophetnet" else (1e-6, 1e-5, 1e-4, 1e-3)
@@ -75,7 +75,7 @@ def test_the_noise_arrives(model: str) -> None:
 @pytest.mark.parametrize("model", ["bart", "roberta", "llama"])
 def test_dropout_policies(model: str) -> None:
     """Independent masks swamp small noise; shared masks and no dropout leave it alone."""
-    net = zoo.make(model, spread=2.0)
+    net = tiny_models.make(model, spread=2.0)
     tiny = {"scale": 1e-4}
     independent = value(net, model, R3F(dropout="independent", **tiny))  # type: ignore[arg-type]
     shared = value(net, model, R3F(dropout="shared", **tiny))  # type: ignore[arg-type]
@@ -83,14 +83,14 @@ def test_dropout_policies(model: str) -> None:
     if model != "llama":  # which has no dropout by default
         assert independent > 1000 * shared
     assert 0.1 < shared / off < 10
-    quiet = zoo.dropout_off(net).double()
+    quiet = tiny_models.dropout_off(net).double()
     policies: list[Any] = ["independent", "shared", "off"]
     values = [value(quiet, model, R3F(dropout=policy, **tiny), apart=True) for policy in policies]  # type: ignore[arg-type]
     assert values[1:] == pytest.approx([values[0]] * 2, rel=1e-9)
 
 
 def test_shared_dropout_replays_the_same_masks() -> None:
-    ctx = context(zoo.make("bart"), zoo.batch("bart"))
+    ctx = context(tiny_models.make("bart"), tiny_models.batch("bart"))
     clean = ctx.clean
     torch.rand(100)
     after = torch.get_rng_state()
@@ -107,12 +107,12 @@ def test_dropout_off_is_off_on_both_sides(model: str, monkeypatch: Any) -> None:
         "seqreg.terms.r3f.sample", lambda noise, like, scale, mask: scale * torch.sin(9 * like.detach())
     )
     term = R3F(scale=0.1, dropout="off")
-    quiet = value(zoo.dropout_off(zoo.make(model)), model, term)
-    assert value(zoo.make(model), model, term) == pytest.approx(quiet, rel=1e-6)
+    quiet = value(tiny_models.dropout_off(tiny_models.make(model)), model, term)
+    assert value(tiny_models.make(model), model, term) == pytest.approx(quiet, rel=1e-6)
 
 
 def test_a_pass_without_gradient_has_none() -> None:
-    ctx = context(zoo.make("bart"), zoo.batch("bart"))
+    ctx = context(tiny_models.make("bart"), tiny_models.batch("bart"))
     assert ctx.clean.logits.requires_grad
     assert not ctx.forward(dropout="shared", grad=False).logits.requires_grad
     assert ctx.clean.output.past_key_values is None
@@ -123,14 +123,14 @@ def test_a_pass_without_gradient_has_none() -> None:
 def test_size_of_the_noise(noise: Any, padding: bool) -> None:
     """Its standard deviation or bound is the scale, on real tokens, or on all of them."""
     seen: dict[str, Tensor] = {}
-    ctx = context(zoo.make("bart"), zoo.batch("bart", rows=24))
+    ctx = context(tiny_models.make("bart"), tiny_models.batch("bart", rows=24))
     ctx.forward.rows = None  # passes apart, one after the other
     inner = ctx.forward.run
     ctx.forward.run = lambda shifts, *, hidden: ([seen.update(s.delta) for s in shifts], inner(shifts, hidden=hidden))[
         1
     ]  # type: ignore
     Criterion(R3F(scale=0.02, noise=noise, padding=padding))(ctx)
-    real = zoo.batch("bart", rows=24)["attention_mask"].bool()
+    real = tiny_models.batch("bart", rows=24)["attention_mask"].bool()
     delta = seen["encoder"]
     assert (delta[~real] != 0).all() if padding else (delta[~real] == 0).all()
     kept = delta.flatten() if padding else delta[real].flatten()
@@ -143,15 +143,15 @@ def test_size_of_the_noise(noise: Any, padding: bool) -> None:
 @pytest.mark.parametrize("where", ["decoder", "both"])
 @pytest.mark.parametrize("model", ["bart", "t5", "mbart", "m2m100", "bart_classifier", "t5_classifier"])
 def test_padding_of_the_decoder_does_not_matter(model: str, where: Any) -> None:
-    net = zoo.dropout_off(zoo.make(model)).double()
+    net = tiny_models.dropout_off(tiny_models.make(model)).double()
     term = R3F(scale=0.05, relative=True, where=where)
     assert value(net, model, term, pad=4) == pytest.approx(value(net, model, term), rel=1e-6)
 
 
 def test_fairseq_weighs_micro_batches_as_the_base_loss_does() -> None:
     """By tokens, or by rows under --sentence-avg."""
-    net = zoo.dropout_off(zoo.make("bart"))
-    batch = zoo.batch("bart", rows=3)
+    net = tiny_models.dropout_off(tiny_models.make("bart"))
+    batch = tiny_models.batch("bart", rows=3)
     pieces = [{k: v[:1] for k, v in batch.items()}, {k: v[1:] for k, v in batch.items()}]
     term = R3F(preset="fairseq", scale=0.1)
 
@@ -171,8 +171,8 @@ def test_fairseq_weighs_micro_batches_as_the_base_loss_does() -> None:
 
 @pytest.mark.parametrize("where", ["input", "encoder", "decoder", "both"])
 def test_where(where: Any) -> None:
-    net = zoo.dropout_off(zoo.make("bart"))
-    ctx = context(net, zoo.batch("bart"))
+    net = tiny_models.dropout_off(tiny_models.make("bart"))
+    ctx = context(net, tiny_models.batch("bart"))
     seen: dict[str, Tensor] = {}
     ctx.forward.rows = None  # passes apart, one after the other
     inner = ctx.forward.run
@@ -188,13 +188,13 @@ def test_where(where: Any) -> None:
 @pytest.mark.parametrize(("model", "where"), [("roberta", "decoder"), ("gpt2", "encoder"), ("bert", "both")])
 def test_where_there_is_no_such_stack(model: str, where: Any) -> None:
     with pytest.raises(BadInput, match="use where='input'"):
-        value(zoo.make(model), model, R3F(where=where))
+        value(tiny_models.make(model), model, R3F(where=where))
 
 
-@pytest.mark.parametrize("model", zoo.SCALED)
+@pytest.mark.parametrize("model", tiny_models.SCALED)
 def test_relative_scale_and_the_scale_inside_the_model(model: str) -> None:
-    net = zoo.dropout_off(zoo.make(model))
-    ctx = context(net, zoo.batch(model))
+    net = tiny_models.dropout_off(tiny_models.make(model))
+    ctx = context(net, tiny_models.batch(model))
     site = ctx.forward.sites["encoder"]
     assert site.scale == 4.0  # sqrt of 16 dimensions
     embeds = ctx.clean.embeds["encoder", "embedding"]
@@ -206,31 +206,31 @@ def test_relative_scale_and_the_scale_inside_the_model(model: str) -> None:
 @pytest.mark.parametrize("noise", ["normal", "uniform"])
 @pytest.mark.parametrize("model", ["bart", "prophetnet", "roberta", "gpt2"])
 def test_padding_at_a_scale_that_float32_sees(model: str, noise: Any) -> None:
-    net = zoo.dropout_off(zoo.make(model))
+    net = tiny_models.dropout_off(tiny_models.make(model))
     term = R3F(scale=0.05, relative=True, noise=noise)
     assert value(net, model, term, pad=4) == pytest.approx(value(net, model, term), rel=2e-3)
 
 
 def test_led_pads_to_its_window() -> None:
     """A length that is no multiple of the attention window reaches the embedding longer than the batch."""
-    net = zoo.dropout_off(zoo.make("led"))
+    net = tiny_models.dropout_off(tiny_models.make("led"))
     term = R3F(scale=0.05)
     assert value(net, "led", term, pad=1) == pytest.approx(value(net, "led", term), rel=1e-3)
     assert value(net, "led", R3F(scale=0.05, padding=True), pad=1) > 0
 
 
 def test_detached_sides() -> None:
-    net = zoo.dropout_off(zoo.make("bart")).double()
+    net = tiny_models.dropout_off(tiny_models.make("bart")).double()
 
     def gradient(**settings: Any) -> Tensor:
         net.zero_grad()
         torch.manual_seed(3)
-        criterion, ctx = Criterion(R3F(scale=0.1, **settings)), context(net, zoo.batch("bart"))
+        criterion, ctx = Criterion(R3F(scale=0.1, **settings)), context(net, tiny_models.batch("bart"))
         ctx.forward.rows = None  # passes apart, which draw the same noise
         criterion(ctx).total.backward()
         with_term = torch.cat([p.grad.flatten() for p in net.parameters()])
         net.zero_grad()
-        Criterion()(context(net, zoo.batch("bart"))).total.backward()
+        Criterion()(context(net, tiny_models.batch("bart"))).total.backward()
         return with_term - torch.cat([p.grad.flatten() for p in net.parameters()])
 
     both, clean, noised = (gradient(grad=side) for side in ("both", "noised", "clean"))
@@ -239,14 +239,14 @@ def test_detached_sides() -> None:
 
 
 def test_per_sequence_is_the_sum_over_tokens() -> None:
-    net = zoo.dropout_off(zoo.make("bart"))
+    net = tiny_models.dropout_off(tiny_models.make("bart"))
     labels, rows = 15, 3
     token, sequence = (value(net, "bart", R3F(scale=0.1, per=per)) for per in ("token", "sequence"))  # type: ignore[arg-type]
     assert sequence * rows == pytest.approx(token * labels, rel=1e-6)
 
 
 def test_fairseq_preset_counts_padding_and_grows_with_it() -> None:
-    net = zoo.dropout_off(zoo.make("bart"))
+    net = tiny_models.dropout_off(tiny_models.make("bart"))
     term = R3F(preset="fairseq", scale=0.05)
     assert value(net, "bart", term, pad=12) > 1.2 * value(net, "bart", term)
 
@@ -261,8 +261,8 @@ def test_presets_yield_to_explicit_settings() -> None:
 @pytest.mark.parametrize("model", ["roberta", "bart_classifier", "t5_classifier"])
 def test_regression_needs_mse(model: str) -> None:
     extra = {"num_labels": 1}
-    net = zoo.make(model, **extra)
-    batch = {**zoo.batch(model), "labels": torch.tensor([0.1, 2.0, 3.5])}
+    net = tiny_models.make(model, **extra)
+    batch = {**tiny_models.batch(model), "labels": torch.tensor([0.1, 2.0, 3.5])}
     with pytest.raises(BadInput, match="use divergence='mse'"):
         Criterion(R3F())(context(net, batch))
     ctx = context(net, batch)
@@ -278,7 +278,7 @@ def test_regression_needs_mse(model: str) -> None:
 @pytest.mark.parametrize("divergence", ["symmetric_kl", "kl", "reverse_kl", "js", "mse"])
 @pytest.mark.parametrize("model", ["bart", "roberta", "gpt2"])
 def test_every_divergence_runs(model: str, divergence: Any) -> None:
-    assert value(zoo.make(model), model, R3F(divergence=divergence)) > 0
+    assert value(tiny_models.make(model), model, R3F(divergence=divergence)) > 0
 
 
 def test_cost_of_the_options() -> None:
@@ -288,13 +288,13 @@ def test_cost_of_the_options() -> None:
 
 
 def test_noise_that_the_arithmetic_cannot_see() -> None:
-    net = zoo.make("bart")
+    net = tiny_models.make("bart")
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(BadInput, match=r"1e-05 is below what bfloat16 resolves"):
         value(net, "bart", R3F())
     with torch.autocast("cpu", torch.bfloat16), pytest.warns(UserWarning, match="below what bfloat16 resolves"):
         value(net, "bart", R3F(preset="fairseq"))
     with pytest.raises(BadInput, match="below what bfloat16 resolves"):
-        value(zoo.make("bart").bfloat16(), "bart", R3F())
+        value(tiny_models.make("bart").bfloat16(), "bart", R3F())
     with warnings.catch_warnings(), torch.autocast("cpu", torch.bfloat16):
         warnings.simplefilter("error")
         assert value(net, "bart", R3F(scale=0.1, relative=True)) > 0
@@ -306,7 +306,7 @@ def _mean_gradient(net: Any, draws: int, **settings: Any) -> tuple[Tensor, Tenso
     parameter = net.get_encoder().layers[0].fc1.weight
     for seed in range(draws):
         torch.manual_seed(seed)
-        ctx = context(net, zoo.batch("bart", rows=6))
+        ctx = context(net, tiny_models.batch("bart", rows=6))
         report = Criterion(R3F(scale=1e-3, **settings))(ctx)
         (gradient,) = torch.autograd.grad(report.total - Task(ctx.clean).value(ctx), parameter)
         found.append(gradient.flatten())
@@ -316,7 +316,7 @@ def _mean_gradient(net: Any, draws: int, **settings: Any) -> tuple[Tensor, Tenso
 
 def test_one_sided_gradient_is_half_in_expectation() -> None:
     """With noise too small to matter the two passes are exchangeable, so that each side has half of the gradient."""
-    net = zoo.make("bart")
+    net = tiny_models.make("bart")
     both, error = _mean_gradient(net, 200)
     for side in ("clean", "noised"):
         half, own = _mean_gradient(net, 200, grad=side)
@@ -329,7 +329,7 @@ def test_one_sided_gradient_is_half_in_expectation() -> None:
 @pytest.mark.parametrize("settings", [{"rows": 0.5}, {"tokens": 0.5}, {"rows": 0.34, "tokens": 0.7}])
 def test_a_share_of_the_batch_is_unbiased(settings: Any) -> None:
     """Without dropout and with the noise held fixed, the mean over draws of the share is the whole."""
-    net = zoo.dropout_off(zoo.make("bart")).double()
+    net = tiny_models.dropout_off(tiny_models.make("bart")).double()
 
     class Fixed(R3F):
         def _noise(self, ctx: Any, name: str, rows: Any, embeds: Tensor, dtype: Any = None) -> Tensor:
@@ -337,7 +337,9 @@ def test_a_share_of_the_batch_is_unbiased(settings: Any) -> None:
 
     def value(seed: int, **settings: Any) -> float:
         torch.manual_seed(seed)
-        return float(Criterion(Fixed(name="r3f", **settings))(context(net, zoo.batch("bart", rows=6))).values["r3f"])
+        return float(
+            Criterion(Fixed(name="r3f", **settings))(context(net, tiny_models.batch("bart", rows=6))).values["r3f"]
+        )
 
     whole = value(0)
     draws = torch.tensor([value(seed, **settings) for seed in range(300)])
@@ -350,7 +352,7 @@ def test_a_share_of_the_batch_is_unbiased(settings: Any) -> None:
 @pytest.mark.parametrize("dropout", ["independent", "off"])
 def test_relative_noise_does_not_depend_on_the_rows_that_are_drawn(dropout: Any, monkeypatch: Any) -> None:
     """Or a share would be biased: rows of large embeddings would be noised by their own size, and others by theirs."""
-    net, batch = zoo.make("bart"), zoo.batch("bart", rows=4)
+    net, batch = tiny_models.make("bart"), tiny_models.batch("bart", rows=4)
     net.get_input_embeddings().weight.data[batch["input_ids"][0]] *= 9
     scales = []
 
@@ -371,7 +373,7 @@ def test_rows_need_masks_of_their_own() -> None:
         R3F(rows=0.5, dropout="shared")
     with pytest.raises(BadInput, match="tokens=0: expected a share"):
         R3F(tokens=0)
-    ctx = context(zoo.make("bart"), zoo.batch("bart"))
+    ctx = context(tiny_models.make("bart"), tiny_models.batch("bart"))
     ctx.forward.rows = None
     with pytest.raises(BadInput, match="cannot be given some rows"):
         Criterion(R3F(rows=0.5))(ctx)
@@ -379,7 +381,7 @@ def test_rows_need_masks_of_their_own() -> None:
 
 def test_passes_in_one_batch_are_those_apart() -> None:
     """Without dropout, one pass of twice the batch gives what two passes give: value and gradients."""
-    net = zoo.dropout_off(zoo.make("bart")).double()
+    net = tiny_models.dropout_off(tiny_models.make("bart")).double()
 
     class Fixed(R3F):
         def _noise(self, ctx: Any, name: str, rows: Any, embeds: Tensor, dtype: Any = None) -> Tensor:
@@ -388,7 +390,7 @@ def test_passes_in_one_batch_are_those_apart() -> None:
     found = []
     for together in (True, False):
         net.zero_grad()
-        ctx = context(net, zoo.batch("bart"))
+        ctx = context(net, tiny_models.batch("bart"))
         ctx.forward.rows = ctx.forward.rows if together else None
         report = Criterion(Fixed(name="r3f"), label_smoothing=0.1)(ctx)
         assert bool(ctx.beside) == together
@@ -402,11 +404,11 @@ def test_passes_are_apart_where_masks_are_shared() -> None:
     """A term that replays the clean pass's masks needs it alone; so do the anatomy and a second look at the batch."""
     from seqreg.terms.smart import SMART
 
-    net = zoo.make("bart")
-    ctx = context(net, zoo.batch("bart"))
+    net = tiny_models.make("bart")
+    ctx = context(net, tiny_models.batch("bart"))
     Criterion(R3F(), SMART())(ctx)
     assert not ctx.beside
-    ctx = context(net, zoo.batch("bart"))
+    ctx = context(net, tiny_models.batch("bart"))
     criterion = Criterion(R3F(scale=1e-3))
     criterion(ctx)
     assert ctx.beside

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workbench.disturbed import SETTINGS, killed_at, log, same
+from tests.helpers.interrupted_runs import SETTINGS, killed_at, log, same
 
 
 @pytest.fixture(scope="session")

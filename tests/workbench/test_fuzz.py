@@ -13,12 +13,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqreg.workbench import config, outputs, train, trial, untrusted
-from seqreg.workbench.evaluate import Scored
-from seqreg.workbench.monitor import samples as shown
-from tests import forked
+from seqreg.workbench.config import run_config
+from seqreg.workbench.run import preflight, train
+from seqreg.workbench.run.tensorboard import samples as shown
+from seqreg.workbench.scores import outputs
+from seqreg.workbench.scores.evaluate import Scored
+from seqreg.workbench.text import escape
 from tests.bad_input.table import refused, run, tiny
 from tests.fuzz import SHARES, WHOLE, fuzz
+from tests.helpers import forked_process
 
 EVIL = "\x1b[31m`|<script>alert(1)</script>\r\n\r\n# big [/red] ![x](http://x) \u202e\ud800"
 
@@ -68,11 +71,11 @@ def test_what_was_found(name: str, tmp_path: Path) -> None:
 def test_what_was_found_in_models(file: str, key: str, value: Any, message: str, tmp_path: Path) -> None:
     """Also by whoever only opens a run."""
     folder = tmp_path / "run"
-    command = forked.train(folder, "optimisation.warmup=0", "optimisation.steps=1")
+    command = forked_process.train(folder, "optimisation.warmup=0", "optimisation.steps=1")
     assert command.wait() == 0, command.text()
     content = json.loads((folder / file).read_text())
     (folder / file).write_text(json.dumps({**content, key: value}))
-    again = [word for word in forked.TINY if not word.startswith("model.")]
+    again = [word for word in forked_process.TINY if not word.startswith("model.")]
     words = ["model.architecture=null", f"model.name={folder}", "model.settings={}", f"output={tmp_path / 'out'}"]
     refused(tmp_path, message, "train", "quickstart", *again, *words)
     refused(tmp_path, message, "calibrate", folder, "--limit", "4")
@@ -98,16 +101,16 @@ def test_what_is_shown_stays_in_its_place(tmp_path: Path) -> None:
     assert "<h1>" not in page
     assert "<img" not in page
     assert page.count("<tr>") == 2
-    assert "\x1b" not in untrusted.plain(EVIL)
-    assert "\n" not in untrusted.plain(EVIL)
-    assert untrusted.one_line("a\r\nb\u2028c") == "a<n>b<n>c"
-    assert untrusted.fenced("a\n```\nb", "yaml").startswith("````yaml\n")
+    assert "\x1b" not in escape.plain(EVIL)
+    assert "\n" not in escape.plain(EVIL)
+    assert escape.one_line("a\r\nb\u2028c") == "a<n>b<n>c"
+    assert escape.fenced("a\n```\nb", "yaml").startswith("````yaml\n")
 
 
 @given(st.text("ab1 .-+=#[](){}!|~*_`\\\\<>&:'\"/^$", max_size=30))
 def test_prose_is_not_markup(text: str) -> None:
     """In a list, in a cell and in a heading: what comes out has our tags alone."""
-    said = untrusted.prose(text)
+    said = escape.prose(text)
     page = f"- {said}\n\n| a |\n|---|\n| {said} |\n\n## x {said}\n"
     tags = re.findall(r"</?(\w+)", markdown.markdown(page, extensions=["markdown.extensions.tables"]))
     assert set(tags) <= {"ul", "li", "table", "thead", "tbody", "tr", "th", "td", "h2"}
@@ -115,10 +118,10 @@ def test_prose_is_not_markup(text: str) -> None:
 
 
 def test_a_model_card_has_no_markup_of_others(tmp_path: Path) -> None:
-    made = config.resolve("quickstart")
+    made = run_config.resolve("quickstart")
     evil = made.card.model_copy(update={"title": "x\n\n<img src=x> # [a](b)"})
     numbers: dict[str, Any] = {"scores": {"te|st": {"rouge1": 1.0, "intervals": {"rouge1": [0, 2]}, "signature": ""}}}
-    outputs.write_card(tmp_path, config.Run(made.config, evil, made.origins), numbers)
+    outputs.write_card(tmp_path, run_config.Run(made.config, evil, made.origins), numbers)
     text = (tmp_path / "README.md").read_text()
     assert "<img" not in text
     assert "te\\|st" in text
@@ -135,11 +138,11 @@ def test_the_console_reads_no_markup() -> None:
 def test_a_trial_changes_nothing(tmp_path: Path) -> None:
     """The generator, the weights, the state of a normalised head and the mode are as they were."""
     words = tiny(tmp_path, "--terms", "r4f", recipe="glue", variant="rte")
-    made = config.resolve("glue", variants=["rte"], terms=["r4f"], overrides=words[4:-2])
+    made = run_config.resolve("glue", variants=["rte"], terms=["r4f"], overrides=words[4:-2])
     shop = train.prepare(made)
     model = shop.model.eval()
     kept, drawn = {key: value.clone() for key, value in model.state_dict().items()}, torch.get_rng_state()
-    trial.trial(made.config, model, shop.tokenizer, shop.splits.sets["train"])
+    preflight.trial(made.config, model, shop.tokenizer, shop.splits.sets["train"])
     assert torch.equal(drawn, torch.get_rng_state())
     assert all(torch.equal(value, kept[key]) for key, value in model.state_dict().items())
     assert not model.training

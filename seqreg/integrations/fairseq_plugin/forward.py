@@ -11,10 +11,10 @@ from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
 from seqreg.errors import BadInput
+from seqreg.forward import Forward, Shift, Site, View
+from seqreg.fused.head import Projection
+from seqreg.integrations.embedding_hook import EmbeddingTap, Stack, Tapped, readers
 from seqreg.integrations.fairseq_plugin import model as fs
-from seqreg.integrations.tap import EmbeddingTap, Stack, Tapped, readers
-from seqreg.projection import Projection
-from seqreg.views import Forward, Shift, Site, View
 
 
 class FairseqForward(Forward):

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from seqreg.errors import BadInput
-from seqreg.integrations.tap import Stack
+from seqreg.integrations.embedding_hook import Stack
 
 
 def unwrap(model: Any) -> Any:

@@ -14,7 +14,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, register_model, register_model_
 from fairseq.models.bart import BARTModel
 from fairseq.models.roberta import RobertaModel
 
-from seqreg import heads
+from seqreg import spectral_norm
 from seqreg.errors import BadInput
 from seqreg.integrations.fairseq_plugin.regularizer import answered
 
@@ -46,8 +46,8 @@ class _R4F:
                     "--spectral-norm-classification-head: the head of an r4f architecture is normalised already"
                 )
         super().register_classification_head(name, *values, **named)  # type: ignore[misc]
-        layers: heads.Layers = getattr(self.args, "r4f_layers", "all")
-        heads.spectral_norm(self.classification_heads[name], layers, getattr(self.args, "r4f_warmup", 15))
+        layers: spectral_norm.Layers = getattr(self.args, "r4f_layers", "all")
+        spectral_norm.spectral_norm(self.classification_heads[name], layers, getattr(self.args, "r4f_warmup", 15))
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
         """Load checkpoints of this model and of plain ones; fairseq's code looks for plain weights to learn sizes."""
@@ -63,7 +63,7 @@ class _R4F:
                 weight = state_dict[f"{start}{key}"] = state_dict.pop(plain)
                 u, v = (f"{start}{key.replace('original', f'0.{part}')}" for part in "uv")
                 if u not in known:  # those that fairseq put there are of the weights that are replaced
-                    norm = heads.SpectralNorm(weight, getattr(self.args, "r4f_warmup", 15))
+                    norm = spectral_norm.SpectralNorm(weight, getattr(self.args, "r4f_warmup", 15))
                     state_dict[u], state_dict[v] = norm.u, norm.v
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-from seqreg.gradients import ChildTuningD, Update
+from seqreg.selective_update import ChildTuningD, Update
 
 if TYPE_CHECKING:
     from seqreg.integrations.hf.trainer import RegularizedTrainer

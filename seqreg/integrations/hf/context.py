@@ -14,11 +14,11 @@ from transformers import EncoderDecoderModel
 
 from seqreg.context import Context, Count, Kind
 from seqreg.errors import BadInput
+from seqreg.forward import Forward, Shift, Site, View
+from seqreg.integrations.embedding_hook import EmbeddingTap, Lookup, Stack, Tapped, readers
 from seqreg.integrations.hf import model as hf
-from seqreg.integrations.hf.head import Pending, deferred, head_of
-from seqreg.integrations.tap import EmbeddingTap, Lookup, Stack, Tapped, readers
+from seqreg.integrations.hf.lazy_logits import Pending, deferred, head_of
 from seqreg.losses import IGNORE, check_labels
-from seqreg.views import Forward, Shift, Site, View
 
 
 class HFForward(Forward):

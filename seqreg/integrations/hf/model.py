@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto as auto
 
-from seqreg import heads
+from seqreg import spectral_norm
 from seqreg.errors import BadInput
-from seqreg.integrations.tap import Stack
+from seqreg.integrations.embedding_hook import Stack
 from seqreg.losses import IGNORE
 
 Task = Literal["seq2seq", "causal", "tokens", "classification"]
@@ -200,7 +200,7 @@ def classification_head(model: PreTrainedModel) -> nn.ModuleDict:
     return nn.ModuleDict({name: child for name, child in model.named_children() if child is not body})
 
 
-def r4f(model: nn.Module, layers: heads.Layers = "all", warmup: int = 15) -> Any:
+def r4f(model: nn.Module, layers: spectral_norm.Layers = "all", warmup: int = 15) -> Any:
     """Normalise the classification head of a transformers model in place, and return the model.
 
     The trainers export it folded. In a loop of your own, `save_pretrained(..., state_dict=heads.folded_state(model))`
@@ -210,5 +210,5 @@ def r4f(model: nn.Module, layers: heads.Layers = "all", warmup: int = 15) -> Any
         layers: "all" weight matrices of the head (the paper) or only the last, "out_proj" (fairseq)
         warmup: power iterations before the first pass (fairseq makes none)
     """
-    heads.spectral_norm(classification_head(unwrap(model)), layers, warmup)
+    spectral_norm.spectral_norm(classification_head(unwrap(model)), layers, warmup)
     return model

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 from transformers import Seq2SeqTrainer, Trainer
 
-from seqreg import heads
+from seqreg import spectral_norm
 from seqreg.context import Context, Count
 from seqreg.criterion import Criterion, LossReport
 from seqreg.errors import BadInput
-from seqreg.gradients import ChildTuningD, Update
 from seqreg.integrations.hf.callbacks import Alternate, Around, Nothing
 from seqreg.integrations.hf.context import context, count
-from seqreg.integrations.hf.window import Window
+from seqreg.integrations.hf.loss_log import Window
 from seqreg.losses import IGNORE
-from seqreg.scopes import generator_state, replay, training_off
+from seqreg.overrides import generator_state, replay, training_off
+from seqreg.selective_update import ChildTuningD, Update
 from seqreg.smoothness import observe, source_gap
 
 RAW_HEAD = "seqreg_head.safetensors"
@@ -47,7 +47,7 @@ class RegularizedTrainer(Trainer):
         anatomy_steps: log `Criterion.anatomy` under anatomy/ every so many steps; 0 for never
         unlabeled_dataset: rows for terms that take unlabelled data: after every optimizer step on labelled ones another
             is made on these, of the terms alone. Their order depends on the seed and the step, so that it resumes
-        update: a change of the optimizer's step, such as `seqreg.gradients.SelectiveUpdate()`
+        update: a change of the optimizer's step, such as `seqreg.selective_update.SelectiveUpdate()`
         smoothness_steps: log the Jacobian norm, the effective rank and the CKA to the model at the start, of every
             layer, under smoothness/ every so many steps, on the first rows of the evaluation (or training) data
     """
@@ -107,7 +107,7 @@ class RegularizedTrainer(Trainer):
             raise BadInput("compute_loss_func and criterion both compute the loss: pass one of them")
         if settings.n_gpu > 1:
             raise BadInput(f"{settings.n_gpu} GPUs in one process (DataParallel) are not supported: use torchrun")
-        if heads.raw_state(self.model) and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+        if spectral_norm.raw_state(self.model) and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
             raise BadInput("an R4F head cannot be exported under FSDP or DeepSpeed yet: train it with DDP")
         settings.logging_nan_inf_filter = False  # a NaN must be seen in the log, not replaced by the last good loss
 
@@ -299,9 +299,9 @@ class RegularizedTrainer(Trainer):
             raise BadInput(f"{path} is missing: a term of this criterion remembers, and cannot resume without it")
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        raw = heads.raw_state(self.model)
+        raw = spectral_norm.raw_state(self.model)
         if raw and state_dict is None:
-            state_dict = heads.folded_state(self.model)
+            state_dict = spectral_norm.folded_state(self.model)
         super()._save(output_dir, state_dict)
         settings = self.args
         if raw and settings.should_save:
@@ -320,7 +320,7 @@ class RegularizedTrainer(Trainer):
 
     def _load_head(self, folder: str, model: nn.Module) -> None:
         path = os.path.join(folder, RAW_HEAD)
-        normalised = bool(heads.raw_state(model))
+        normalised = bool(spectral_norm.raw_state(model))
         if normalised != os.path.exists(path):
             fix = "was not trained with a normalised head" if normalised else "was: call r4f(model) before resuming"
             raise BadInput(f"{folder} {fix}")
@@ -328,7 +328,7 @@ class RegularizedTrainer(Trainer):
             model.load_state_dict(safetensors.torch.load_file(path), strict=False)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        raw = heads.raw_state(self.model)
+        raw = spectral_norm.raw_state(self.model)
         for keys in (load_result.missing_keys, load_result.unexpected_keys):
             keys[:] = [key for key in keys if key not in raw and not _is_folded(key, raw)]
         super()._issue_warnings_after_load(load_result)

@@ -1,0 +1,312 @@
+"""Gradient ascent on a perturbation, shared by every adversarial term."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from seqreg import diagnostics
+from seqreg.context import Context, Per, Where
+from seqreg.divergences import Divergence
+from seqreg.errors import BadInput
+from seqreg.forward import Dropout, Point, Shift, View
+from seqreg.fused.loss import Detach
+from seqreg.losses import at_least_float32
+from seqreg.noise import Noise, Norm, Over, norm, project, rms, sample, too_small
+from seqreg.objective import Agreement, keep_logits
+from seqreg.term import Cost, Term
+
+Inject = Literal["scaled", "word", "layernorm", "normalised"]
+Deltas = Mapping[str, Tensor]
+Grad = Literal["both", "clean", "perturbed", "students"]
+
+RESCALED_ASCENT: Mapping[str, Any] = {
+    "inject": "layernorm",
+    "scale": 1e-5,
+    "step_size": 1e-3,
+    "radius": 1.0,
+    "relative": False,
+    "rule": "raw",
+    "projection": "rescale",
+    "stabiliser": 1e-6,
+    "dropout": "independent",
+}
+"""The ascent that mt-dnn, smart-pytorch and ALUM's code share: a raw gradient, rescaled to norm 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adversarial(Term):
+    """Settings of the inner ascent: start from noise, follow the gradient, stay inside a ball.
+
+    Args:
+        where: "input" (the encoder, or the only stack), "encoder", "decoder" or "both"
+        inject: what is perturbed: "scaled" embeddings, as the stack consumes them; "word" embeddings, before the model
+            scales them; "layernorm": the output of the embeddings' LayerNorm; "normalised": the input of that
+            LayerNorm, brought to mean 0 and variance 1 first
+        noise: of the start: "normal", "clamped" (normal, cut at two standard deviations) or "uniform"
+        scale: size of the start: standard deviation or bound of every entry
+        spread: "entry", or "sentence" to divide the scale by sqrt(length * dimensions)
+        steps: of ascent
+        step_size: of each
+        radius: of the ball
+        relative: sizes are shares of the embeddings': of their RMS for scale and linf, of their l2 norm for l2
+        norm: "linf" or "l2": of the ball, and of the gradient where it is normalised
+        over: the ball and the norm are those of each "token" or each "sentence"
+        rule: "normalised" adds step_size * g / |g|; "raw" adds step_size * g; "power" replaces the perturbation by
+            g / |g|, of size `scale` between steps and `radius` after the last (power iteration)
+        projection: "clip" into the ball, "rescale" onto its surface, or "none"
+        stabiliser: added to every norm that is divided by
+        dropout: masks of all adversarial passes: "shared" with the clean pass, "independent" or "off"
+        embedding_grad: whether the adversarial pass sends a gradient to the embeddings
+        padding: also perturb padded positions
+    """
+
+    where: Where = "input"
+    inject: Inject = "scaled"
+    noise: Noise = "normal"
+    scale: float = 1e-3
+    spread: Literal["entry", "sentence"] = "entry"
+    steps: int = 1
+    step_size: float = 0.1
+    radius: float = 0.1
+    relative: bool = True
+    norm: Norm = "linf"
+    over: Over = "token"
+    rule: Literal["normalised", "raw", "power"] = "normalised"
+    projection: Literal["clip", "rescale", "none"] = "clip"
+    stabiliser: float = 0.0
+    dropout: Dropout = "shared"
+    embedding_grad: bool = True
+    padding: bool = False
+
+    remedy: ClassVar[str] = "raise radius and step_size"
+    gentler: ClassVar[str] = "lower radius and step_size, or weight"
+
+    @property
+    def ascends(self) -> bool:
+        return True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.steps <= 1000:
+            self.refuse("steps", "expected a whole number >= 1, and at most 1000")
+        for setting in ("scale", "step_size", "radius"):
+            if getattr(self, setting) <= 0:
+                self.refuse(setting, "expected a number > 0")
+        if self.stabiliser < 0:
+            self.refuse("stabiliser", "expected a number >= 0")
+
+    @property
+    def point(self) -> Point:
+        return "embedding" if self.inject in ("scaled", "word") else self.inject  # type: ignore[return-value]
+
+    def shift(self, deltas: Deltas) -> Shift:
+        return Shift(deltas, at=self.point, detach=not self.embedding_grad)
+
+
+@dataclass(frozen=True)
+class Ascent:
+    """An ascent and how it came about.
+
+    Args:
+        start, final: the perturbations, by site                    # [B, S, D]
+        gradient: the last gradient that was followed
+        radius: of the ball, in the units of the perturbations
+    """
+
+    start: Deltas
+    final: Deltas
+    gradient: Deltas
+    radius: Mapping[str, float | Tensor]
+
+
+@dataclass(frozen=True)
+class _Ball:
+    """Sizes at one site, in the units of the perturbation."""
+
+    mask: Tensor | None
+    scale: float | Tensor
+    step_size: float | Tensor
+    radius: float | Tensor
+
+    @classmethod
+    def at(cls, term: Adversarial, ctx: Context, name: str, clean: View) -> _Ball:
+        site, embeds = ctx.forward.sites[name], clean.embeds[name, term.point].detach()
+        real = ctx.real(name, embeds)
+        factor = site.scale if term.inject == "word" else 1.0
+        unit: float | Tensor = float(rms(embeds, real)) if term.relative else factor
+        width, length = embeds.shape[-1], _lengths(embeds, real)
+        entries: float | Tensor = 1.0
+        if term.norm == "l2":
+            entries = math.sqrt(width) if term.over == "token" else (length * width).sqrt()
+        ball = unit * entries if term.relative else unit
+        start = unit / (length * width).sqrt() if term.spread == "sentence" else unit
+        share = 1.0 if term.relative else 1 / entries
+        reach = torch.as_tensor(unit * (term.scale if term.projection == "none" else term.radius * share))
+        if complaint := too_small(float(reach.max()), embeds, real, clean.dtype):
+            setting = "scale" if term.projection == "none" else "radius"
+            raise BadInput(f"{term.name}: {setting}={getattr(term, setting)}: {complaint}")
+        if complaint := too_small(float(torch.as_tensor(term.scale * start).max()), embeds, real, embeds.dtype):
+            fix = "load the weights in float32 and train under autocast, where the ascent is made in float32"
+            raise BadInput(f"{term.name}: scale={term.scale}: the start is lost: {complaint} ({fix})")
+        mask = None if term.padding else real
+        step = ball * factor if term.rule == "raw" else ball  # a word embedding's gradient is larger by the factor
+        return cls(mask, term.scale * start, term.step_size * step, term.radius * ball)
+
+
+def _lengths(embeds: Tensor, mask: Tensor | None) -> Tensor:
+    """Real tokens of every row, [B, 1, 1]."""
+    if mask is None:
+        return torch.full((embeds.shape[0], 1, 1), float(embeds.shape[1]), device=embeds.device)
+    return mask.sum(-1).clamp_min(1).float().reshape(-1, 1, 1)
+
+
+def begin(term: Adversarial, ctx: Context, clean: View) -> tuple[dict[str, Tensor], dict[str, _Ball]]:
+    """The random start of an ascent, and the sizes that bound it."""
+    balls, deltas = {}, {}
+    for name in ctx.sites(term.where):
+        embeds = clean.embeds[name, term.point].detach()
+        ball = balls[name] = _Ball.at(term, ctx, name, clean)
+        deltas[name] = sample(term.noise, embeds, ball.scale, ball.mask)
+        if term.rule == "power":
+            size = norm(deltas[name], term.norm, term.over).clamp_min(1e-30)
+            deltas[name] = deltas[name] / size * term.scale * (ball.radius / term.radius)
+    return deltas, balls
+
+
+def climb(term: Adversarial, delta: Tensor, gradient: Tensor, ball: _Ball, *, last: bool) -> Tensor:
+    """One step: along the gradient, then back into the ball."""
+    gradient = _masked(gradient, ball.mask)
+    size = norm(gradient, term.norm, term.over)
+    direction = gradient / (size + term.stabiliser).clamp_min(1e-30)
+    if term.rule == "power":
+        return direction * (ball.radius if last else ball.radius / term.radius * term.scale)
+    delta = delta + ball.step_size * (gradient if term.rule == "raw" else direction)
+    if term.projection == "clip":
+        return project(delta, ball.radius, term.norm, term.over)
+    if term.projection == "rescale":
+        return delta / (norm(delta, term.norm, term.over) + term.stabiliser).clamp_min(1e-30) * ball.radius
+    return delta
+
+
+def _masked(gradient: Tensor, mask: Tensor | None) -> Tensor:
+    """What stands on padding may even be NaN."""
+    gradient = at_least_float32(gradient)
+    return gradient if mask is None else gradient.masked_fill(~mask.unsqueeze(-1), 0.0)
+
+
+def ascend(term: Adversarial, ctx: Context, clean: View, objective: Callable[[View], Tensor]) -> Ascent:
+    """Move a perturbation so that `objective` of the perturbed pass grows.
+
+    Only gradients with respect to the perturbation are computed; no parameter and no `.grad` is touched.
+    """
+    start, balls = begin(term, ctx, clean)
+    deltas, gradients = start, start
+    for step in range(term.steps):
+        live = {name: delta.detach().requires_grad_() for name, delta in deltas.items()}
+        with torch.enable_grad():
+            value = objective(ctx.forward(term.shift(live), dropout=term.dropout))
+            found = torch.autograd.grad(value, list(live.values()))
+        gradients = {name: _masked(g, balls[name].mask) for name, g in zip(live, found, strict=True)}
+        deltas = {
+            name: climb(term, delta.detach(), gradients[name], balls[name], last=step == term.steps - 1)
+            for name, delta in live.items()
+        }
+    return Ascent(start, deltas, gradients, {name: ball.radius for name, ball in balls.items()})
+
+
+@contextlib.contextmanager
+def _precisely(ctx: Context, clean: View, dropout: Dropout) -> Iterator[View]:
+    """The clean view to ascend from. Near it a divergence is flat, and bfloat16 rounds it away: inside is float32."""
+    own = next(ctx.forward.module.parameters(), torch.empty(0)).dtype
+    if clean.dtype in (None, own) or own not in (torch.float32, torch.float64):
+        yield clean
+    else:
+        with ctx.forward.full_precision():
+            yield ctx.forward(dropout="off" if dropout == "off" else "shared", grad=False)
+
+
+def climbed(term: Adversarial, ascent: Ascent) -> dict[str, float]:
+    """The largest |delta| over the radius, and the cosines of the perturbation with its start and the last gradient."""
+    reach = torch.cat(
+        [(norm(delta, term.norm, term.over) / ascent.radius[name]).flatten() for name, delta in ascent.final.items()]
+    )
+    size = {"delta_over_radius": float(reach.max()), "mean_delta_over_radius": float(reach[reach > 0].mean())}
+    return {
+        **(size if term.projection != "none" else {}),
+        "cosine_start": diagnostics.cosine(ascent.final, ascent.start),
+        "cosine_gradient": diagnostics.cosine(ascent.final, ascent.gradient),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdversarialAgreement(Adversarial):
+    """Find the nearby input where the outputs differ most, and ask them to agree.
+
+    Under autocast the ascent is made in float32, with one more clean pass to start from: near the clean input a
+    divergence is flat, and lower precision rounds it away.
+
+    Args:
+        inner: divergence of the clean output from the perturbed one that the ascent increases
+        inner_per: its "sum" over positions, or that divided by positions ("token") or by rows ("sequence"); matters for
+            rule="raw" alone
+        divergence: of the term itself
+        grad: the sides that learn: "both", "clean", "perturbed", or "students" (the right side of each KL)
+        per: averaged per "token", per "sequence" (summed over its tokens), or as released code does
+        padding: also perturb padded positions, and count those without a label
+    """
+
+    inner: Divergence = "symmetric_kl"
+    inner_per: Literal["sum", "token", "sequence"] = "sum"
+    divergence: Divergence = "symmetric_kl"
+    grad: Grad = "both"
+    per: Per = "token"
+
+    @property
+    def cost(self) -> Cost:
+        quiet = 1 if self.dropout == "off" else 0
+        last = {"both": 1 + quiet, "perturbed": 1, "clean": quiet, "students": 1 + quiet}[self.grad]
+        return Cost(self.steps + 1 + quiet, self.steps + last)
+
+    def __call__(self, ctx: Context) -> Agreement:
+        clean = ctx.reference(self.dropout)
+        shift = self.shift(self.attack(ctx, clean).final)
+        return self.agreement(clean, ctx.forward(shift, dropout=self.dropout, grad=self.grad != "clean"))
+
+    @property
+    def shares_dropout(self) -> bool:
+        return self.dropout != "off"  # under autocast the ascent starts from the clean pass, replayed in float32
+
+    def attack(self, ctx: Context, clean: View) -> Ascent:
+        if ctx.kind == "regression" and self.inner != "mse":
+            self.refuse("inner", "a KL is 0 on a regression head: use inner='mse' and divergence='mse'")
+
+        def objective(view: View) -> Tensor:
+            return Agreement(reference, view, self.inner, "first").sum(ctx, kept) / divisor
+
+        kept = torch.ones_like(ctx.mask) if self.padding else ctx.mask
+        divisor = {"sum": 1, "token": max(int(kept.sum()), 1), "sequence": len(kept)}[self.inner_per]
+        with _precisely(ctx, clean, self.dropout) as reference:
+            keep_logits(ctx, reference, kept)
+            return ascend(self, ctx, clean, objective)
+
+    def anatomy(self, ctx: Context) -> dict[str, float]:
+        """See `seqreg.diagnostics` and `climbed`."""
+        clean = ctx.reference(self.dropout)
+        ascent = self.attack(ctx, clean)
+        shift = self.shift(ascent.final)
+        return {
+            **climbed(self, ascent),
+            **diagnostics.size(ctx, clean, shift),
+            **diagnostics.sources(ctx, clean, shift, self.dropout, lambda a, b: self.agreement(a, b).value(ctx)),
+        }
+
+    def agreement(self, clean: View, view: View) -> Agreement:
+        held: dict[Grad, Detach] = {"both": "none", "perturbed": "first", "clean": "second", "students": "teachers"}
+        return Agreement(clean, view, self.divergence, held[self.grad], self.per, self.padding)

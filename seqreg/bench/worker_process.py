@@ -1,0 +1,144 @@
+"""One step in a process of its own: how long it takes, what it computes, what it holds.
+
+Steps that share a process share its memory too: one that frees large arrays leaves them to the next, which is then not
+given new pages by the system and looks cheaper than in a training. So every variant has a process, and they take turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from seqreg.bench.steps import SIZES, Step, Variant
+from seqreg.errors import Stopped
+from seqreg.fused import head
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler is silent
+
+
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+
+
+def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_backward_flop_count(gradient, query, key, value))  # type: ignore[no-untyped-call]
+
+
+ATTENTION: dict[Any, Callable[..., int]] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}
+"""Shapes to operations of what torch's counter knows on other devices and overlooks on the CPU."""
+
+
+def count_flops(step: Step) -> int:
+    with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:
+        step()
+    return int(counter.get_total_flops())
+
+
+def peak_memory(step: Step, model: nn.Module) -> int:
+    """Bytes that are allocated at the same time at most: parameters, and all that a step comes to hold."""
+    gc.collect()  # what earlier steps left behind is not this one's to free
+    head.release()  # what was kept from other steps is counted where it is needed
+    model.zero_grad(set_to_none=True)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        step()
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    model.zero_grad(set_to_none=True)
+    return most + sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def matmul_peak(width: int = 1536, tries: int = 5) -> float:
+    """Operations a second of a large square product, the best of some tries."""
+    a, b = torch.randn(width, width), torch.randn(width, width)
+    seconds = []
+    for _ in range(tries):
+        begin = _clock()
+        torch.mm(a, b)
+        seconds.append(_clock() - begin)
+    return 2 * width**3 / min(seconds)
+
+
+def _clock() -> float:
+    """Time of this process alone where it has one thread: others on the machine do not count."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
+def _work(pipe: Connection, size: str, variant: Variant, threads: int) -> None:
+    """Answer questions about a step until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which stops its processes
+    torch.set_num_threads(threads)
+    model = SIZES[size].model()
+    step = variant.step(model, SIZES[size].batch())
+
+    def seconds() -> float:
+        model.zero_grad(set_to_none=True)
+        begin = _clock()
+        step()
+        return _clock() - begin
+
+    def operations() -> tuple[int, float]:
+        begin = _clock()
+        return count_flops(step), _clock() - begin
+
+    def memory() -> int:
+        return peak_memory(step, model)
+
+    answers: dict[str, Callable[[], Any]] = {
+        "seconds": seconds, "operations": operations, "memory": memory, "peak": matmul_peak
+    }  # fmt: skip
+    with contextlib.suppress(EOFError, ConnectionError):  # nobody asks any more
+        pipe.send("ready")
+        while True:
+            pipe.send(answers[pipe.recv()]())
+
+
+class Worker:
+    """A process that holds one variant."""
+
+    def __init__(self, size: str, variant: Variant, threads: int) -> None:
+        processes = multiprocessing.get_context("forkserver")
+        processes.set_forkserver_preload([__name__])  # imports are paid once
+        self.variant = variant
+        self._pipe, theirs = processes.Pipe()
+        self._process = processes.Process(target=_work, args=(theirs, size, variant, threads), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def ask(self, question: str) -> Any:
+        """Its answer: "seconds", "operations", "memory" or "peak"."""
+        with contextlib.suppress(ConnectionError):  # if it is gone, there is no answer either
+            self._pipe.send(question)
+        return self.wait()
+
+    def wait(self) -> Any:
+        try:
+            return self._pipe.recv()
+        except (EOFError, ConnectionError):
+            self._process.join()
+            raise Stopped(
+                f"the process of {self.variant.name!r} ended with code {self._process.exitcode}; -9: too little memory"
+            ) from None
+
+    def stop(self) -> None:
+        if self._process.is_alive():
+            self._process.terminate()
+        self._process.join()
+        self._pipe.close()

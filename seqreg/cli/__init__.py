@@ -1,0 +1,1 @@
+"""The `seqreg` command; the only home of a command's code."""

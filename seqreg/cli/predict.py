@@ -1,0 +1,154 @@
+"""Predictions of a trained model for texts that come one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from rich.progress import Progress
+
+from seqreg.errors import BadInput
+from seqreg.workbench.config.cards import Card
+from seqreg.workbench.config.run_config import Run
+from seqreg.workbench.data import models, readers
+from seqreg.workbench.data.examples import Example, example
+from seqreg.workbench.run.train import trained
+from seqreg.workbench.scores.evaluate import class_row, decode
+from seqreg.workbench.text.atomic_files import to_json, writable
+from seqreg.workbench.text.escape import one_line, plain
+from seqreg.workbench.text.progress import Bar, columns
+from seqreg.workbench.text.terminal import console, warn
+
+WINDOW = 16
+"""Batches that are read ahead, so that texts of like length share a batch."""
+
+
+def predict(
+    folder: Path,
+    source: str,
+    target: str,
+    overrides: tuple[str, ...] = (),
+    *,
+    trust: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Read `source`, write `target` ("-" for the standard streams), and return how many were predicted.
+
+    Text has one example a line (the two texts of a pair apart by a tab), with <n> for line breaks inside. JSONL, CSV,
+    TSV and Parquet have the card's columns, and become JSONL: every row with its "prediction".
+    """
+    run = trained(folder, overrides, trust=trust)
+    if source != "-" and not os.path.isfile(source):
+        raise BadInput(f"{source}: no such file")
+    if target != "-":
+        writable(target, "--output ")
+    if target != "-" and os.path.exists(target) and os.path.exists(source) and os.path.samefile(source, target):
+        raise BadInput(f"{target}: the input would be overwritten: choose another output")
+    whole = Path(source).suffix in readers.ENDINGS
+    read = _rows if whole else _lines
+    size = None if source == "-" else sum(1 for _ in read(source, run.card))  # and all of it is right
+    tokenizer = models.load_tokenizer(run.config, (), trust=trust)
+    model = models.load_model(run.config, run.card, tokenizer, trust=trust, trained=True).eval()
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    written = empty = 0
+    with contextlib.nullcontext(_standard(sys.stdout)) if target == "-" else _opened(target) as out:
+        with Progress(*columns(), console=console, disable=not console.is_terminal, transient=True) as progress:
+            bar = Bar(progress, "predicting", size, "example")
+            for row, found in _answers(model, tokenizer, run, read(source, run.card)):
+                _write(out, row, found, whole or as_json or target.endswith(".jsonl"))
+                written += 1
+                empty += found["prediction"] == ""
+                bar.at(written)
+    if empty:
+        warn(f"seqreg: warning: {empty} of {written} predictions are empty")
+    return written
+
+
+def _opened(target: str) -> TextIO:
+    try:
+        return open(target, "w", encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"{target}: cannot be written: {error.strerror}") from None
+
+
+def _standard(stream: TextIO) -> TextIO:
+    """A standard stream, which has UTF-8 whatever the locale says."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(encoding="utf-8")
+    return stream
+
+
+def _rows(source: str, card: Card) -> Iterator[tuple[dict[str, Any], Example]]:
+    for where, row in readers.read(Path(source)):
+        one = example(card, row, where, labelled=False)
+        if one is not None:
+            yield row, one
+
+
+def _lines(source: str, card: Card) -> Iterator[tuple[dict[str, Any], Example]]:
+    for number, line in _stdin() if source == "-" else readers.lines(Path(source)):
+        if source == "-" and line.lstrip().startswith('{"'):
+            raise BadInput(f"-:{number}: this is JSONL, and the standard input is read as text: give a file")
+        if "\0" in line:
+            raise BadInput(f"{source}:{number}: a NUL character at position {line.index(chr(0)) + 1}: is it text?")
+        first, tab, second = line.rstrip("\r\n").replace("<n>", "\n").partition("\t")
+        if card.columns.second is not None and not tab:
+            raise BadInput(f"{source}:{number}: expected two texts apart by a tab")
+        if card.columns.second is None:
+            first, second = first + tab + second, ""
+        yield {"source": first}, Example(first, second if card.columns.second is not None else None)
+
+
+def _stdin() -> Iterator[tuple[int, str]]:
+    stream = _standard(sys.stdin)
+    try:
+        for number, line in enumerate(iter(lambda: stream.readline(readers.LINE + 1), ""), start=1):
+            if len(line) > readers.LINE:
+                raise BadInput(f"-:{number}: a line of more than {readers.LINE:,} characters: is it text?")
+            yield number, line
+    except UnicodeDecodeError as error:
+        raise BadInput(f"-: not UTF-8 ({error.reason})") from None
+
+
+def _write(out: TextIO, row: dict[str, Any], found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        line = to_json({**row, **found}, ensure_ascii=False, default=str)
+        out.write((plain(line) if out.isatty() else line) + "\n")
+    else:
+        text = one_line(str(found["prediction"]))
+        out.write((plain(text) if out.isatty() else text) + "\n")
+    out.flush()
+
+
+def _answers(
+    model: Any, tokenizer: Any, run: Run, read: Iterable[tuple[dict[str, Any], Example]]
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Rows with predictions, in their order; batches are made of texts of like length within a window."""
+    size, read = run.config.evaluation.batch_size, iter(read)
+    while window := list(itertools.islice(read, size * WINDOW)):
+        coded = [
+            dict(models.encode(tokenizer, one, run.config.data.prefix, run.config.data.max_source)) for _, one in window
+        ]
+        order = sorted(range(len(window)), key=lambda index: -len(coded[index]["input_ids"]))
+        found: dict[int, dict[str, Any]] = {}
+        for start in range(0, len(order), size):
+            chosen = order[start : start + size]
+            batch = tokenizer.pad([coded[index] for index in chosen], return_tensors="pt").to(model.device)
+            found.update(zip(chosen, _batch(model, tokenizer, run.card, batch), strict=True))
+        for index, (row, _) in enumerate(window):
+            yield row, found[index]
+
+
+@torch.no_grad()
+def _batch(model: Any, tokenizer: Any, card: Card, batch: Any) -> list[dict[str, Any]]:
+    if card.kind == "generation":
+        return [{"prediction": text} for text in decode(model.generate(**batch).cpu().numpy(), tokenizer, card)]
+    outputs = model(**batch).logits.float().cpu().numpy()
+    return [{k: v for k, v in class_row(0, output, card).items() if k != "index"} for output in outputs]

@@ -1,0 +1,63 @@
+"""What a term is really doing: numbers for `Term.anatomy`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from seqreg.context import Context
+from seqreg.forward import Dropout, Shift, View
+
+Numbers = dict[str, float]
+
+
+def sources(
+    ctx: Context, clean: View, shift: Shift, dropout: Dropout, value: Callable[[View, View], Tensor]
+) -> Numbers:
+    """Where the value of a perturbation term comes from: the value of one cause alone, over that of all together.
+
+    noise_over_value: the same perturbation with the dropout masks of the clean pass, in float32; dropout_over_value: no
+    perturbation, new masks; rounding_over_value: what lower precision adds to the noise's value. Each is a ratio of two
+    draws, no share: it can be above 1, and they need not add up to 1. A model whose own weights are in lower precision
+    has no float32 pass to compare with, and no rounding_over_value.
+    """
+    same: Dropout = "off" if dropout == "off" else "shared"
+    forward = ctx.forward
+    nothing = float(value(clean, clean))  # not 0 for a divergence that contains entropies
+    total = float(value(clean, forward(shift, dropout=dropout))) - nothing
+    noise = exact = float(value(clean, forward(shift, dropout=same))) - nothing
+    masks = float(value(clean, forward(dropout=dropout))) - nothing if dropout == "independent" else 0.0
+    found = {"dropout_over_value": _ratio(masks, total)}
+    own = next(forward.module.parameters(), torch.empty(0)).dtype
+    if own in (torch.float32, torch.float64):
+        if clean.dtype not in (None, own):
+            with forward.full_precision():
+                base = forward(dropout=same)
+                exact = float(value(base, forward(shift, dropout=same))) - float(value(base, base))
+        found["rounding_over_value"] = _ratio(abs(noise - exact), total)
+    return {"noise_over_value": _ratio(exact, total), **found}
+
+
+def size(ctx: Context, clean: View, shift: Shift) -> Numbers:
+    """The perturbation against what it perturbs, as a ratio of RMS over real tokens."""
+    ratios = []
+    for name, delta in shift.delta.items():
+        embeds, mask = clean.embeds[name, shift.at].detach(), ctx.token_mask(name)
+        moved = delta(embeds) if callable(delta) else delta
+        if mask is not None:
+            embeds, moved = embeds[mask], moved[mask]
+        ratios.append(_ratio(float(moved.float().square().mean().sqrt()), float(embeds.float().square().mean().sqrt())))
+    return {"delta_over_embedding": max(ratios)}
+
+
+def cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
+    """Of two perturbations, over all their sites."""
+    a = torch.cat([first[name].flatten().double() for name in first])
+    b = torch.cat([second[name].flatten().double() for name in first])
+    return _ratio(float(a @ b), float(a.norm() * b.norm()))
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,349 @@
+"""One pass through one model.
+
+A `Forward` is all that a framework supplies: it runs the model and says where embeddings can be perturbed. A `View` is
+what one pass saw.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
+
+from seqreg.fused.head import Projection
+from seqreg.losses import at_least_float32
+from seqreg.overrides import borrowed, dropout_rate, generator_state, replay, training_off
+
+Dropout = Literal["independent", "shared", "off"]
+Point = Literal["embedding", "normalised", "layernorm"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place where a perturbation can be added: the embeddings one stack of the model consumes.
+
+    Args:
+        scale: the factor between word embeddings and what the stack consumes (32 on PEGASUS-large, 1 on BART)
+        mask: True on real tokens; None when all are real           # [B, S]
+        unknown: why it cannot be told which tokens are real, and the fix
+        tokens: rows and length of the input, where they are known
+        lengths: where rows are packed, the tokens of the document that every token is of    # [B, S]
+    """
+
+    scale: float = 1.0
+    mask: Tensor | None = None
+    unknown: str = ""
+    tokens: tuple[int, int] | None = None
+    lengths: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A change of what the stacks of a model consume, for one pass.
+
+    Args:
+        delta: what to add, site by site; a function is given what it is added to    # [B, S, D]
+        at: "embedding" adds to the embeddings, in the units that the stack consumes; "layernorm" to the output of the
+            embedding's LayerNorm; "normalised" to the embeddings after normalising them to mean 0 and variance 1 and
+            before that LayerNorm. A model without one is normalised by the RMS of each token instead
+        detach: let no gradient through to what is shifted
+    """
+
+    delta: Mapping[str, Tensor | Callable[[Tensor], Tensor]]
+    at: Point = "embedding"
+    detach: bool = False
+
+
+class View:
+    """What one forward pass saw.
+
+    Args:
+        logits: outputs, aligned with the labels; a function computes them when asked for    # [B, T, V] or [B, C]
+        embeds: what the stacks consumed, by site and point         # [B, S, D]
+        hidden: outputs of every layer, by stack, when asked for    # [B, S, D] each
+        output: a function of the view that gives the framework's own output object
+        dtype: the coarsest that the embeddings met, where autocast is switched on inside the model
+        aux_loss: what the model adds to its loss besides the labels' (the load balance of experts), weighted
+        projection: what the logits would be computed from, for the fused path
+        rows: the rows of the batch that the pass was made of; None for all    # [n]
+    """
+
+    known: tuple[Tensor, Tensor, Tensor] | None = None
+    """Logits computed early, their places, and the positions they are of; see `seqreg.objective.keep_logits`."""
+
+    def __init__(
+        self,
+        logits: Tensor | Callable[[], Tensor],
+        embeds: Mapping[tuple[str, Point], Tensor] | None = None,
+        hidden: Mapping[str, tuple[Tensor, ...]] | None = None,
+        output: Callable[[View], Any] | None = None,
+        dtype: torch.dtype | None = None,
+        projection: Projection | None = None,
+        rows: Tensor | None = None,
+        aux_loss: Tensor | None = None,
+    ) -> None:
+        self._logits, self._output = logits, output
+        self.aux_loss = aux_loss
+        self.embeds, self.hidden, self.dtype = embeds or {}, hidden or {}, dtype
+        self.projection, self.rows = projection, rows
+
+    @cached_property
+    def logits(self) -> Tensor:
+        return self._logits if isinstance(self._logits, Tensor) else self._logits()
+
+    @cached_property
+    def output(self) -> Any:
+        return None if self._output is None else self._output(self)
+
+    @property
+    def deferred(self) -> bool:
+        """Whether nobody has asked for the logits, and they need not be computed."""
+        return self.projection is not None and "logits" not in vars(self)
+
+    def equals(self, other: View) -> bool:
+        """Whether two passes gave exactly the same."""
+        if self.deferred and other.deferred and self.projection is not None and other.projection is not None:
+            return torch.equal(self.projection.states, other.projection.states)
+        return torch.equal(self.logits, other.logits)
+
+    def part(self, chosen: slice, rows: Tensor | None = None) -> View:
+        """Some rows of the pass."""
+        own = self.projection
+        projection = None if own is None else replace(own, states=own.states[chosen])
+        return View(
+            (lambda: self.logits[chosen]) if projection is None else projection.logits,
+            _Rows(self.embeds, lambda embeds: embeds[chosen]),
+            _Rows(self.hidden, lambda layers: tuple(layer[chosen] for layer in layers)),
+            dtype=self.dtype,
+            projection=projection,
+            rows=rows,
+        )
+
+
+class _Rows(Mapping[Any, Any]):
+    """The same mapping, with something done to every value when it is asked for."""
+
+    def __init__(self, values: Mapping[Any, Any], change: Callable[[Any], Any]) -> None:
+        self.values_, self.change = values, change
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.change(self.values_[key])
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values_)
+
+    def __len__(self) -> int:
+        return len(self.values_)
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A pass with dropout masks of its own, which can be made in one batch with the clean one.
+
+    Args:
+        shift: what to change, at the point "embedding"
+        rows: the rows of the batch that it is made of; None for all    # [n]
+    """
+
+    shift: Shift
+    rows: Tensor | None = None
+
+
+_stepped: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+"""The optimizer step of the last clean pass through a model."""
+
+
+class Forward(ABC):
+    """Runs the model on one batch. A framework implements `run`, `module` and `sites`; the policies live here."""
+
+    module: nn.Module
+    sites: Mapping[str, Site]
+    packed: bool = False
+    """Whether rows hold several documents, one after the other."""
+    reentrant: bool = False
+    aside: bool = False
+    """Passes now are for observation: a framework's wrapper that prepares for backward is to be left out."""
+    drops_layers: bool = False
+    """Whole layers are left out at random."""
+    no_double_backward: str = ""
+    """Why a gradient of a gradient would fail in the middle of training, and the fix."""
+    recomputes: bool = False
+    """Whether gradient checkpointing runs parts of a pass again in its backward."""
+    ragged: bool = False
+    """Passes drop different layers, and gradients are synchronised across ranks: extra passes need shared dropout."""
+    _start: tuple[Tensor, Tensor | None] | None = None
+    _always: tuple[Shift, ...] = ()
+    _replaying: bool = False
+
+    dropouts: tuple[type[nn.Module], ...] = (nn.modules.dropout._DropoutNd,)
+    """Modules whose dropout rate is their `p`."""
+
+    rows: int | None = None
+    """Rows of the batch, where `run` can take some of them, or some twice; None where it cannot."""
+
+    @abstractmethod
+    def run(self, shifts: Sequence[Shift], *, hidden: bool, rows: Tensor | None = None) -> View:
+        """One pass of the model, with these shifts applied one after the other.
+
+        Args:
+            rows: the rows of the batch to take, in this order; only where `Forward.rows` is set    # [n]
+        """
+
+    def clean(self, *shifts: Shift, step: int | None = None, hidden: bool = False) -> View:
+        """The pass that the base loss is taken of; remembers the generator's state for passes that share its dropout.
+
+        Args:
+            shifts: part of the input for this batch: later passes have them too, with the same values
+            step: the optimizer step; only its first clean pass moves the state of parametrized weights
+        """
+        self._always = tuple(
+            replace(shift, delta={name: self._once(change) for name, change in shift.delta.items()}) for shift in shifts
+        )
+        self._start = generator_state(self._device)
+        with self._first_of(step):
+            return self.run(self._always, hidden=hidden)
+
+    def together(self, extras: Sequence[Extra], *, step: int | None = None, hidden: bool = False) -> list[View]:
+        """The clean pass and others beside it, as one pass of a larger batch; none can share dropout with it later."""
+        if self.rows is None:
+            raise RuntimeError("this Forward cannot take rows twice")
+        self._always, self._start = (), None
+        every = torch.arange(self.rows, device=self._device)
+        indices = [every, *(every if extra.rows is None else extra.rows for extra in extras)]
+        ends = torch.tensor([len(index) for index in indices]).cumsum(0).tolist()
+        places = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        changes: dict[str, list[tuple[slice, Tensor | Callable[[Tensor], Tensor]]]] = {}
+        for extra, place in zip(extras, places[1:], strict=True):
+            for name, delta in extra.shift.delta.items():
+                changes.setdefault(name, []).append((place, delta))
+        shift = Shift({name: _side_by_side(parts) for name, parts in changes.items()})
+        with self._first_of(step):
+            view = self.run((shift,) if changes else (), hidden=hidden, rows=torch.cat(indices))
+        return [
+            view.part(places[0]),
+            *(view.part(place, extra.rows) for place, extra in zip(places[1:], extras, strict=True)),
+        ]
+
+    @contextlib.contextmanager
+    def _first_of(self, step: int | None) -> Iterator[None]:
+        """The clean pass: the first of a step moves the state of parametrized weights."""
+        again = step is not None and _stepped.get(self.module) == step
+        with training_off(self._parametrizations if again else iter(())):
+            yield
+        if step is not None and self.module.training and not self.aside:
+            _stepped[self.module] = step
+
+    def __call__(
+        self,
+        shift: Shift | None = None,
+        *,
+        dropout: Dropout,
+        hidden: bool = False,
+        grad: bool = True,
+        weights: Mapping[str, Tensor] | None = None,
+        rate: float | None = None,
+        rows: Tensor | None = None,
+    ) -> View:
+        """An extra pass.
+
+        Args:
+            shift: what to change
+            dropout: "independent" draws new masks, "shared" replays those of the clean pass, "off" uses none
+            hidden: also return the states of every layer
+            grad: False runs the pass under no_grad
+            weights: parameters to use in place of the model's own, by name; needs grad=False
+            rate: dropout probability to use everywhere in place of the model's own
+            rows: the rows of the batch that it is made of; not with "shared", whose masks are of all rows    # [n]
+        """
+        if rows is not None and (dropout == "shared" or self.rows is None):
+            raise RuntimeError("a pass of some rows needs a Forward that can take them, and dropout masks of its own")
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(grad and torch.is_grad_enabled()))
+            stack.enter_context(training_off(self._parametrizations if dropout != "off" else self.module.modules()))
+            if dropout == "shared":
+                if self._start is None:
+                    raise RuntimeError('dropout="shared" replays the clean pass, and none has been made alone')
+                stack.enter_context(replay(self._start, self._device))
+                self._replaying = True
+                stack.callback(setattr, self, "_replaying", False)
+            if rate is not None:
+                stack.enter_context(dropout_rate(self.module, rate, self.dropouts))
+            if weights is not None:
+                if torch.is_grad_enabled():
+                    raise RuntimeError("a pass with other weights carries no gradient: use grad=False")
+                stack.enter_context(borrowed(self.module, weights))
+            shifts = (*self._always, *(() if shift is None else (shift,)))
+            view = self.run(shifts, hidden=hidden, **({} if rows is None else {"rows": rows}))
+            if weights is not None:
+                _ = view.logits  # while these weights are here
+            return view
+
+    @property
+    def shifted(self) -> bool:
+        """Whether the clean pass had a changed input."""
+        return bool(self._always)
+
+    def other_source(self) -> View | None:
+        """A pass in which every row reads the source of another row; None for models without a separate source."""
+        return None
+
+    @contextlib.contextmanager
+    def observed(self) -> Iterator[None]:
+        """Passes inside change nothing: not the generators, nor the state of parametrized weights."""
+        device = self._device
+        with replay(generator_state(device), device), training_off(self._parametrizations):
+            self.aside = True
+            try:
+                yield
+            finally:
+                self.aside = False
+
+    @contextlib.contextmanager
+    def full_precision(self) -> Iterator[None]:
+        """Passes inside are made without autocast."""
+        with torch.autocast(self._device.type, enabled=False):
+            yield
+
+    def _once(self, change: Tensor | Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """A change that is drawn in the clean pass and then kept; drawn again, alike, where that pass is replayed."""
+        drawn: list[Tensor] = []
+
+        def apply(embeds: Tensor) -> Tensor:
+            if not drawn or self._replaying:
+                drawn[:] = [change(embeds) if callable(change) else change]
+            return drawn[0]
+
+        return apply
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.module.parameters(), torch.empty(0)).device
+
+    @property
+    def _parametrizations(self) -> Iterator[nn.Module]:
+        """Weights that are functions with a state of their own (spectral norm) move on in the clean pass only."""
+        for module in self.module.modules():
+            if isinstance(module, ParametrizationList):
+                yield from module.modules()
+
+
+def _side_by_side(
+    parts: Sequence[tuple[slice, Tensor | Callable[[Tensor], Tensor]]],
+) -> Callable[[Tensor], Tensor]:
+    """A change of some rows of a larger batch, and none of the others."""
+
+    def apply(embeds: Tensor) -> Tensor:
+        delta = torch.zeros_like(at_least_float32(embeds))
+        for place, change in parts:
+            delta[place] = change(embeds[place]) if callable(change) else change
+        return delta
+
+    return apply

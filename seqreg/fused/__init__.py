@@ -1,0 +1,1 @@
+"""Linear head, loss and divergences in chunks of tokens; see README.md in this folder."""

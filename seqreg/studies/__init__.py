@@ -1,0 +1,1 @@
+"""What trained models were worth: comparisons, calibration, robustness, collapse."""

@@ -1,0 +1,1 @@
+"""`seqreg probe`, `chain` and `shift`: what is left of the representations of pre-training."""

@@ -1,0 +1,1 @@
+"""What the studies share: trained models, findings, figures."""

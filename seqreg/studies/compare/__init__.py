@@ -1,0 +1,1 @@
+"""`seqreg compare` and `seqreg report`: methods over seeds, with tests and corrections."""

@@ -1,0 +1,217 @@
+"""What a comparison is made of: a recipe, methods and seeds. It is written down once, and never silently changed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seqreg.errors import BadInput
+from seqreg.workbench.config import methods, run_config
+from seqreg.workbench.config.methods import BASELINE
+from seqreg.workbench.config.overlay import assigned
+from seqreg.workbench.config.run_config import Run
+from seqreg.workbench.config.schema import LARGEST
+from seqreg.workbench.text.atomic_files import write_text
+
+if TYPE_CHECKING:
+    from seqreg.workbench.run.run_directory import Record
+
+PLAN = "comparison.json"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training of a comparison; its log and exit code are beside its folder."""
+
+    method: str
+    seed: int
+    folder: Path
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    @property
+    def code(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.code")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is compared, and how.
+
+    Args:
+        recipe, variants: as for `seqreg train`
+        settings: the same; those of a term are for the methods that have it
+        methods: the baseline first; "r3f+rdrop" is both terms together
+        seeds: the same for all methods
+        alpha: the error that is allowed over all differences together
+        resolved: all settings of every method, so that a recipe that was edited is noticed
+        extended: what the plan was before seeds or methods were added
+        given: how the command line gave a method, where that is not its name
+        terms: the names of the terms of every method
+        keep_models: of every method that of the "best" seed by its validation score, "all" or "none"
+    """
+
+    recipe: str
+    methods: list[str]
+    seeds: list[int]
+    variants: list[str] = field(default_factory=list)
+    settings: list[str] = field(default_factory=list)
+    alpha: float = 0.05
+    resolved: dict[str, dict[str, Any]] = field(default_factory=dict)
+    extended: list[dict[str, Any]] = field(default_factory=list)
+    given: dict[str, str] = field(default_factory=dict)
+    terms: dict[str, list[str]] = field(default_factory=dict)
+    keep_models: str = "all"
+
+    @property
+    def baseline(self) -> str:
+        return self.methods[0]
+
+    def jobs(self, folder: Path) -> list[Job]:
+        """All trainings, seed by seed, so that a comparison that is stopped early is balanced."""
+        return [Job(method, seed, folder / method / f"seed-{seed}") for seed in self.seeds for method in self.methods]
+
+    def words(self, job: Job) -> list[str]:
+        """The arguments of `seqreg` for one training."""
+        chosen = methods.parse(self.given.get(job.method, job.method)).parts
+        terms = [word for part in chosen for word in ("--terms", str(part)) if part != methods.Part(BASELINE)]
+        variants = [word for name in self.variants for word in ("--variant", name)]
+        settings = methods.reaching(self.settings, self.terms.get(job.method, []))
+        return ["train", self.recipe, *terms, *variants, *settings, f"seed={job.seed}", assigned("output", job.folder)]
+
+    def command(self, folder: Path) -> str:
+        """What makes the whole comparison, for people."""
+        given = [self.given.get(name, name) for name in self.methods]
+        terms = [word for method in given[1:] for word in ("-t", method)]
+        first = ["--baseline", given[0]] if self.baseline != BASELINE else []
+        variants = [word for name in self.variants for word in ("-v", name)]
+        words = ["seqreg", "compare", self.recipe, *terms, *first, *variants, *self.settings]
+        words += ["--seeds", write_seeds(self.seeds)]
+        level = [] if self.alpha == 0.05 else ["--alpha", f"{self.alpha:g}"]
+        keep = [] if self.keep_models == "best" else ["--keep-models", self.keep_models]
+        return shlex.join([*words, *level, *keep, "--output", str(folder)])
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / PLAN, json.dumps(asdict(self), indent=1) + "\n")
+
+
+def make(
+    recipe: str, terms: Sequence[str], seeds: str, *, variants: Sequence[str] = (), settings: Sequence[str] = (),
+    alpha: float = 0.05, baseline: str = BASELINE,
+) -> tuple[Plan, Run]:  # fmt: skip
+    """A plan whose every method is known to resolve, and the run of the first of its trainings."""
+    from seqreg.workbench.run.run_directory import settings_of
+
+    for key in ("seed", "output"):
+        if any(one.partition("=")[0].strip() == key for one in settings):
+            raise BadInput(f"{key}=: a comparison sets it itself; --{'seeds' if key == 'seed' else key} says which")
+    if not 0 < alpha < 1:
+        raise BadInput(f"--alpha {alpha}: expected a number between 0 and 1, such as 0.05")
+    given = methods.several([baseline, *terms])
+    if len(given) < 2:
+        raise BadInput("nothing to compare with the baseline: name at least one recipe of terms, such as --terms r3f")
+    runs = resolved(recipe, given, variants, settings)
+    plan = Plan(
+        recipe, list(given), read_seeds(seeds), list(variants), list(settings), alpha,
+        {name: {k: v for k, v in settings_of(run).items() if k != "seed"} for name, run in runs.items()},
+        given={name: text for name, text in given.items() if text != name},
+        terms={name: list(run.config.terms) for name, run in runs.items()},
+    )  # fmt: skip
+    return plan, runs[plan.baseline]
+
+
+def resolved(recipe: str, given: Mapping[str, str], variants: Sequence[str], settings: Sequence[str]) -> dict[str, Run]:
+    """The run of every method."""
+    runs = {name: run_config.resolve_method(recipe, name, text, variants, settings) for name, text in given.items()}
+    methods.check_reach(settings, {term for run in runs.values() for term in run.config.terms})
+    return runs
+
+
+def check_filed(plan: Plan, job: Job, record: Record) -> None:
+    """Refuse a finished training that was not made with the method and the seed that it is filed under."""
+    from seqreg.workbench.run.run_directory import ROWS, WORLD
+
+    was, wanted = record.settings, {**plan.resolved.get(job.method, {}), "seed": job.seed}
+    keys = [key for key in wanted if key in was or key.startswith("terms")]
+    keys += [key for key in was if key.startswith("terms") and key not in wanted]
+    for key in [key for key in keys if key not in (ROWS, WORLD)]:
+        if was.get(key) != wanted.get(key) or (job.method == BASELINE and key.startswith("terms.")):
+            raise BadInput(
+                f"{job.folder}: was trained with {key}={json.dumps(was.get(key))}, and is filed under {job.method} and "
+                f"seed {job.seed} ({json.dumps(wanted.get(key))}): move it away, and run the comparison again"
+            )
+
+
+def read_seeds(text: str) -> list[int]:
+    """A number of seeds, which are 1, 2, 3 ..., or the seeds themselves with commas between."""
+    try:
+        found = [int(one) for one in text.split(",") if one.strip()]
+    except ValueError:
+        found = []
+    if "," not in text and len(found) == 1:
+        found = list(range(1, found[0] + 1)) if found[0] <= 1000 else []
+    wrong = not found or len(found) > 1000 or min(found) < 0 or max(found) > LARGEST or len(set(found)) < len(found)
+    if wrong:
+        raise BadInput(f"--seeds {text}: expected how many, such as 5, or different ones with commas, such as 3,7,11")
+    return found
+
+
+def write_seeds(seeds: Sequence[int]) -> str:
+    """What `read_seeds` reads as these.
+
+    >>> write_seeds([1, 2, 3]), write_seeds([3, 7]), write_seeds([5])
+    ('3', '3,7', '5,')
+    """
+    if list(seeds) == list(range(1, len(seeds) + 1)):
+        return str(len(seeds))
+    return ",".join(map(str, seeds)) + ("," if len(seeds) == 1 else "")
+
+
+def read(folder: Path) -> Plan:
+    """The plan of a comparison's folder."""
+    path = folder / PLAN
+    if not path.is_file():
+        raise BadInput(f"{folder}: not a comparison of seqreg: it has no {PLAN}")
+    try:
+        return Plan(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise BadInput(f"{path}: cannot be read ({error})") from None
+
+
+def settle(folder: Path, plan: Plan, extend: bool) -> Plan:
+    """The plan to work by: a new one, or the one that is there, which must be the same or be extended."""
+    if not (folder / PLAN).exists():
+        if folder.exists() and (not folder.is_dir() or any(one.name != ".lock" for one in folder.iterdir())):
+            raise BadInput(f"--output {folder}: there is something else: choose another")
+        return plan
+    old = read(folder)
+    grown = set(old.seeds) <= set(plan.seeds) and set(old.methods) <= set(plan.methods)
+    larger = grown and plan.baseline == old.baseline
+    others = differences(old, plan, skip=("seeds", "methods"))
+    lines = others if extend and larger else differences(old, plan)
+    if lines:
+        hint = "" if others or not larger else ", or add seeds and methods with --extend"
+        raise BadInput(
+            f"--output {folder}: its comparison was begun with other settings:", *lines, f"choose another output{hint}"
+        )
+    if (old.seeds, old.methods) == (plan.seeds, plan.methods):
+        return old
+    before = [*old.extended, {"seeds": old.seeds, "methods": old.methods}]
+    return replace(plan, extended=before)
+
+
+def differences(old: Plan, new: Plan, skip: Sequence[str] = ()) -> list[str]:
+    """One line for every setting that differs."""
+    keys = [key for key in ("recipe", "variants", "settings", "methods", "seeds", "alpha") if key not in skip]
+    pairs = [(key, getattr(old, key), getattr(new, key)) for key in keys]
+    for name in [name for name in new.methods if name in old.resolved]:
+        was, now = old.resolved[name], new.resolved[name]
+        pairs += [(f"{name}: {key}", was.get(key), now.get(key)) for key in sorted({*was, *now})]
+    return [f"  {key}: {json.dumps(was)} there, {json.dumps(now)} now" for key, was, now in pairs if was != now]

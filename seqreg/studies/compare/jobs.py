@@ -1,0 +1,217 @@
+"""The trainings of a comparison: started, watched, ended with it, and gone on with."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from seqreg.errors import BadInput, Interrupted
+from seqreg.studies.compare.comparison import Job, Plan
+from seqreg.workbench.run.run_directory import LOCK, Record
+from seqreg.workbench.scores.tables import METRICS, main_split, scores_of
+from seqreg.workbench.text.atomic_files import open_own, write_text
+from seqreg.workbench.text.escape import plain
+from seqreg.workbench.text.terminal import say, warn
+
+FINISHED, FAILED, OPEN = "finished", "failed", "open"
+_AGAIN = {2, 4, 130, 143}
+"""Exit codes that are not the method's fault: refused input, a full disk, a signal. The same command tries again."""
+_EXPLAINED = {2, 3, 4}
+"""Exit codes that come with a line of seqreg's; details may be below it."""
+
+
+@dataclass(frozen=True)
+class State:
+    """How one training stands.
+
+    Args:
+        kind: "finished"; "failed" by itself, which counts; "open": not begun, stopped, or under way
+        code: its last exit code, if it ended
+        line: what it said last
+    """
+
+    kind: str
+    code: int | None = None
+    line: str = ""
+
+
+def record_of(job: Job) -> Record | None:
+    """The record of a training if it is finished, else None."""
+    record = Record.read(job.folder)
+    return record if record is not None and record.finished else None
+
+
+def state(job: Job) -> State:
+    """How a training stands, from its files alone."""
+    if record_of(job) is not None:
+        return State(FINISHED, 0)
+    if not job.code.is_file():
+        return State(OPEN)
+    text = job.code.read_text(encoding="utf-8", errors="replace").strip()
+    if not text.removeprefix("-").isdecimal():  # a shell that could not write it: nothing is known of the training
+        return State(OPEN)
+    code = int(text)
+    return State(OPEN if code < 0 or code > 128 or code in _AGAIN or code == 0 else FAILED, code, _said(job, code))
+
+
+def _said(job: Job, code: int) -> str:
+    """The line that tells why a training ended: its own where it has one to say, else the last."""
+    if not job.log.is_file():
+        return ""
+    lines = [one.strip() for one in job.log.read_text(encoding="utf-8", errors="replace").split("\n") if one.strip()]
+    own = [one for one in lines if one.startswith("seqreg: ") and not one.startswith("seqreg: warning")]
+    return plain(next(reversed(own if own and code in _EXPLAINED else lines), ""))
+
+
+def held(folder: Path) -> str:
+    """Who is working in the folder of a training; "" if nobody is."""
+    path = folder / LOCK
+    if not path.exists():
+        return ""
+    with open_own(path, "r+") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return file.read().strip() or "another process"
+    return ""
+
+
+def work(
+    plan: Plan, jobs: Sequence[Job], most: int, before: int = 0, trust: bool = False
+) -> Generator[Job, None, None]:
+    """Run trainings, `most` at a time, and give each that has ended; they end with this process, however that ends.
+
+    Args:
+        before: trainings of the comparison that were finished earlier, for the count
+    """
+    pending, running = list(jobs), dict[Job, subprocess.Popen[bytes]]()
+    began, told, ended = time.monotonic(), False, 0
+    try:
+        while pending or running:
+            for job in [job for job, process in running.items() if process.poll() is not None]:
+                code, ended = running.pop(job).returncode, ended + 1
+                left = (time.monotonic() - began) / ended * (len(jobs) - ended)
+                _ended(job, code, f"{before + ended} of {before + len(jobs)}, {_minutes(left)}")
+                yield job
+            free = next((job for job in pending if not held(job.folder)), None) if len(running) < most else None
+            if free is not None:
+                pending.remove(free)
+                running[free] = start(plan, free, trust)
+                continue
+            if pending and not running and not told:
+                say(f"waiting for {held(pending[0].folder)}, which works in {pending[0].folder}")
+                told = True
+            time.sleep(0.2)
+    finally:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait()
+
+
+def start(plan: Plan, job: Job, trust: bool = False) -> subprocess.Popen[bytes]:
+    """Start one training; what it prints goes to its log."""
+    job.folder.parent.mkdir(parents=True, exist_ok=True)
+    job.code.unlink(missing_ok=True)
+    say(f"{job.method}, seed {job.seed}: begins", "dim")
+    with open_own(job.log, "a") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "seqreg.cli.main", *words(plan, job, trust)],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True, preexec_fn=_end_with_parent(),  # a Ctrl-C reaches them through us, once
+        )  # fmt: skip
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """On Linux the kernel sends SIGTERM when the comparison dies, by `kill -9` too; a training then saves and ends."""
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)  # loaded here: nothing may be loaded between fork and exec
+
+    def ask() -> None:
+        libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+    return ask
+
+
+def _minutes(seconds: float) -> str:
+    return f"about {seconds / 60:.1f} minutes left" if seconds else "nothing left"
+
+
+def scored(job: Job) -> str:
+    """The score of a finished training in words, with what spoils it."""
+    if not (job.folder / METRICS).is_file():
+        return "finished"
+    scores = scores_of(job.folder)["scores"]
+    split = main_split(scores, any("rougeL" in found for found in scores.values()))
+    found = scores[split]
+    name = "rougeL" if "rougeL" in found else next(iter(found.get("intervals", {})), "score")
+    return f"{name} {found[name]:.2f} on {split}" + (", collapsed" if found.get("collapsed") else "")
+
+
+def _ended(job: Job, code: int, where: str) -> None:
+    write_text(job.code, f"{code}\n")
+    found = state(job)
+    if found.kind == FINISHED:
+        say(f"{job.method}, seed {job.seed}: {scored(job)}  ({where})")
+    else:
+        warn(f"{job.method}, seed {job.seed}: exit code {code}: {found.line}  ({where}; {job.log})")
+    if code == 2:
+        raise BadInput(f"{job.method}, seed {job.seed}: {found.line.removeprefix('seqreg: ')}")
+
+
+def words(plan: Plan, job: Job, trust: bool) -> list[str]:
+    """The arguments of one training. Trust is given each time, and never written down with the plan."""
+    return [*plan.words(job), *(["--trust-remote-code"] if trust else [])]
+
+
+def lines(plan: Plan, jobs: Sequence[Job], trust: bool = False) -> list[str]:
+    """One line of shell for every training, which leaves the same files as a training that was started here."""
+    found = []
+    for job in jobs:
+        log, code = shlex.quote(str(job.log)), shlex.quote(str(job.code))
+        made = f"mkdir -p {shlex.quote(str(job.folder.parent))}; rm -f {code}"
+        found.append(f"{made}; {shlex.join(['seqreg', *words(plan, job, trust)])} >> {log} 2>&1; echo $? > {code}")
+    return found
+
+
+def launcher_words(template: str) -> list[str]:
+    """The words of a launcher; refuses what cannot be one."""
+    try:
+        parts = shlex.split(template)
+    except ValueError:  # an open quotation mark
+        parts = []
+    if not any("{}" in part for part in parts):
+        raise BadInput(
+            f"--launcher {template!r}: expected 'print', or a command with {{}}, such as 'sbatch --wrap={{}}'"
+        )
+    if shutil.which(parts[0]) is None:
+        raise BadInput(f"--launcher: {parts[0]}: no such program")
+    return parts
+
+
+def submit(template: str, commands: Sequence[str]) -> None:
+    """Give every line of shell to a launcher, in place of its {}."""
+    parts = launcher_words(template)
+    for place, command in enumerate(commands):
+        try:
+            result = subprocess.run([part.replace("{}", command) for part in parts], check=False)
+        except OSError as error:
+            raise BadInput(f"--launcher: {parts[0]}: {error.strerror}") from None
+        if result.returncode:
+            so_far = f"{place} of {len(commands)} trainings are submitted"
+            raise BadInput(f"--launcher: {parts[0]} ended with exit code {result.returncode}: {so_far}")
+
+
+def stop(number: int, _: object) -> None:
+    """For SIGTERM: end the trainings in good order, then ourselves."""
+    raise Interrupted(number, "stopped; the same command goes on")

@@ -1,0 +1,1 @@
+"""`seqreg robustness`: answers when the source is perturbed."""

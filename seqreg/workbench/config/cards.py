@@ -1,0 +1,212 @@
+"""Task cards: all that is known about a dataset, in one YAML file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from seqreg.errors import BadInput
+from seqreg.workbench.config import lookup, overlay
+from seqreg.workbench.config.schema import Length, Natural, Section, checked
+
+NewsKind = Literal["city", "people"]
+Metric = Literal["rouge", "accuracy", "f1", "matthews", "pearson", "spearman"]
+Names = str | list[str]
+
+
+class Generation(Section):
+    """How text is generated; the words are those of transformers.
+
+    Args:
+        max_length: tokens of the output, its special ones included
+    """
+
+    max_length: int = Field(default=64, ge=2, le=32_768)
+    min_length: Natural = 0
+    num_beams: int = Field(default=4, ge=1, le=1000)
+    length_penalty: float = Field(default=1.0, ge=-10, le=10)
+    no_repeat_ngram_size: Natural = 0
+    early_stopping: bool = True
+
+    @model_validator(mode="after")
+    def _fits(self) -> Generation:
+        if self.min_length > self.max_length:
+            raise ValueError(f"min_length={self.min_length} is larger than max_length={self.max_length}")
+        return self
+
+
+class Hub(Section):
+    """Where a dataset is on the Hugging Face hub.
+
+    Args:
+        repo: its name
+        config: its configuration
+        files: for a repository that has only a loading script, the address of its Parquet copy; {config} and {split}
+            are filled in
+    """
+
+    repo: str
+    config: str | None = None
+    files: str | None = None
+
+
+class HubSplit(Section):
+    """A split that is in another configuration of the hub's repository."""
+
+    config: str | None = None
+    split: str
+
+
+class Generated(Section):
+    """Synthetic news (`seqreg.workbench.data.synthetic_news`): which kind, and how many examples of every split."""
+
+    kind: NewsKind = "city"
+    rows: dict[str, Annotated[int, Field(ge=1, le=100_000)]]
+    seed: Natural = 0
+
+    @model_validator(mode="after")
+    def _not_endless(self) -> Generated:
+        if sum(self.rows.values()) > 300_000:
+            raise ValueError(f"rows={self.rows}: {sum(self.rows.values()):,} rows in all: at most 300,000 are made")
+        return self
+
+
+class Columns(Section):
+    """Which columns hold what; of several names the first that is there counts.
+
+    Args:
+        source: the text, or the first of two
+        second: the second text of a pair
+        target: what to generate
+        label: the class, or the number
+    """
+
+    source: Names
+    second: Names | None = None
+    target: Names | None = None
+    label: Names | None = None
+
+
+class Files(Section):
+    """How the files of a dataset look as they are distributed, beside train.jsonl, dev.tsv and the like.
+
+    Args:
+        names: of files, with or without ending; {split} is the name of a split (also "dev" for "validation"), {config}
+            its configuration on the hub. A .txt file is read as TSV
+        header: names of the columns of a table that has none
+        only: a column that holds the configuration, where one file has all of them
+        labels: other names of classes
+    """
+
+    names: list[str] = []
+    header: list[str] = []
+    only: str | None = None
+    labels: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _are_names(self) -> Files:
+        for name in self.names:
+            if "/" in name or re.search(r"[{}]", re.sub(r"\{(split|config)\}", "", name)):
+                raise ValueError(f"names: {name!r}: expected the name of a file, with {{split}} and {{config}} in it")
+        return self
+
+
+class Replace(Section):
+    """A clean-up of a text: every match of the regular expression `pattern` becomes `by`."""
+
+    column: Literal["source", "second", "target"]
+    pattern: str
+    by: str
+
+    @model_validator(mode="after")
+    def _compiles(self) -> Replace:
+        try:
+            re.sub(self.pattern, self.by, "")
+        except (re.error, IndexError, OverflowError, RecursionError) as error:
+            raise ValueError(f"pattern={self.pattern!r}, by={self.by!r}: not a regular expression: {error}") from None
+        return self
+
+
+class Lengths(Section):
+    """Tokens after which a text is cut."""
+
+    source: Length
+    target: Length = 64
+
+
+class Card(Section):
+    """A dataset.
+
+    Args:
+        rule: how the splits came about, in words
+        splits: name -> split on the hub. "train", "validation" and "test" have a role; all others are evaluated too
+        drop: labels whose rows are left out
+        sentences: how ROUGE-Lsum finds sentences
+        words: how ROUGE finds words; "unicode" for text that is not in Latin letters
+        holdout: training rows that become the validation set, the same ones always and stratified by label, so that the
+            validation set that is distributed can be the test set; at most a tenth of the training rows, 0 for none
+        average: report the mean over the sets that a model is judged by in the end, as XNLI does; not over validation
+    """
+
+    title: str
+    kind: Literal["generation", "classification", "regression"]
+    hub: Hub | None = None
+    generated: Generated | None = None
+    files: Files = Files()
+    columns: Columns
+    labels: list[str] | None = None
+    drop: list[str] = []
+    clean: list[Replace] = []
+    lengths: Lengths
+    splits: dict[str, str | HubSplit] = Field(default_factory=dict)
+    rule: str
+    metric: list[Metric] = Field(min_length=1)
+    sentences: Literal["newline", "punkt", "rules", "auto"] = "newline"
+    words: Literal["rouge", "unicode"] = "rouge"
+    holdout: Natural = 0
+    average: bool = False
+    generation: Generation = Generation()
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Card:
+        needed = "target" if self.kind == "generation" else "label"
+        if getattr(self.columns, needed) is None:
+            raise ValueError(f"kind={self.kind!r} needs columns.{needed}")
+        if (self.kind == "classification") != (self.labels is not None):
+            raise ValueError("labels: the names of the classes, for kind='classification' and only there")
+        if self.labels is not None and (len(self.labels) < 2 or len(set(self.labels)) < len(self.labels)):
+            raise ValueError(f"labels={self.labels}: expected at least two, all different")
+        if unknown := [name for name in self.files.labels.values() if name not in (self.labels or [])]:
+            raise ValueError(f"files.labels: {unknown[0]!r} is none of labels={self.labels}")
+        if (self.kind == "generation") != (self.metric == ["rouge"]):
+            raise ValueError(f"metric={self.metric}: generated text is scored by rouge, and only that")
+        return self
+
+    @property
+    def score(self) -> str:
+        """What the score that decides is called."""
+        if self.kind == "generation":
+            return "rougeL"
+        return self.metric[0] if len(self.metric) == 1 else f"mean of {' and '.join(self.metric)}"
+
+    @property
+    def evaluations(self) -> list[str]:
+        """Names of the splits that a model is judged by in the end, if they are there."""
+        main = "test" if "test" in self.splits or self.hub is None else "validation"
+        return [main, *(name for name in self.splits if name not in ("train", "validation", "test"))]
+
+
+def load(name: str) -> tuple[Card, Path]:
+    """The card of a task: by name, or by the path of a file of your own."""
+    path = lookup.find("tasks", name)
+    return parse(overlay.read(path), str(path)), path
+
+
+def parse(values: dict[str, Any], where: str) -> Card:
+    """A card from plain values."""
+    if not values:
+        raise BadInput(f"{where}: an empty card; see docs/recipes.md")
+    return checked(Card, values, lambda key: where)

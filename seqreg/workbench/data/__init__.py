@@ -1,0 +1,1 @@
+"""Examples, batches, tokenizers and models."""

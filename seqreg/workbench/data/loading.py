@@ -1,0 +1,348 @@
+"""From a task card to examples: where the rows are, what is cleaned, which split they belong to."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from seqreg.errors import BadInput
+from seqreg.workbench.config import cards
+from seqreg.workbench.config.cards import Card, HubSplit
+from seqreg.workbench.config.settings import Data
+from seqreg.workbench.data import readers, synthetic_news
+from seqreg.workbench.data.examples import Example, column_of, example, examples, names_of
+from seqreg.workbench.data.readers import Row
+
+ALIASES = {
+    "validation": ("dev", "valid", "val", "validation_matched", "dev_matched"),
+    "mismatched": ("validation_mismatched", "dev_mismatched"),
+}
+UNLABELLED = "unlabelled"
+"""Rows that are trained on without a label, beside the splits."""
+
+
+@dataclass
+class Splits:
+    """The examples of every split, and what a user should know about them.
+
+    Args:
+        also: names of those that come from other tasks
+    """
+
+    sets: dict[str, Sequence[Example]]
+    notes: list[str] = field(default_factory=list)
+    also: list[str] = field(default_factory=list)
+
+    def evaluations(self, card: Card) -> list[str]:
+        """The splits that a model is judged by in the end: those of the card that are there."""
+        names = ["test" if card.holdout and name == "validation" else name for name in card.evaluations]
+        found = [name for name in names if name in self.sets]
+        return [*(found or ["validation"]), *self.also]
+
+
+def load(card: Card, data: Data, *, needs_train: bool = True) -> Splits:
+    """All splits of a task, from where `data` says, and the test split of every other task in `data.also`."""
+    splits = _splits(card, data, needs_train)
+    for name, path in data.also.items():
+        _add_other(splits, card, name, path, data)
+    _warn_of_overlap(splits)
+    _warn_of_one_class(card, splits)
+    return splits
+
+
+def _add_other(splits: Splits, card: Card, name: str, path: str | None, data: Data) -> None:
+    """Add the test split of another task of the same kind and classes."""
+    other, _ = cards.load(name)
+    if (other.kind, other.labels) != (card.kind, card.labels):
+        raise BadInput(f"data.also.{name}: {other.title} has another kind or other classes than {card.title}")
+    own = {"path": path, "share": 1.0, "holdout": None, "unlabelled": None}
+    found = _splits(other, data.model_copy(update=own), False)
+    short = Path(name).stem if name.endswith((".yaml", ".yml")) else name.replace("/", "-")
+    if short in splits.sets:
+        raise BadInput(f"data.also.{name}: there is a split of this name already")
+    splits.sets[short] = found.sets[found.evaluations(other)[0]]
+    splits.also.append(short)
+    splits.notes += [f"{name}: {note}" for note in found.notes]
+
+
+def _splits(card: Card, data: Data, needs_train: bool) -> Splits:
+    if data.path is not None:
+        splits = _local(card, data, needs_train)
+    elif card.generated is not None:
+        splits = _generated(card)
+    elif card.hub is not None:
+        splits = Splits({name: _hub(card, name) for name in card.splits})
+    else:
+        raise BadInput(f"{card.title}: give the file or folder of your data with data.path=FILE_OR_FOLDER")
+    _carve(card, data, splits)
+    if data.unlabelled is not None and needs_train:
+        found = read_file(card, _file("data.unlabelled", data.unlabelled), labelled=False)
+        splits.sets[UNLABELLED] = [Example(one.source, one.second) for one in found]
+    for name, most in data.limit.items():
+        if name in splits.sets:
+            splits.sets[name] = splits.sets[name][:most]
+        elif name not in ("train", "validation", "test", *card.splits):
+            raise BadInput(f"data.limit.{name}: there is no split of this name, only {', '.join(splits.sets)}")
+    if data.share < 1 and "train" in splits.sets:
+        splits.sets["train"] = sample(splits.sets["train"], round(data.share * len(splits.sets["train"])))
+    return splits
+
+
+def _file(key: str, name: str) -> Path:
+    if not os.path.isfile(name):
+        raise BadInput(f"{key}={name}: no such file")
+    return Path(name)
+
+
+def read_file(card: Card, path: Path, *, labelled: bool = True) -> list[Example]:
+    """All examples of one file."""
+    found, notes = examples(card, _rows(card, path), labelled=labelled)
+    if not found:
+        raise BadInput(f"{path}: 0 examples{'; ' + notes[0] if notes else ''}")
+    return found
+
+
+def _local(card: Card, data: Data, needs_train: bool) -> Splits:
+    path = Path(data.path or "")
+    if os.path.isfile(path):
+        return _one_file(card, path, data.most_empty)
+    if not os.path.isdir(path):
+        raise BadInput(f"data.path={path}: no such file or folder")
+    splits = Splits({})
+    for name in dict.fromkeys(["train", "validation", "test", *card.splits]):
+        file = _file_of(path, name, card)
+        if file is None:
+            continue
+        if name not in ("train", "validation", *card.evaluations):
+            splits.notes.append(
+                f"{file.name} is there and not scored: this task is judged by {', '.join(card.evaluations)}"
+            )
+            continue
+        most = data.most_empty if name == "train" else 1.0
+        found, notes = examples(card, _rows(card, file, name), training=name == "train", empty=most)
+        if not found and card.files.only is not None and not notes:  # the file has other configurations
+            continue
+        if not found:
+            raise BadInput(f"{file}: 0 examples{'; ' + notes[0] if notes else ''}")
+        splits.sets[name] = found
+        splits.notes += [f"{file.name}: {note}" for note in notes]
+    if "train" not in splits.sets and needs_train:
+        raise BadInput(f"data.path={path}: expected a file train{'|'.join(readers.ENDINGS)} in it{_other(path, card)}")
+    if not splits.sets:
+        raise BadInput(f"data.path={path}: no file for {', '.join(['validation', *card.evaluations])} in it")
+    if "validation" not in splits.sets and "train" in splits.sets:
+        _hold_out(splits, path)
+    missing = [name for name in card.evaluations if name not in splits.sets]
+    if missing and "validation" in splits.sets:
+        splits.notes.append(f"no file for {', '.join(missing)}: not evaluated on")
+    return splits
+
+
+def _hold_out(splits: Splits, path: Path) -> None:
+    """Take a tenth of the training rows for validation."""
+    shuffled = _shuffled(splits.sets["train"])
+    if len(shuffled) < 2:
+        raise BadInput(
+            f"data.path={path}: one training row, and no file validation{'|'.join(readers.ENDINGS)}: add one"
+        )
+    held = max(1, len(shuffled) // 10)
+    splits.sets["train"], splits.sets["validation"] = shuffled[held:], shuffled[:held]
+    splits.notes.append(f"no validation file: {held} training rows, by a fixed shuffle, are held out for it")
+
+
+def _carve(card: Card, data: Data, splits: Splits) -> None:
+    """Make the validation set that is distributed the test set, and take another out of the training rows."""
+    if not card.holdout:
+        if data.holdout is not None:
+            raise BadInput(f"data.holdout={data.holdout}: {card.title} has a validation set of its own: leave it out")
+        return
+    if "test" in splits.sets or "validation" not in splits.sets:
+        return
+    splits.sets["test"] = splits.sets.pop("validation")
+    if "train" not in splits.sets:
+        return
+    train = splits.sets["train"]
+    if len(train) < 2:
+        raise BadInput(f"{card.title}: {len(train)} training rows: at least 2 are needed, for one is held out")
+    size = min(data.holdout or card.holdout, max(1, len(train) // 10))
+    held = _stratified(train, size)
+    splits.sets["validation"] = _chosen(train, sorted(held))
+    splits.sets["train"] = _chosen(train, [index for index in range(len(train)) if index not in held])
+    splits.notes.append(
+        f"the validation set is {size} of the {len(train)} train rows, by a fixed draw and stratified by label; the "
+        f"{len(splits.sets['test'])} rows that are distributed for validation are the test set"
+    )
+
+
+def _stratified(examples: Sequence[Example], size: int) -> set[int]:
+    """Places of so many examples whose labels are distributed as all are: evenly spaced in the order of labels."""
+    dice = random.Random(0)
+    order = sorted(range(len(examples)), key=lambda index: (examples[index].label or 0, dice.random()))
+    return {order[int((number + 0.5) * len(order) / size)] for number in range(size)}
+
+
+def _chosen(examples: Sequence[Example], places: Sequence[int]) -> Sequence[Example]:
+    return examples.select(places) if isinstance(examples, _Lazy) else [examples[place] for place in places]
+
+
+def _file_of(folder: Path, name: str, card: Card) -> Path | None:
+    """The file of a split: by its name, another of its names, or as the dataset is distributed."""
+    split = card.splits.get(name, name)
+    base, config = (split.split, split.config) if isinstance(split, HubSplit) else (name, None)
+    spelt = [base, *ALIASES.get(base, ())]
+    stems = [name, *ALIASES.get(name, ())]
+    for pattern in card.files.names:
+        stems += [pattern.format(split=one, config=_config(card, config)) for one in spelt]
+    for stem in stems:
+        for ending in ("", *readers.ENDINGS):
+            if (ending or stem.endswith(".txt")) and (folder / f"{stem}{ending}").is_file():
+                return folder / f"{stem}{ending}"
+    return None
+
+
+def _config(card: Card, own: str | None) -> str:
+    return own or (card.hub.config if card.hub is not None else None) or ""
+
+
+def _rows(card: Card, path: Path, name: str = "") -> Iterator[tuple[str, Row]]:
+    """The rows of a file, as the dataset is distributed; where one file has all configurations, those of a split."""
+    columns = card.columns.model_dump().values()
+    known = {name for names in columns if names for name in names_of(names)}
+    named = path.suffix == ".txt" and any(pattern.endswith(".txt") for pattern in card.files.names)
+    found = readers.read(path, ending=".tsv" if named else None, header=card.files.header, known=known)
+    split, column = card.splits.get(name, name), card.files.only
+    if column is None or not name:
+        return found
+    wanted = _config(card, split.config if isinstance(split, HubSplit) else None)
+    return ((where, row) for where, row in found if row.get(column, wanted) == wanted)
+
+
+def _other(folder: Path, card: Card) -> str:
+    """What to do with a folder that has no training set, but another one."""
+    for name in ("validation", *card.evaluations):
+        file = _file_of(folder, name, card)
+        if file is not None:
+            return f"; it has {file.name}: data.path={file} splits that one 80%, 10%, 10%"
+    return ""
+
+
+def _one_file(card: Card, path: Path, empty: float) -> Splits:
+    found, notes = examples(card, _rows(card, path, "train"), training=True, empty=empty)
+    if len(found) < 3:
+        raise BadInput(f"{path}: {len(found)} examples; at least 3 are needed to split it, or give a folder")
+    shuffled = _shuffled(found)
+    held = max(1, len(shuffled) // 10)
+    sets: dict[str, Sequence[Example]] = {
+        "train": shuffled[2 * held :], "validation": shuffled[:held], "test": shuffled[held : 2 * held],
+    }  # fmt: skip
+    notes = [f"{path.name}: {note}" for note in notes]
+    return Splits(sets, [*notes, f"{path.name} is split 80%, 10%, 10% by a fixed shuffle"])
+
+
+def _shuffled(examples: Sequence[Example]) -> list[Example]:
+    return random.Random(0).sample(list(examples), len(examples))
+
+
+def sample(examples: Sequence[Example], most: int) -> list[Example]:
+    """At most so many rows, and at least one, by a fixed shuffle; in their order, and within every larger sample."""
+    chosen = random.Random(0).sample(range(len(examples)), len(examples))[: max(1, most)]
+    return [examples[index] for index in sorted(chosen)]
+
+
+def _generated(card: Card) -> Splits:
+    assert card.generated is not None
+    sizes = card.generated.rows
+    made = synthetic_news.stories(sum(sizes.values()), card.generated.seed, card.generated.kind)
+    found, _ = examples(card, (("generated", row) for row in made))
+    sets: dict[str, Sequence[Example]] = {}
+    for name, size in sizes.items():
+        sets[name], found = found[:size], found[size:]
+    return Splits(sets)
+
+
+class _Lazy(Sequence[Example]):
+    """Examples of a dataset that stays on disk; rows are read and cleaned when asked for."""
+
+    def __init__(self, dataset: Any, make: Callable[[Row, str], Example | None], name: str) -> None:
+        self.dataset, self.make, self.name = dataset, make, name
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def select(self, places: Sequence[int]) -> _Lazy:
+        return _Lazy(self.dataset.select(places), self.make, self.name)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.select(range(*index.indices(len(self))))
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        return self.make(self.dataset[int(index)], f"{self.name} row {index}")
+
+
+def _hub(card: Card, name: str) -> Sequence[Example]:
+    """One split from the hub, or one line on how to provide it."""
+    import datasets
+
+    assert card.hub is not None
+    wanted = card.splits[name]
+    wanted = wanted if isinstance(wanted, HubSplit) else HubSplit(split=wanted)
+    config = wanted.config or card.hub.config
+    try:
+        if card.hub.files is not None:
+            base = wanted.split.partition("[")[0]
+            files = card.hub.files.format(config=config, split=base)
+            loaded = datasets.load_dataset("parquet", data_files={base: files}, split=wanted.split)
+        else:
+            loaded = datasets.load_dataset(card.hub.repo, config, split=wanted.split)
+    except Exception as error:  # the hub's clients raise dozens of kinds; the answer to all is the same
+        columns = ", ".join(names_of(names)[0] for names in card.columns.model_dump().values() if names)
+        raise BadInput(
+            f"{card.title}: {card.hub.repo} cannot be had from the hub ({_reason(error)}): give a local copy by "
+            f"data.path=FOLDER that has {', '.join(card.splits)} as .jsonl, .csv or .parquet with {columns}"
+        ) from None
+    label = names_of(card.columns.label)
+    kept = loaded.filter(lambda row: _whole(card, row, name == "train", label))
+    return _Lazy(kept, lambda row, where: example(card, row, where), f"{card.hub.repo} {name}")
+
+
+def _reason(error: Exception) -> str:
+    first = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first[:120]}" if first else type(error).__name__
+
+
+def _whole(card: Card, row: Row, training: bool, label: list[str]) -> bool:
+    """Whether a row of the hub is used: labelled, and for training not empty."""
+    if any(str(row.get(key)) in ("-1", *card.drop) for key in label):
+        return False
+    if not training:
+        return True
+    texts = [names for names in (card.columns.source, card.columns.target) if names is not None]
+    return all(str(column_of(row, names, "hub")[1]).strip() for names in texts)
+
+
+def _warn_of_overlap(splits: Splits) -> None:
+    """Say so when rows are there twice or evaluation rows are in the training set; only for data in memory."""
+    train = splits.sets.get("train")
+    if not isinstance(train, list):
+        return
+    seen = {(one.source, one.second, one.target) for one in train}
+    if len(seen) < len(train):
+        splits.notes.append(f"{len(train) - len(seen)} of {len(train)} train rows repeat another")
+    for name, found in splits.sets.items():
+        if name != "train" and isinstance(found, list):
+            shared = sum((one.source, one.second, one.target) in seen for one in found)
+            if shared:
+                splits.notes.append(f"{shared} of {len(found)} {name} rows are in the training set too")
+
+
+def _warn_of_one_class(card: Card, splits: Splits) -> None:
+    """Say so when all rows of a split have one class: nothing can be learnt or scored there; for data in memory."""
+    for name, found in splits.sets.items() if card.kind == "classification" else ():
+        if name != UNLABELLED and isinstance(found, list) and len({one.label for one in found}) == 1:
+            only = (card.labels or [])[int(found[0].label or 0)]
+            splits.notes.append(f"all {len(found)} {name} rows have the label {only!r}: a score there says little")

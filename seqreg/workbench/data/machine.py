@@ -1,0 +1,119 @@
+"""Whether this CPU can run the instructions that it advertises: some virtual machines die of them in half precision.
+
+    python -m seqreg.workbench.data.machine    # prints the ONEDNN_MAX_CPU_ISA to set; nothing where none is needed
+
+torch computes products in bf16 and fp16 with oneDNN, which asks the CPU what it has and uses the most of it. Where AMX
+is advertised and not run, the process dies with SIGILL. So the product is tried in a process of its own, and oneDNN is
+held to the highest level that works; everything is computed all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+from seqreg.errors import BadInput
+from seqreg.workbench.text.atomic_files import write_text
+
+VARIABLE = "ONEDNN_MAX_CPU_ISA"
+LEVELS = ("AVX512_CORE_AMX", "AVX512_CORE_FP16", "AVX512_CORE_BF16", "AVX512_CORE", "AVX2", "SSE41")
+"""Of oneDNN, from the highest; `ALL` is what it does by itself."""
+ALL = "ALL"
+PRODUCTS = """
+import resource
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+import torch
+for dtype in (torch.bfloat16, torch.float16):
+    for size in (8, 64, 256):
+        layer, ones = torch.nn.Linear(size, size, dtype=dtype), torch.ones(2, size, size, dtype=dtype)
+        torch.bmm(layer(ones), ones).float().sum().backward()
+"""
+"""Of the sizes for which oneDNN has kernels of their own, with their gradients."""
+
+
+def works(level: str) -> bool:
+    """Whether products in half precision can be computed at a level, by trying it in another process.
+
+    An error of Python's counts as alive: what torch cannot do is said where it is asked for.
+    """
+    environment = {**os.environ, VARIABLE: level}
+    tried = subprocess.run(
+        [sys.executable, "-c", PRODUCTS], env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    return 0 <= tried.returncode < 128  # above: a shell in between tells of a signal
+
+
+def highest(works: Callable[[str], bool] = works) -> str:
+    """The highest level that works: `ALL` on a sound machine."""
+    for level in (ALL, *LEVELS):
+        if works(level):
+            return level
+    raise BadInput(f"products in bf16 die on this CPU at every level of {VARIABLE}: set optimisation.precision=fp32")
+
+
+def settle(*, aloud: bool = True) -> str:
+    """Set ONEDNN_MAX_CPU_ISA, for this process and its children, where products in half precision die without it.
+
+    Before oneDNN is first used: it reads the variable once. What a user has set stays as it is.
+
+    Args:
+        aloud: say so in one line
+    """
+    if given := os.environ.get(VARIABLE) or os.environ.get("DNNL_MAX_CPU_ISA"):  # its old name
+        return given
+    level = _remembered()
+    if level != ALL:
+        os.environ[VARIABLE] = level
+        if aloud:
+            what = "this CPU advertises instructions that it cannot run (products in bf16 die)"
+            print(f"seqreg: warning: {what}: {VARIABLE}={level} is set", file=sys.stderr)
+    return level
+
+
+def _remembered() -> str:
+    """The highest level, tried once for every start of the machine and version of torch."""
+    path = _place()
+    if path is None:
+        return highest()
+    try:
+        known = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        known = ""
+    if known in (ALL, *LEVELS):
+        return known
+    level = highest()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, level + "\n")
+    except OSError:  # a home that cannot be written: it is tried again next time
+        pass
+    return level
+
+
+def _place() -> Path | None:
+    """Where the answer is kept; None on a system that does not number its starts."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        return cache / "seqreg" / f"onednn-{boot}-torch-{metadata.version('torch')}"
+    except (OSError, RuntimeError, metadata.PackageNotFoundError):
+        return None
+
+
+def main() -> None:
+    """For shells: the level to set on the standard output, if there is one."""
+    given = os.environ.get(VARIABLE, "")
+    try:
+        settle()
+    except BadInput as error:
+        sys.exit(f"seqreg: {error}")
+    if os.environ.get(VARIABLE, "") != given:
+        print(os.environ[VARIABLE])
+
+
+if __name__ == "__main__":
+    main()

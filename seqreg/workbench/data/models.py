@@ -1,0 +1,405 @@
+"""Models and tokenizers: pretrained by name, or from scratch of any architecture."""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import huggingface_hub
+import torch
+import transformers
+from huggingface_hub.errors import HfHubHTTPError
+from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
+from tokenizers import models as tokenizer_models
+from tokenizers import trainers as tokenizer_trainers
+from torch.utils.data import Dataset
+from transformers.models.auto import modeling_auto as auto_models
+
+from seqreg.errors import BadInput, nearest
+from seqreg.integrations.hf import r4f
+from seqreg.integrations.hf.model import special
+from seqreg.workbench.config.cards import Card
+from seqreg.workbench.config.settings import Config
+from seqreg.workbench.data import machine, weights
+from seqreg.workbench.data.examples import Example
+from seqreg.workbench.text.terminal import first_process
+
+SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
+ROW = "row"
+"""The number of a training row, on its way to a message about it."""
+_STARTS_WITH_EOS = ("bart", "mbart", "led")
+
+
+class Encoded(Dataset[dict[str, Any]]):
+    """Examples as token ids, made when asked for."""
+
+    def __init__(self, examples: Sequence[Example], tokenizer: Any, config: Config) -> None:
+        self.examples, self.tokenizer, self.data = examples, tokenizer, config.data
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        one = self.examples[index]
+        row = dict(encode(self.tokenizer, one, self.data.prefix, self.data.max_source))
+        if one.target is not None:
+            cut = self.tokenizer(text_target=one.target, truncation=True, max_length=self.data.max_target)
+            row["labels"] = cut["input_ids"]
+        elif one.label is not None:
+            row["labels"] = one.label
+        return row
+
+
+class Numbered(Dataset[dict[str, Any]]):
+    """Rows of another dataset, each with its number."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {**self.rows[index], ROW: index}
+
+
+class Collator:
+    """A collator that lets the numbers of the rows through."""
+
+    def __init__(self, collate: Any) -> None:
+        self.collate = collate
+
+    def __call__(self, rows: list[dict[str, Any]]) -> Any:
+        numbers = [row[ROW] for row in rows if ROW in row]
+        batch = self.collate([{key: value for key, value in row.items() if key != ROW} for row in rows])
+        if numbers:
+            batch[ROW] = torch.tensor(numbers)
+        return batch
+
+
+def encode(tokenizer: Any, one: Example, prefix: str, most: int | None) -> Mapping[str, Any]:
+    """The source side of an example; `most` is None for all of it."""
+    cut = {"truncation": True, "max_length": most} if most else {}
+    found: Mapping[str, Any] = tokenizer(prefix + one.source, one.second, **cut)
+    return found
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
+    """A byte-level BPE tokenizer in the manner of BART and RoBERTa."""
+    tokenizer = Tokenizer(tokenizer_models.BPE(unk_token=SPECIAL["unk_token"]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = tokenizer_trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=list(SPECIAL.values()),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    bos, eos = ((SPECIAL[name], tokenizer.token_to_id(SPECIAL[name])) for name in ("bos_token", "eos_token"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[bos, eos]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        cls_token="<s>",
+        sep_token="</s>",
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+        **SPECIAL,
+    )
+
+
+def load_tokenizer(config: Config, texts: Iterable[str], *, trust: bool = False) -> Any:
+    """The tokenizer of a run; `texts` are for one that has to be trained."""
+    name = config.model.tokenizer or config.model.name
+    if name is None:
+        return train_tokenizer(texts, config.model.vocabulary)
+    return stored_tokenizer(name, trust)
+
+
+def stored_tokenizer(name: str, trust: bool) -> Any:
+    """The tokenizer of a folder or of the hub. Where there is none, transformers makes one without a vocabulary."""
+    found = fetched(transformers.AutoTokenizer, name, "tokenizer", trust)
+    if len(found) <= len(set(found.all_special_ids)):
+        raise BadInput(f"{name}: there is no tokenizer: its vocabulary is empty; set model.tokenizer=NAME")
+    return found
+
+
+def load_model(config: Config, card: Card, tokenizer: Any, *, trust: bool = False, trained: bool = False) -> Any:
+    """The model of a run, in float32, with its head and the generation settings of the recipe.
+
+    Args:
+        trust: run the code that a model brings along; only a person at the command line can say so
+        trained: it was trained for this task, so its head is stored too, and is never drawn anew
+    """
+    seq2seq = card.kind == "generation"
+    auto = transformers.AutoModelForSeq2SeqLM if seq2seq else transformers.AutoModelForSequenceClassification
+    labels = {} if seq2seq else _labels(card)
+    if config.model.name is None:
+        model = _from_scratch(auto, config, tokenizer, labels, seq2seq)
+    else:
+        settings = fetched(transformers.AutoConfig, config.model.name, "model", trust, **labels)
+        _check_known(config, settings)
+        _check_kind(settings.model_type, config.model.name, seq2seq, trust)
+        settings.update(config.model.settings)
+        if config.model.new_head and not seq2seq:
+            model = _with_new_head(auto, config.model.name, trust, settings)
+        else:
+            model = loaded(auto, config.model.name, trust, settings, new_head=not trained and not seq2seq)
+    _check_fit(model, tokenizer, config, seq2seq)
+    _check_tokens(model, tokenizer)
+    if seq2seq:
+        set_generation(model, config)
+    _check_runs(model, tokenizer, config, seq2seq)
+    return r4f(model, config.model.head_layers, config.model.head_warmup) if config.model.head == "r4f" else model
+
+
+def _check_runs(model: Any, tokenizer: Any, config: Config, seq2seq: bool) -> None:
+    """Refuse settings of a model that fail when it is used, such as those of its generation: here, on a short text."""
+    ids = torch.tensor([tokenizer("a")["input_ids"] or [0]])
+    training, given = model.training, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.no_grad():
+            warnings.simplefilter("ignore")  # of the few tokens
+            model.eval()
+            if seq2seq:
+                model.generate(**given, max_length=min(4, config.generation.max_length), min_length=0)
+            else:
+                model(**given)
+    except Exception as error:  # of whatever the settings broke inside the model
+        where = config.model.name or f"model.settings={config.model.settings}"
+        task, files = ("generate", "config.json and generation_config.json") if seq2seq else ("classify", "config.json")
+        look = f": look at its {files}" if config.model.name else ""
+        raise BadInput(f"{where}: {type(model).__name__} cannot {task}: {_reason(error)}{look}") from None
+    finally:
+        model.train(training)
+
+
+def _with_new_head(auto: Any, name: str, trust: bool, config: Any) -> Any:
+    """The body of a model under a head that is drawn anew, also where the model has a head of the same size."""
+    source = loaded(auto, name, trust, fetched(transformers.AutoConfig, name, "model", trust), new_head=True)
+    model = auto.from_config(config, dtype=torch.float32, trust_remote_code=trust)
+    if model.base_model is model:
+        raise BadInput(f"model.new_head: {type(model).__name__} does not tell its head from its body")
+    model.base_model.load_state_dict(source.base_model.state_dict())
+    return model
+
+
+def loaded(auto: Any, name: str, trust: bool, config: Any, *, new_head: bool) -> Any:
+    """A model with the weights that are stored: all of them, but for a head that is drawn anew if `new_head`."""
+    if not trust:
+        _check_attention(name, config)
+    _check_generation(name)
+    settings: dict[str, Any] = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    model, report = fetched(auto, name, "model", trust, config=config, **settings)
+    weights.check_loaded(model, report, name, new_head=new_head)
+    bad = weights.not_finite(model)
+    if bad:
+        raise BadInput(f"{name}: {bad}: the file of weights is spoilt")
+    return model
+
+
+def _check_attention(name: str, config: Any) -> None:
+    """Refuse an attention, or experts, that are a repository of the hub: transformers would run its code."""
+    for key in ("_attn_implementation", "_experts_implementation"):
+        wanted = getattr(config, key, None)
+        if isinstance(wanted, str) and "/" in wanted:
+            raise BadInput(
+                f"{name}: config.json asks for {key.strip('_')}={wanted!r}, which is code from the hub: set it to "
+                "'eager' or 'sdpa', or if you trust that code give --trust-remote-code"
+            )
+    for part in getattr(config, "sub_configs", {}):
+        _check_attention(name, getattr(config, part, None))
+
+
+def _check_generation(name: str) -> None:
+    """Refuse a generation_config.json that cannot be read: transformers would go on without it."""
+    if os.path.isfile(os.path.join(name, transformers.utils.GENERATION_CONFIG_NAME)):
+        fetched(transformers.GenerationConfig, name, transformers.utils.GENERATION_CONFIG_NAME, False)
+
+
+def _labels(card: Card) -> dict[str, Any]:
+    names = card.labels or ["score"]
+    kind = "single_label_classification" if card.labels else "regression"
+    return {
+        "num_labels": len(names),
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: index for index, name in enumerate(names)},
+        "problem_type": kind,
+    }
+
+
+def _from_scratch(auto: Any, config: Config, tokenizer: Any, labels: Mapping[str, Any], seq2seq: bool) -> Any:
+    name = config.model.architecture or ""
+    if name not in transformers.CONFIG_MAPPING:
+        raise BadInput(f"model.architecture={name!r}: unknown; {nearest(name, transformers.CONFIG_MAPPING.keys())}")
+    _check_kind(name, f"model.architecture={name}", seq2seq)
+    try:
+        model = auto.from_config(_fresh_config(config, tokenizer, labels))
+        if seq2seq:
+            _forbid_special(model, tokenizer)
+        return model
+    except BadInput:
+        raise
+    except Exception as error:  # configurations and models of any architecture: of any kind, and all mean the same
+        raise BadInput(
+            f"model.architecture={name} cannot be built with model.settings={config.model.settings}: {_reason(error)}"
+        ) from None
+
+
+def _forbid_special(model: Any, tokenizer: Any) -> None:
+    """Generate what targets look like: `<s>` first where they begin with it, then no token that is no text."""
+    if tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id:
+        model.generation_config.forced_bos_token_id = tokenizer.bos_token_id
+    never = {tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.mask_token_id, tokenizer.unk_token_id}
+    never -= {None, tokenizer.eos_token_id}
+    model.generation_config.bad_words_ids = [[token] for token in sorted(never)] or None
+
+
+def _check_kind(kind: str, where: str, seq2seq: bool, trust: bool = False) -> None:
+    """Refuse a model that cannot do the task, in fewer words than transformers."""
+    if seq2seq and kind not in auto_models.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES and not trust:
+        raise BadInput(f"{where}: {kind} has no encoder and decoder: choose a model such as bart, pegasus or t5")
+    if not seq2seq and kind not in auto_models.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES and not trust:
+        raise BadInput(f"{where}: {kind} cannot classify texts: choose a model such as roberta, bert or bart")
+
+
+def _check_tokens(model: Any, tokenizer: Any) -> None:
+    """Warn of a tokenizer that is probably another model's: their special tokens are not the same."""
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        own, other = special(model, name), getattr(tokenizer, name)
+        if own is not None and other is not None and own != other:
+            warnings.warn(f"{name} is {own} in the model and {other} in the tokenizer: is it another's?", stacklevel=3)
+
+
+def probe(config: Config) -> None:
+    """Refuse a precision that this machine cannot compute in, by trying it."""
+    wanted = config.optimisation.precision
+    if wanted == "fp32":
+        return
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    device = device or torch.device("cpu")
+    refusal = f"optimisation.precision={wanted}: this machine's {device.type} cannot"
+    if wanted == "fp16" and device.type == "cpu":
+        raise BadInput(f"{refusal}: set optimisation.precision=fp32 or bf16")
+    if device.type == "cpu":
+        machine.settle(aloud=first_process())
+    layer, half = torch.nn.Linear(8, 8, device=device), {"fp16": torch.float16, "bf16": torch.bfloat16}[wanted]
+    try:
+        with torch.autocast(device.type, dtype=half):
+            found = torch.softmax(layer(torch.ones(2, 8, device=device)), -1).float().sum()
+        torch.autograd.grad(found, layer.weight)
+    except (RuntimeError, NotImplementedError) as error:
+        raise BadInput(f"{refusal} ({_reason(error)}): set optimisation.precision=fp32") from None
+
+
+def _fresh_config(config: Config, tokenizer: Any, labels: Mapping[str, Any]) -> Any:
+    """A configuration from scratch, which fits the tokenizer and the lengths."""
+    name = config.model.architecture or ""
+    pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
+    room = max(config.data.max_source, config.data.max_target, config.generation.max_length) + 8
+    settings = {
+        "vocab_size": len(tokenizer), "pad_token_id": pad, "bos_token_id": tokenizer.bos_token_id, "eos_token_id": eos,
+        "decoder_start_token_id": eos if name in _STARTS_WITH_EOS else pad, "max_position_embeddings": room,
+        **labels, **config.model.settings,
+    }  # fmt: skip
+    if name in _STARTS_WITH_EOS:
+        settings.setdefault("forced_eos_token_id", eos)
+    _check_known(config, transformers.CONFIG_MAPPING[name]())
+    return transformers.AutoConfig.for_model(name, **settings)
+
+
+def _check_known(config: Config, known: Any) -> None:
+    for key in config.model.settings:
+        if not hasattr(known, key):
+            options = [name for name in vars(known) if not name.startswith("_")]
+            raise BadInput(f"model.settings.{key}: {known.model_type} has no such setting; {nearest(key, options)}")
+
+
+def set_generation(model: Any, config: Config) -> None:
+    """Make the recipe's generation settings the model's own, so that they are saved with it."""
+    chosen, target = config.generation, model.generation_config
+    target.max_length, target.min_length = chosen.max_length, chosen.min_length
+    target.num_beams, target.no_repeat_ngram_size = chosen.num_beams, chosen.no_repeat_ngram_size
+    beams = chosen.num_beams > 1  # without them the other two mean nothing, and transformers refuses to save them
+    target.length_penalty = chosen.length_penalty if beams else 1.0
+    target.early_stopping = chosen.early_stopping if beams else False
+    target.max_new_tokens = None
+    try:
+        target.validate(strict=True)
+    except ValueError as error:  # it would be refused by the first save
+        where = config.model.name or "model"
+        raise BadInput(f"{where}: its generation settings contradict each other: {_reason(error)}") from None
+
+
+def _check_fit(model: Any, tokenizer: Any, config: Config, seq2seq: bool) -> None:
+    """Refuse a tokenizer or lengths that the model has no room for, before they become an index error."""
+    size = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > size:
+        raise BadInput(
+            f"the tokenizer has {len(tokenizer)} tokens, but the model only {size}: they do not belong together"
+        )
+    if tokenizer.pad_token_id is None:
+        raise BadInput(
+            "the tokenizer has no padding token, so batches cannot be made: set pad_token in its "
+            "tokenizer_config.json, or choose another with model.tokenizer=NAME"
+        )
+    room = positions(model)
+    lengths = {"data.max_source": config.data.max_source}
+    if seq2seq:
+        lengths |= {"data.max_target": config.data.max_target, "generation.max_length": config.generation.max_length}
+    for key, length in lengths.items():
+        if room is not None and length > room:
+            raise BadInput(f"{key}={length}: the model has only {room} positions: set {key} to that or less")
+
+
+def positions(model: Any) -> int | None:
+    """The longest text that a model has places for; None where there is no bound."""
+    offset = model.config.pad_token_id + 1 if model.config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
+    room = getattr(model.config, "max_position_embeddings", None)
+    return None if room is None else int(room) - offset
+
+
+def fetched(auto: Any, name: str, what: str, trust: bool, **settings: Any) -> Any:
+    """`from_pretrained`, with one line when it cannot be had. Code of model repositories runs only if trusted."""
+    folder = os.path.isdir(name)
+    if not folder and (name.startswith((".", "/", "~")) or name.count("/") > 1):  # on the hub there is one at most
+        raise BadInput(f"{name}: no such folder, for the {what}; relative paths count from {os.getcwd()}")
+    local = not folder and not _reachable(name)
+    try:
+        return auto.from_pretrained(name, trust_remote_code=trust, local_files_only=local, **settings)
+    except Exception as error:  # every library of the hub has its own kinds; the answer to all is the same
+        if "trust_remote_code" in str(error) and not trust:
+            raise BadInput(
+                f"{name}: this {what} brings its own code, which would run with your rights: read it, and if you trust "
+                "it give --trust-remote-code"
+            ) from None
+        if folder:
+            raise BadInput(f"{name}: no {what} can be loaded from this folder: {_reason(error)}") from None
+        offline = " (HF_HUB_OFFLINE=1 is set)" if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
+        raise BadInput(
+            f"the {what} {name} is not on this machine and cannot be downloaded{offline}: run `hf download {name}` "
+            "where there is a network, or set model.name=FOLDER"
+        ) from None
+
+
+@functools.lru_cache(maxsize=8)
+def _reachable(name: str) -> bool:
+    """Whether the hub answers at all: asked once, without the half minute of retries of every single file."""
+    try:
+        huggingface_hub.model_info(name, timeout=10)
+    except HfHubHTTPError:  # an answer, if not the one hoped for: the download will tell
+        return True
+    except Exception:  # of whatever HTTP client the hub's library has
+        return False
+    return True
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:200] if lines else type(error).__name__

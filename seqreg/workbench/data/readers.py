@@ -1,0 +1,159 @@
+"""Rows of local files: JSONL, JSON, CSV, TSV and Parquet, with the file and line of whatever is wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from seqreg.errors import BadInput
+from seqreg.workbench.text.atomic_files import regular
+
+ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+Row = dict[str, Any]
+LINE = 10_000_000
+"""Bytes of a line, and characters of a text: a large book has a tenth of it."""
+COLUMNS = 10_000
+"""Of a table."""
+
+
+def read(
+    path: Path, *, ending: str | None = None, header: Sequence[str] = (), known: Collection[str] = ()
+) -> Iterator[tuple[str, Row]]:
+    """Every row of a file, with the place to name when it is wrong.
+
+    Args:
+        ending: of the format, where the name of the file does not tell
+        header: names of the columns of a table whose first line has none of the `known` names: it is a row then
+    """
+    ending = ending or path.suffix
+    if ending not in ENDINGS:
+        raise BadInput(f"{path}: cannot tell its format: expected a name that ends in {', '.join(ENDINGS)}")
+    try:
+        if ending in (".csv", ".tsv"):
+            yield from _table(regular(path), ending == ".tsv", header, known)
+        else:
+            yield from {".jsonl": _jsonl, ".json": _json, ".parquet": _parquet}[ending](regular(path))
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror or str(error).splitlines()[0]}") from None
+
+
+def lines(path: Path, most: int = LINE) -> Iterator[tuple[int, str]]:
+    """The lines of a text file, from 1; `most` bytes each."""
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(most + 1), b""), start=1):
+            if len(line) > most:
+                raise BadInput(f"{path}:{number}: a line of more than {most:,} bytes: is it text?")
+            try:
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise BadInput(f"{path}:{number}: not UTF-8 (byte {error.start + 1} of the line)") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> Row:
+    row = dict(pairs)
+    if len(row) != len(pairs):
+        raise ValueError("a key is there twice")
+    return row
+
+
+def _jsonl(path: Path) -> Iterator[tuple[str, Row]]:
+    for number, line in lines(path):
+        if number == 1 and line.lstrip().startswith("["):
+            yield from _json(path)
+            return
+        if line.strip():
+            yield f"{path}:{number}", _object(line, f"{path}:{number}")
+
+
+def _object(text: str, where: str) -> Row:
+    try:
+        row = json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{where}: not a JSON object: {_fault(error)}") from None
+    if not isinstance(row, dict):
+        raise BadInput(f"{where}: expected a JSON object, not {type(row).__name__}")
+    return row
+
+
+def _fault(error: ValueError | RecursionError) -> str:
+    """What is wrong with JSON; the line is known to the caller."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} (character {error.colno} of the line)"
+    return str(error).partition(":")[0]
+
+
+def _json(path: Path) -> Iterator[tuple[str, Row]]:
+    text = "".join(line for _, line in lines(path, path.stat().st_size))
+    if not text.strip():
+        return
+    try:
+        rows = json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        if path.suffix == ".json" and "Extra data" in str(error):  # JSON lines under another name
+            yield from ((f"{path}:{n}", _object(line, f"{path}:{n}")) for n, line in lines(path) if line.strip())
+            return
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise BadInput(f"{path}{line}: not JSON: {_fault(error)}") from None
+    if not isinstance(rows, list):
+        raise BadInput(f"{path}: expected a list of JSON objects, not {type(rows).__name__}")
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise BadInput(f"{path}: row {number}: expected a JSON object, not {type(row).__name__}")
+        yield f"{path}: row {number}", row
+
+
+def _table(path: Path, tabs: bool, header: Sequence[str], known: Collection[str]) -> Iterator[tuple[str, Row]]:
+    """CSV with quotes; TSV without, as GLUE is distributed."""
+    found = _cells(path, tabs)
+    where, names = next(found, ("", []))
+    if len(names) > COLUMNS:
+        raise BadInput(f"{where}: {len(names):,} columns: at most {COLUMNS:,}")
+    if header and len(names) == len(header) and not set(names) & set(known):
+        yield where, dict(zip(header, names, strict=True))
+        names = list(header)
+    for name, times in Counter(names).items():
+        if times > 1:
+            raise BadInput(f"{where}: two columns are called {name!r}")
+    for where, cells in found:
+        if len(cells) != len(names):
+            raise BadInput(f"{where}: {len(cells)} cells, but the first line names {len(names)} columns")
+        yield where, dict(zip(names, cells, strict=True))
+
+
+def _cells(path: Path, tabs: bool) -> Iterator[tuple[str, list[str]]]:
+    csv.field_size_limit(LINE)
+    texts = (line for _, line in lines(path))
+    way: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"delimiter": ",", "strict": True}
+    reader = csv.reader(texts, **way)
+    try:
+        for cells in reader:
+            if cells:
+                yield f"{path}:{reader.line_num}", cells
+    except csv.Error as error:
+        raise BadInput(f"{path}:{reader.line_num}: not {'TSV' if tabs else 'CSV'}: {error}") from None
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+        if file.metadata.num_columns > COLUMNS:
+            raise BadInput(f"{path}: {file.metadata.num_columns:,} columns: at most {COLUMNS:,}")
+        batches = file.iter_batches(batch_size=1024)
+        while (batch := next(batches, None)) is not None:
+            rows = batch.to_pylist()
+            yield from ((f"{path}: row {number + place}", row) for place, row in enumerate(rows, start=1))
+            number += len(rows)
+    except BadInput:
+        raise
+    except (pyarrow.ArrowException, ValueError, OverflowError) as error:
+        raise BadInput(f"{path}: not Parquet after row {number}: {str(error).splitlines()[0]}") from None

@@ -1,0 +1,99 @@
+"""Short news stories with headlines, made by seeded grammars: text with real structure, and nothing to download.
+
+There are two kinds. They share names, places and most words, and differ in what happens and what a headline says.
+"""
+
+from __future__ import annotations
+
+import random
+
+from seqreg.workbench.config.cards import NewsKind
+
+FIRST = "Ada Bruno Chidi Dora Emil Farah Goran Hana Ivo Jun Kira Luis Mina Noor Olga Pavel Rosa Sami Tara Yusuf".split()
+LAST = "Berg Castro Diaz Eide Fischer Garcia Hansen Ito Jansen Kaya Larsen Moreau Novak Okafor Perez Rossi".split()
+CITIES = "Oslo Lagos Lima Kyoto Porto Quito Riga Turin Cork Dakar Ghent Havana Izmir Jaipur Leeds Malmo".split()
+JOBS = "baker nurse teacher carpenter doctor farmer sailor painter engineer gardener".split()
+DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+EVENTS = {  # past and headline forms, and what they are done to
+    ("opened", "opens"): "bakery library clinic theatre museum school market".split(),
+    ("won", "wins"): "race election prize lottery tournament".split(),
+    ("rebuilt", "rebuilds"): "bridge tower harbour mill station".split(),
+    ("sold", "sells"): "farm boat painting orchard workshop".split(),
+    ("saved", "saves"): "forest lighthouse orchestra newspaper garden".split(),
+}
+LEADS = (
+    "{who}, a {job}, {past} the {adjective} {thing} in {city} on {day}.",
+    "On {day} the {job} {who} {past} the {adjective} {thing} in {city}.",
+    "After {years} years of work {who}, a {job}, {past} the {adjective} {thing} in {city} on {day}.",
+    "It was on {day} that {who}, who works as a {job}, {past} the {adjective} {thing} in {city}.",
+)
+QUOTES = (
+    '"We did not expect this," said {friend}, a {other_job} who has lived in the town for {years} years.',
+    '"It took all of us," said {friend}, who had come from {elsewhere} to see it.',
+    "{friend}, a {other_job}, called it the best day since {years} summers ago.",
+)
+BACKGROUND = (
+    "The {thing} had been in the news for {years} months, and many had given up hope.",
+    "Few people thought that the {thing} would ever matter again.",
+    "A similar {thing} in {elsewhere} failed last year.",
+)
+ENDINGS = (
+    "Rain is expected in {elsewhere} until {other_day}.",
+    "In {elsewhere}, meanwhile, shops stayed closed on {other_day}.",
+    "The council will meet again on {other_day}.",
+)
+MOVES = (
+    "{who}, a {job} who has lived in {elsewhere} for {years} years, is expected in {city} on {day}.",
+    "On {day} {city} will see a new {job}: {who}, who works in {elsewhere}.",
+    "Few people in {city} thought that a {job} would ever come, but {who} has called from {elsewhere}: it is on {day}.",
+)
+WELCOMES = (
+    '"We did not expect this," said {friend}, a {other_job} in the town.',
+    "The last one, {friend}, was a {other_job} and stayed for {years} months.",
+    "{friend}, a {other_job} from {third}, will be there to see it.",
+)
+
+
+def story(dice: random.Random) -> tuple[str, str]:
+    """News of a city: an article of three to five sentences, and its headline that says who did what where."""
+    who, friend = dice.sample([f"{dice.choice(FIRST)} {name}" for name in dice.sample(LAST, 2)], 2)
+    city, elsewhere = dice.sample(CITIES, 2)
+    day, other_day = dice.sample(DAYS, 2)
+    job, other_job = dice.sample(JOBS, 2)
+    past, now = dice.choice(sorted(EVENTS))
+    facts = {
+        "who": who, "friend": friend, "city": city, "elsewhere": elsewhere, "day": day, "other_day": other_day,
+        "job": job, "other_job": other_job, "past": past, "thing": dice.choice(EVENTS[past, now]),
+        "years": dice.randint(2, 30), "adjective": dice.choice(["old", "new", "small", "famous", "empty"]),
+    }  # fmt: skip
+    middle = [dice.choice(QUOTES), dice.choice(BACKGROUND)]
+    dice.shuffle(middle)
+    sentences = [dice.choice(LEADS), *middle[: dice.randint(1, 2)], dice.choice(ENDINGS)]
+    if dice.random() < 0.3:  # the lead is not always first
+        sentences[0], sentences[1] = sentences[1], sentences[0]
+    return " ".join(sentences).format(**facts), f"{who} {now} {facts['thing']} in {city}"
+
+
+def move(dice: random.Random) -> tuple[str, str]:
+    """News of people: an article of two or three sentences, and its headline that says who begins what where."""
+    who, friend = dice.sample([f"{dice.choice(FIRST)} {name}" for name in dice.sample(LAST, 2)], 2)
+    city, elsewhere, third = dice.sample(CITIES, 3)
+    day, other_day = dice.sample(DAYS, 2)
+    job, other_job = dice.sample(JOBS, 2)
+    facts = {
+        "who": who, "friend": friend, "city": city, "elsewhere": elsewhere, "third": third, "day": day,
+        "other_day": other_day, "job": job, "other_job": other_job, "years": dice.randint(2, 30),
+    }  # fmt: skip
+    ending = dice.choice(ENDINGS).replace("elsewhere", "third")
+    sentences = [dice.choice(MOVES), dice.choice(WELCOMES), *([ending] if dice.random() < 0.5 else [])]
+    return " ".join(sentences).format(**facts), "{who} to work as {job} in {city} from {day}".format(**facts)
+
+
+def stories(rows: int, seed: int = 0, kind: NewsKind = "city") -> list[dict[str, str]]:
+    """Different stories of a kind, the same for the same seed."""
+    dice, found = random.Random(seed), dict[str, str]()
+    make = {"city": story, "people": move}[kind]
+    while len(found) < rows:
+        document, summary = make(dice)
+        found[document] = summary
+    return [{"document": document, "summary": summary} for document, summary in found.items()]

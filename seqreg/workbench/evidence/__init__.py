@@ -1,1 +1,0 @@
-"""From trained runs to evidence: comparisons, probes, calibration, robustness, and the pages that show them."""

@@ -1,0 +1,1 @@
+"""One training run: trainer, checkpoints, output directory, TensorBoard."""

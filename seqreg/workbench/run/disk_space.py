@@ -1,0 +1,33 @@
+"""Whether the disk has room for a run, before it begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from seqreg.errors import NoRoom
+from seqreg.workbench.config.settings import Config
+from seqreg.workbench.run import checkpoints, guard
+
+OPTIMIZER = {"adamw": 2.0, "adafactor": 0.1}
+"""What an optimizer remembers, in copies of the weights."""
+
+
+def check(model: Any, config: Config, folder: Path) -> int:
+    """Refuse to begin what cannot be saved: all checkpoints that stay, one more that is written, and the model.
+
+    Returns the bytes of one checkpoint, about.
+    """
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    remembered = sum(term.remembers for term in config.criterion().terms)
+    one = int(weights * (1 + OPTIMIZER[config.optimisation.optimizer] + remembered))
+    saves = config.checkpoints.every or config.checkpoints.minutes
+    count = config.checkpoints.keep + 1 + config.evaluation.best if saves else 0
+    there = len(list(folder.glob(f"{checkpoints.PREFIX}*"))) if folder.is_dir() else 0
+    needed, left = one * max(count - there, 1 if saves else 0) + weights, guard.free(folder)
+    if left < needed:
+        raise NoRoom(
+            f"{folder}: {left:,} bytes free, about {needed:,} needed ({count} checkpoints of {one:,}, and the model): "
+            "free some space, or set checkpoints.keep or another output"
+        )
+    return one

@@ -1,0 +1,228 @@
+"""TensorBoard: the curves of a run, grouped so that the first page tells the story."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
+from transformers import TrainerCallback
+
+from seqreg.build import term_names
+from seqreg.schedules import weight_at
+from seqreg.workbench.config import overlay
+from seqreg.workbench.config.run_config import Run
+from seqreg.workbench.scores.evaluate import Scored, Scorer
+from seqreg.workbench.text.escape import code, fenced
+from seqreg.workbench.text.terminal import warn
+
+_UNUSED = ("epoch", "num_input_tokens_seen", "total_flos", "train_runtime", "train_loss", "train_tokens_per_second")
+_NOT_SHOWN = ("epoch", "runtime", "per_second", "preparation_time", "_references", "_reference")
+
+
+def tag_of_log(key: str) -> str:
+    """Where a number of the training is shown.
+
+    >>> tag_of_log("part/r3f"), tag_of_log("anatomy/r3f/noise_over_value")
+    ('train/part/r3f', 'train_anatomy/r3f/noise_over_value')
+    """
+    head, slash, _ = key.partition("/")
+    return f"train/{key}" if not slash or head in ("part", "value", "weight") else f"train_{key}"
+
+
+def tag_of_score(key: str, metrics: Sequence[str]) -> str:
+    """Where a number of the validation is shown; `metrics` are those of the card.
+
+    >>> [tag_of_score(key, ["rouge"]) for key in ("rougeL", "rougeL_low", "gen_len")]
+    ['eval/rougeL', 'validation_intervals/rougeL_low', 'validation_outputs/gen_len']
+    """
+    if key.endswith(("_low", "_high")):
+        return f"validation_intervals/{key}"
+    shown = key in ("loss", "score", *metrics) or key.startswith("rouge")
+    return f"eval/{key}" if shown else f"validation_outputs/{key}"
+
+
+class Monitor(TrainerCallback):
+    """Writes the event files of a run.
+
+    TensorBoard opens with the first two groups of scalars, by name: eval/ has the scores, train/ the loss and its
+    parts. What is looked at less often is in groups that come after them (`tag_of_log`, `tag_of_score`). The size on
+    disk is that of the points, of `logging.samples` texts at every evaluation, and of nothing else: neither weights nor
+    histograms.
+    """
+
+    def __init__(self, folder: Path, run: Run, scorer: Scorer) -> None:
+        self.folder, self.run, self.scorer = folder, run, scorer
+        self.writer: Any = None
+        self.epochs: list[str] = []
+        self.seen = (time.perf_counter(), 0)
+        self.loss = float("nan")
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        later = state.global_step + 1 if state.global_step else 0
+        with self._spared():
+            threading.excepthook = _unless_writing
+            self.writer = SummaryWriter(str(self.folder), purge_step=later if self.folder.exists() else None)
+            self.writer.add_custom_scalars(layout(self.run))
+            self.writer.add_text("settings", fenced(overlay.dump(self.run.config.model_dump(mode="json")), "yaml"))
+            experiment, start, _ = _hparams(self.run)
+            self.writer.file_writer.add_summary(experiment)
+            self.writer.file_writer.add_summary(start)
+        self.seen = (time.perf_counter(), state.num_input_tokens_seen)
+
+    @contextlib.contextmanager
+    def _spared(self) -> Iterator[None]:
+        """Curves that cannot be written are given up with one warning: the training goes on."""
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
+            self.writer = None
+            warn(f"{self.folder}: curves are no longer written ({error}); the training goes on")
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs to go on with the table of epochs."""
+        return {"epochs": self.epochs, "loss": self.loss}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.epochs, self.loss = state["epochs"], state["loss"]
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        if self.writer is None or not logs or "loss" not in logs:
+            return
+        now, tokens = time.perf_counter(), state.num_input_tokens_seen
+        speed = (tokens - self.seen[1]) / max(now - self.seen[0], 1e-9)
+        self.seen, self.loss = (now, tokens), float(logs["loss"])
+        with self._spared():
+            for key, value in {**logs, "tokens_per_second": speed}.items():
+                if key not in _UNUSED and isinstance(value, (int, float)):
+                    self.writer.add_scalar(tag_of_log(key), value, state.global_step)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
+        if self.writer is None:
+            return
+        shown = samples(self.scorer, self.run.config.logging.samples)
+        with self._spared():
+            for key, value in (metrics or {}).items():
+                name = key.removeprefix("eval_")
+                if not name.endswith(_NOT_SHOWN):
+                    self.writer.add_scalar(tag_of_score(name, self.run.card.metric), value, state.global_step)
+            if shown:
+                self.writer.add_text("samples", shown, state.global_step)
+        self.seen = (time.perf_counter(), state.num_input_tokens_seen)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.writer is None:
+            return
+        score = self.scorer.last.metrics.get("score")
+        shown = "" if score is None else f"{score:.2f}"
+        self.epochs.append(f"| {state.epoch:.2f} | {state.global_step} | {self.loss:.4g} | {shown} |")
+        table = "| epoch | step | loss | last score |\n|---|---|---|---|\n" + "\n".join(self.epochs[-200:])
+        with self._spared():
+            self.writer.add_text("scores_by_epoch", table)  # always at step 0: the newest replaces the others
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.writer is not None:
+            with self._spared():
+                self.writer.flush()
+
+    def close(self, found: dict[str, Scored]) -> None:
+        """Add the final scores, and end the hparams session."""
+        if self.writer is None:
+            return
+        with self._spared():
+            for name, scored in found.items():
+                for key, value in scored.metrics.items():
+                    self.writer.add_scalar(f"trained/{name}/{key}", value)
+            _, _, end = _hparams(self.run)
+            self.writer.file_writer.add_summary(end)
+            self.writer.close()
+
+
+_kept_hook = threading.excepthook
+
+
+def _unless_writing(failed: threading.ExceptHookArgs) -> None:
+    """TensorBoard's thread prints its exception; `Monitor` says it in a line at the next point instead."""
+    if not isinstance(failed.exc_value, OSError):
+        _kept_hook(failed)
+
+
+def _hparams(run: Run) -> Any:
+    """Summaries that declare the settings, start the session and end it, for the event file of the run itself."""
+    return hparams(hyperparameters(run), {"eval/score": 0})  # type: ignore[no-untyped-call]
+
+
+def layout(run: Run) -> dict[str, dict[str, list[Any]]]:
+    """The grouped first page: `Custom scalars` in TensorBoard."""
+    main = ["rouge1", "rouge2", "rougeL"] if run.card.kind == "generation" else list(run.card.metric)
+    margins = {
+        name: ["Margin", [f"eval/{name}", f"validation_intervals/{name}_low", f"validation_intervals/{name}_high"]]
+        for name in reversed(main)  # TensorBoard shows the last one first
+    }
+    return {
+        "1 Scores on the validation set, with intervals": margins,
+        "2 Loss": {
+            "loss and its parts": ["Multiline", ["train/loss$", "train/part/.*"]],
+            "terms, unweighted": ["Multiline", ["train/value/.*"]],
+            "validation loss": ["Multiline", ["eval/loss$"]],
+        },
+        "3 Optimisation": {
+            "gradient norm": ["Multiline", ["train/grad_norm$"]],
+            "learning rate": ["Multiline", ["train/learning_rate$"]],
+            "tokens per second": ["Multiline", ["train/tokens_per_second$"]],
+        },
+        "4 What the terms do": {
+            "part over base loss": ["Multiline", ["train_anatomy/.*/part_over_base$"]],
+            "anatomy": ["Multiline", ["train_anatomy/.*"]],
+            "weights of the terms": ["Multiline", ["train/weight/.*"]],
+        },
+        "5 Text and smoothness": {
+            "words of an output": ["Multiline", ["validation_outputs/gen_len$"]],
+            "novelty and repetition": ["Multiline", ["validation_outputs/novelty$", "validation_outputs/repetition$"]],
+            "distinct predictions and the most common one (%)": [
+                "Multiline",
+                ["validation_outputs/distinct$", "validation_outputs/most_common$"],
+            ],
+            "smoothness": ["Multiline", ["train_smoothness/.*"]],
+        },
+    }
+
+
+def hyperparameters(run: Run) -> dict[str, Any]:
+    """All settings as flat keys. The keys are the same in every run, or TensorBoard shows those of one run alone."""
+    flat: dict[str, Any] = {}
+    config = run.config.model_dump(mode="json")
+    terms = config.pop("terms")
+    for key, value in config.items():
+        for inner, setting in value.items() if isinstance(value, dict) else [("", value)]:
+            flat[f"{key}.{inner}" if inner else key] = _simple(setting)
+    built = {type(term).__name__.lower(): term for term in run.config.criterion().terms}
+    for name in term_names():
+        flat[f"_weight.{name}"] = weight_at(built[name].weight, 0) if name in built else 0.0
+    flat["terms"] = _simple(terms)
+    flat["_method"] = run.config.method  # TensorBoard sorts by name, and shows the first columns
+    return flat
+
+
+def _simple(value: Any) -> Any:
+    if value is None:
+        return "none"
+    return value if isinstance(value, (bool, int, float, str)) else json.dumps(value, sort_keys=True)
+
+
+def samples(scorer: Scorer, count: int) -> str:
+    """The first outputs as a Markdown table; what a model writes is shown as it is, not as Markdown."""
+    rows = scorer.last.rows[:count]
+    if not rows:
+        return ""
+    lines = ["| prediction | reference |", "|---|---|"]
+    lines += [f"| {code(row['prediction'])} | {code(row['reference'])} |" for row in rows]
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Scores of a model, and the files that hold them."""

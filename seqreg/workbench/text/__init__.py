@@ -1,0 +1,1 @@
+"""Files, the terminal, and text that somebody else wrote."""

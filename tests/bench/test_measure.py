@@ -1,0 +1,191 @@
+"""Operations are deterministic, so they are asserted; times are only printed, by `seqreg bench`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from seqreg import BadInput, Criterion, build_term
+from seqreg.bench import measure as bench
+from seqreg.bench import report as bench_show
+from seqreg.bench import steps as bench_steps
+from seqreg.bench import worker_process
+from seqreg.errors import Stopped
+
+
+@pytest.fixture(scope="module")
+def small() -> Any:
+    size = bench_steps.SIZES["small"]
+    return size, size.model()
+
+
+def flops(model: Any, batch: Any, term: str | None = None, **settings: Any) -> int:
+    terms = [] if term is None else [build_term(term, settings)]
+    return worker_process.count_flops(bench_steps.criterion_step(Criterion(*terms, label_smoothing=0.1), model, batch))
+
+
+def test_operations_of_the_small_step(small: Any) -> None:
+    size, model = small
+    batch = size.batch()
+    plain = worker_process.count_flops(bench_steps.transformers_step(model, batch))
+    assert flops(model, batch) == plain  # the same products, and none of them hidden from the counter
+    assert flops(model, batch, "r3f") <= 2.0 * plain
+    assert flops(model, batch, "rdrop") <= 2.0 * plain
+    assert flops(model, batch, "r3f", grad="clean") <= 1.34 * plain
+    assert flops(model, batch, "r3f", rows=0.5) <= 1.5 * plain
+
+
+@pytest.mark.parametrize(("term", "layers", "attention"), [("smart", 2.67, 3), ("jachess", 1.7, 2)])
+def test_operations_of_terms_that_spare_layers(small: Any, term: str, layers: float, attention: float) -> None:
+    """An ascent has no parameter gradients, JacHess no product with the head: nothing is spared inside attention."""
+    size, model = small
+    batch = size.batch()
+
+    def counted(count: Any) -> tuple[int, int]:
+        step = bench_steps.criterion_step(Criterion(build_term(term), label_smoothing=0.1), model, batch)
+        return count(bench_steps.transformers_step(model, batch)), count(step)
+
+    (whole, found), (plain, without) = counted(worker_process.count_flops), counted(without_attention)
+    assert without <= layers * plain
+    assert found <= layers * plain + attention * (whole - plain)
+
+
+def without_attention(step: bench_steps.Step) -> int:
+    """As torch counts on the CPU."""
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return int(counter.get_total_flops())
+
+
+def test_the_products_inside_attention_are_counted() -> None:
+    """As many forward as by the plain formula; the fused backward makes one of them again."""
+    q, k, v = (torch.randn(2, 4, size, 8, requires_grad=True) for size in (24, 64, 64))
+    product = 2 * 2 * 4 * 24 * 64 * 8
+
+    def step() -> None:
+        torch.nn.functional.scaled_dot_product_attention(q, k, v).sum().backward()
+
+    with sdpa_kernel(SDPBackend.MATH):
+        assert worker_process.count_flops(step) == 6 * product
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        assert worker_process.count_flops(step) == 7 * product
+
+
+def test_padding_costs_the_head_nothing(small: Any) -> None:
+    """With a quarter of the targets padded, a quarter of the head's operations is left out; transformers does them."""
+    size, model = small
+    plain = worker_process.count_flops(bench_steps.transformers_step(model, size.batch(0.25)))
+    head = 3 * 2 * size.rows * size.target * size.classes * size.width
+    assert plain == worker_process.count_flops(bench_steps.transformers_step(model, size.batch()))
+    assert flops(model, size.batch(0.25)) == plain - head // 4
+    assert flops(model, size.batch(0.25), "r3f") == 2 * (plain - head // 4)
+
+
+def test_the_plain_step_is_that_of_transformers() -> None:
+    """Two ways to one loss, with every gradient."""
+    size = bench_steps.SIZES["tiny"]
+    model, batch = size.model().eval(), size.batch(0.25)
+    found = []
+    for step in (
+        bench_steps.transformers_step(model, batch),
+        bench_steps.criterion_step(Criterion(label_smoothing=bench_steps.SMOOTHING), model, batch),
+    ):
+        model.zero_grad()
+        step()
+        found.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_memory_counts_what_a_step_holds() -> None:
+    model = torch.nn.Linear(10, 10, bias=False)
+
+    def step() -> None:
+        held = torch.ones(1000, 1000)
+        del held
+        torch.ones(500, 1000)
+
+    assert worker_process.peak_memory(step, model) == pytest.approx(4e6 + 400, rel=1e-3)
+
+
+def test_measure_and_plot(tmp_path: Path) -> None:
+    told: list[str] = []
+    found = bench.measure("tiny", ["rdrop"], rounds=1, progress=lambda what, done, whole: told.append(what))
+    names = [row.name for row in found.rows]
+    assert names[:3] == [bench_steps.HF, bench_steps.PLAIN, "rdrop"]
+    assert names[3:] == ["rdrop preset=fairseq_rdrop", "rdrop preset=fairseq_rdrop, from logits"]
+    assert found.rows[0].time == found.rows[0].flops == found.rows[0].memory == 1.0
+    assert all(0 < row.of_peak < 1.5 for row in found.rows)
+    assert told[-1] == "done"
+    assert json.loads(json.dumps(found.json()))["size"] == "tiny"
+    bench.plot(found, str(tmp_path / "cost.png"))
+    assert (tmp_path / "cost.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": "smal"}, "did you mean 'small'"),
+        ({"terms": ["r3"]}, "did you mean 'r3f'"),
+        ({"rounds": 0}, "rounds=0"),
+    ],
+)
+def test_mistakes_are_named(arguments: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        bench.measure(**{"size": "tiny", **arguments})
+
+
+def test_a_term_that_is_named_twice_is_measured_once() -> None:
+    assert bench_steps.variants(["rdrop", "rdrop"]) == bench_steps.variants(["rdrop"])
+
+
+def test_a_process_that_is_gone_is_named() -> None:
+    """While it is idle, and while it works: one line, and no pipe that is taken for the reader of our output."""
+    for killed_at in ("idle", "work"):
+        worker = worker_process.Worker("tiny", bench_steps.Variant(bench_steps.PLAIN), threads=1)
+        try:
+            worker.wait()
+            if killed_at == "work":
+                worker._pipe.send("peak")
+            worker._process.kill()
+            if killed_at == "idle":
+                worker._process.join()
+            with pytest.raises(Stopped, match="'plain seqreg' ended with code -9"):
+                worker.ask("seconds")
+        finally:
+            worker.stop()
+
+
+def test_processes_leave_an_interrupt_to_the_command(capfd: pytest.CaptureFixture[str]) -> None:
+    worker = worker_process.Worker("tiny", bench_steps.Variant(bench_steps.PLAIN), threads=1)
+    worker.wait()
+    assert worker._process.pid is not None
+    os.kill(worker._process.pid, signal.SIGINT)
+    assert worker.ask("seconds") > 0
+    worker._pipe.close()  # as if the command had been killed
+    worker._process.join(30)
+    assert worker._process.exitcode == 0
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "cost.png").mkdir()
+    for plot, message in (("cost.png", "cannot be written"), ("cost.jpg", r"ends in \.png"), ("no/cost.png", "folder")):
+        with pytest.raises(BadInput, match=message):
+            bench_show.steps("tiny", [], 1, 1, True, as_json=False, plot=tmp_path / plot)
+
+
+def test_a_step_that_is_timed_once_lies_within_its_range() -> None:
+    plain = bench.Cost((1.0, 2.0, 4.0), 10, 100)
+    row = bench._row("heavy", bench.Cost((60.0,), 30, None), plain)
+    assert (row.time, row.time_range) == (30.0, (15.0, 60.0))
+    row = bench._row("light", bench.Cost((2.0, 6.0, 8.0), 30, 50), plain)
+    assert (row.time, row.time_range, row.flops, row.memory) == (3.0, (2.0, 3.0), 3.0, 0.5)

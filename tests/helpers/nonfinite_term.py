@@ -1,0 +1,37 @@
+"""A term that is not finite at chosen steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seqreg import Context, Cost, Term
+from seqreg.forward import Shift
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faulty(Term):
+    """Zero, but at the steps `at`: there its value ("term"), the whole loss ("loss") or its gradient is not finite."""
+
+    at: list[int]
+    how: str = "term"
+
+    @property
+    def cost(self) -> Cost:
+        return Cost(forwards=0, backwards=0)
+
+    def input_shift(self, ctx: Context, weight: float) -> Shift | None:
+        if self.how != "loss" or ctx.step not in self.at:
+            return None
+        return Shift({ctx.sites("input")[0]: lambda embeds: torch.full_like(embeds, float("nan"))})
+
+    def __call__(self, ctx: Context) -> Tensor:
+        nothing = torch.zeros((), device=ctx.mask.device)
+        if ctx.step not in self.at or self.how == "loss":
+            return nothing
+        if self.how == "gradient":
+            logits = ctx.clean.logits.float()
+            return (logits - logits.detach()).abs().sum().sqrt()  # 0, with a gradient of 0 times infinity
+        return nothing * float("nan")

@@ -1,0 +1,67 @@
+"""Small files with the columns of a card."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from seqreg.workbench.config.cards import Card
+from seqreg.workbench.data.synthetic_news import stories
+
+TINY_BART = (
+    "{d_model: 16, encoder_layers: 1, decoder_layers: 1, encoder_attention_heads: 2, decoder_attention_heads: 2, "
+    "encoder_ffn_dim: 16, decoder_ffn_dim: 16}"
+)
+TINY_BERT = "{hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 16}"
+
+
+def rows(card: Card, count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Rows as the hub would give them: the first name of every column, labels as numbers."""
+    found = []
+    for index, story in enumerate(stories(count, seed)):
+        row: dict[str, Any] = {_first(card.columns.source): story["document"]}
+        if card.columns.second is not None:
+            row[_first(card.columns.second)] = story["summary"]
+        if card.columns.target is not None:
+            row[_first(card.columns.target)] = story["summary"]
+        if card.columns.label is not None:
+            row[_first(card.columns.label)] = index % len(card.labels) if card.labels else index % 6 + 0.5
+        found.append(row)
+    return found
+
+
+def _first(names: str | list[str]) -> str:
+    return names if isinstance(names, str) else names[0]
+
+
+def write(path: Path, found: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in found), encoding="utf-8")
+    return path
+
+
+def folder(path: Path, card: Card, train: int = 12, held: int = 4) -> Path:
+    """A folder with a file for every split of a card."""
+    for index, name in enumerate(dict.fromkeys(["train", "validation", *card.splits])):
+        write(path / f"{name}.jsonl", rows(card, train if name == "train" else held, seed=index))
+    return path
+
+
+def tiny(architecture: str, path: Path) -> list[str]:
+    """Settings that make any recipe a matter of moments."""
+    size = TINY_BART if architecture in ("bart", "pegasus") else TINY_BERT
+    return [
+        "model.name=null", f"model.architecture={architecture}", f"model.settings={size}", "model.vocabulary=320",
+        f"data.path={path}", "data.workers=0", "data.max_source=24", "data.max_target=8", "generation.max_length=8",
+        "generation.min_length=0", "optimisation.steps=1", "optimisation.warmup=0",
+        "optimisation.batch_size=2", "optimisation.accumulation=1",
+        "evaluation.batch_size=4", "evaluation.resamples=10", "evaluation.every=0", "checkpoints.every=0",
+        "logging.anatomy_steps=0", "logging.every=1",
+    ]  # fmt: skip
+
+
+def accept_model(folder: Path) -> None:
+    """Let a run forget what its model was, so that a changed one is scored."""
+    path = folder / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "files": {}}))

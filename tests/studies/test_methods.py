@@ -1,0 +1,300 @@
+"""What a method is: its settings reach it and no other, and a training is filed under what it was trained with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from seqreg.errors import BadInput
+from seqreg.studies.common.study_files import Plan as ChainPlan
+from seqreg.studies.compare import comparison, conclusions, jobs, kept_models, report
+from seqreg.studies.compare import figures as report_figures
+from seqreg.studies.compare import study as compares
+from seqreg.workbench.config import run_config
+from seqreg.workbench.run.train import trained
+from seqreg.workbench.text.atomic_files import REMOVED
+from tests.helpers import fake_comparison, tiny_tasks
+from tests.studies.test_compare import pretend
+
+TERM = "terms:\n  r3f: {weight: 0.3}\n"
+
+
+def settings(plan: comparison.Plan, name: str) -> dict[str, object]:
+    return {key: value for key, value in plan.resolved[name].items() if key.startswith("terms")}
+
+
+def test_w16_settings_of_a_term_reach_only_the_methods_that_have_it() -> None:
+    asked = ["terms.r3f.weight=1.0", "optimisation.steps=7", "optimisation.warmup=0"]
+    plan, run = comparison.make("quickstart", ["rdrop", "r3f", "r3f+smart"], "1", settings=asked)
+    assert run.config.method == "baseline"
+    assert settings(plan, "baseline") == {"terms": {}}
+    assert not any("r3f" in key for key in settings(plan, "rdrop"))
+    assert settings(plan, "r3f")["terms.r3f.weight"] == settings(plan, "r3f+smart")["terms.r3f.weight"] == 1.0
+    for job in plan.jobs(Path("x")):
+        words = plan.words(job)
+        assert ("terms.r3f.weight=1.0" in words) == ("r3f" in job.method)
+        assert "optimisation.steps=7" in words
+        terms = [words[place + 1] for place, word in enumerate(words) if word == "--terms"]
+        again = run_config.resolve("quickstart", terms=terms, overrides=[word for word in words[2:] if "=" in word])
+        assert list(again.config.terms) == plan.terms[job.method]
+
+
+def test_w16_methods_with_settings_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "mine.yaml").write_text(TERM)
+    words = [
+        "r3f", "r3f:weight=1.0", "strong=r3f:weight=2,scale=0.1", "half=r3f:optimisation.learning_rate=1e-4",
+        "slow=r3f:weight={schedule: warmup, weight: 0.1, steps: 5},noise=normal", f"{tmp_path}/sub/mine.yaml",
+        f"own={tmp_path}/sub/mine.yaml:noise=normal+rdrop:alpha=1e+0",
+    ]  # fmt: skip
+    plan, _ = comparison.make("quickstart", words, "1", settings=["terms.r3f.weight=0.5"])
+    assert plan.methods == ["baseline", "r3f", "r3f-weight=1.0", "strong", "half", "slow", "mine", "own"]
+    weights = {name: settings(plan, name).get("terms.r3f.weight") for name in plan.methods}
+    assert weights == {
+        "baseline": None, "r3f": 0.5, "r3f-weight=1.0": 1.0, "strong": 2, "half": 0.5, "slow": None, "mine": 0.5,
+        "own": 0.5,
+    }  # fmt: skip
+    assert settings(plan, "slow")["terms.r3f.weight.steps"] == 5
+    assert settings(plan, "own")["terms.rdrop.alpha"] == 1.0
+    assert plan.resolved["half"]["optimisation.learning_rate"] == 1e-4
+    assert plan.resolved["r3f"]["optimisation.learning_rate"] != 1e-4
+    assert plan.words(plan.jobs(tmp_path)[3])[:4] == ["train", "quickstart", "--terms", "r3f:weight=2,scale=0.1"]
+    assert "-t strong=r3f:weight=2,scale=0.1" in plan.command(tmp_path)
+
+
+def test_w16_their_settings_are_in_the_tables(tmp_path: Path) -> None:
+    fake_comparison.comparison(tmp_path, {"strong=r3f:weight=1.0": 4.0, "r3f": 0.0}, seeds="2", curves=False)
+    finding = conclusions.judge(tmp_path)
+    table = next(one for one in finding.tables if one.title == conclusions.CHANGES)
+    assert [row[:2] for row in table.rows] == [["baseline"] * 2, ["strong", "strong=r3f:weight=1.0"], ["r3f", "r3f"]]
+    assert "terms.r3f.weight = 1.0" in table.rows[1][2]
+    page = report.report(tmp_path, None).read_text()
+    assert "strong=r3f:weight=1.0" in page
+    assert "terms.r3f.weight = 1.0" in page
+
+
+@pytest.mark.parametrize("command", [["train"], ["check"]])
+def test_w16_a_setting_does_not_bring_a_term_in(command: list[str], tmp_path: Path) -> None:
+    said = tiny_tasks.seqreg(*command, "quickstart", "terms.r3f.weight=1.0", cwd=tmp_path, code=2).stderr
+    assert said == "command line: terms.r3f.weight=1.0: there is no term 'r3f' (the run has none): add --terms r3f"
+    assert list(run_config.resolve("quickstart", overrides=["terms.r3f={}", "terms.r3f.weight=1.0"]).config.terms) == [
+        "r3f"
+    ]
+    run = run_config.resolve("quickstart", terms=["strong=r3f:weight=3"])
+    assert run.config.terms["r3f"] == {"weight": 3}
+    assert run.config.output == "runs/quickstart/strong"
+
+
+def test_w16_chains_and_their_settings(tmp_path: Path) -> None:
+    file = tiny_tasks.plan(tmp_path, "colour", "size")
+    plan = ChainPlan.model_validate(json.loads(file.read_text()))
+    from seqreg.studies.collapse import chain
+
+    laid = chain.lay(plan, "plan", tmp_path / "x", ["strong=r3f:weight=2", "r3f"], 1, ["terms.r3f.scale=0.1"], 20)
+    terms = {method: links[0].run.config.terms for (method, _), links in laid.links.items()}
+    assert terms["baseline"] == {}
+    assert (terms["strong"]["r3f"] or {})["weight"] == 2
+    assert all((terms[name]["r3f"] or {})["scale"] == 0.1 for name in ("strong", "r3f"))
+    with pytest.raises(BadInput, match="no method has the term 'smart'"):
+        chain.lay(plan, "plan", tmp_path / "x", ["r3f"], 1, ["terms.smart.weight=1"], 20)
+
+
+def test_w16_a_recipe_with_terms_of_its_own_is_no_baseline(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(f"{run_config.catalogue.find('recipes', 'quickstart').read_text()}\n{TERM}")
+    with pytest.raises(BadInput, match=r"the baseline would be trained as r3f: .*--baseline NAME=baseline"):
+        comparison.make(str(recipe), ["rdrop"], "1")
+    plan, _ = comparison.make(str(recipe), ["rdrop"], "1", baseline="with-r3f=baseline")
+    assert plan.terms == {"with-r3f": ["r3f"], "rdrop": ["r3f", "rdrop"]}
+
+
+@pytest.mark.parametrize("change", [{"terms.r3f.weight": 1.0}, {"seed": 9}, {"loss.label_smoothing": 0.9}])
+def test_w16_a_training_is_not_filed_under_another_method(change: dict[str, object], tmp_path: Path) -> None:
+    fake_comparison.comparison(tmp_path, {"r3f": 1.0}, seeds="2", curves=False)
+    path = tmp_path / "baseline" / "seed-2" / "run.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "settings": {**record["settings"], **change}}))
+    key, value = next(iter(change.items()))
+    said = f"seed-2: was trained with {key}={value}, and is filed under baseline and seed 2"
+    with pytest.raises(BadInput, match=said):
+        conclusions.judge(tmp_path)
+    with pytest.raises(BadInput, match=said):
+        compares.compare("quickstart", ["r3f"], "2", tmp_path)
+
+
+def test_b11_a_term_file_from_anywhere_has_a_clean_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "x.yaml").write_text(TERM)
+    monkeypatch.chdir(tmp_path)
+    started = pretend(monkeypatch, "DONE")
+    plan = compares.compare("quickstart", ["sub/x.yaml"], "1", tmp_path / "c")
+    assert plan is not None
+    assert started == [("baseline", 1), ("x", 1)]
+    assert "--terms sub/x.yaml" in " ".join(plan.words(plan.jobs(tmp_path / "c")[1]))
+    with pytest.raises(BadInput, match=r"sub/y\.yaml: no such file"):
+        compares.compare("quickstart", ["sub/y.yaml"], "1", tmp_path / "d")
+
+
+def test_b11_collect_works_while_compare_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = fake_comparison.comparison(tmp_path, {"r3f": 1.0}, seeds="2", curves=False)
+    held = "import fcntl, sys, time; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX)"
+    held += "; print(1, flush=True); time.sleep(60)"
+    before = (tmp_path / comparison.PLAN).stat().st_mtime_ns
+    with subprocess.Popen(
+        [sys.executable, "-c", held, str(tmp_path / ".lock")], stdout=subprocess.PIPE
+    ) as other:  # fmt: skip
+        assert other.stdout is not None
+        other.stdout.readline()
+        assert compares.compare("quickstart", ["r3f"], "2", tmp_path, collect=True) == plan
+        other.kill()
+    assert (tmp_path / comparison.PLAN).stat().st_mtime_ns == before
+    with pytest.raises(BadInput, match="has no such comparison yet"):
+        compares.compare("quickstart", ["r3f"], "3", tmp_path, collect=True, extend=True)
+
+
+def test_b11_compare_says_scores_and_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_comparison.comparison(tmp_path / "made", {"r3f": 1.0}, seeds="2", curves=False)
+
+    def start(plan: comparison.Plan, job: comparison.Job, trust: bool = False) -> subprocess.Popen[bytes]:
+        job.folder.parent.mkdir(parents=True, exist_ok=True)
+        source = tmp_path / "made" / job.method / job.folder.name
+        return subprocess.Popen(["cp", "-r", str(source), str(job.folder)])
+
+    monkeypatch.setattr(jobs, "start", start)
+    compares.compare("quickstart", ["r3f"], "2", tmp_path / "c")
+    lines = [line for line in capsys.readouterr().err.splitlines() if "rougeL" in line]
+    assert len(lines) == 4
+    assert lines[0].startswith("baseline, seed 1: rougeL 5")
+    assert "on test  (1 of 4, about " in lines[0]
+    assert lines[-1].endswith("(4 of 4, nothing left)")
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"), [("best", {"seed-2"}), ("all", {"seed-1", "seed-2", "seed-3"}), ("none", set())]
+)
+def test_b11_models_that_are_not_kept(keep: str, kept: set[str], tmp_path: Path) -> None:
+    fake_comparison.comparison(tmp_path, {"r3f": 1.0}, seeds="3", curves=False)
+    for seed, score in ((1, 10.0), (2, 30.0), (3, 20.0)):
+        for name in ("baseline", "r3f"):
+            folder = tmp_path / name / f"seed-{seed}"
+            metrics = json.loads((folder / "metrics.json").read_text())
+            metrics["scores"]["validation"]["score"] = score
+            (folder / "metrics.json").write_text(json.dumps(metrics))
+            (folder / "config.json").write_text("{}")
+            (folder / "model.safetensors").write_text("x")
+            (folder / "checkpoint-5").mkdir()
+    compares.compare("quickstart", ["r3f"], "3", tmp_path, keep_models=keep)
+    for name in ("baseline", "r3f"):
+        assert {path.parent.name for path in (tmp_path / name).glob("*/model.safetensors")} == kept
+        assert {path.parent.name for path in (tmp_path / name).glob("*/checkpoint-5")} == kept
+    assert compares.compare("quickstart", ["r3f"], "3", tmp_path) is not None  # as it was begun
+    assert len(list(tmp_path.glob("*/*/model.safetensors"))) == 2 * len(kept)
+    assert report.report(tmp_path, None).is_file()
+    if keep != "all":
+        gone = tmp_path / "r3f" / "seed-1"
+        assert "seqreg train quickstart --terms r3f seed=1" in (gone / REMOVED).read_text()
+        (gone / "config.yaml").write_text(run_config.catalogue.find("recipes", "quickstart").read_text())
+        with pytest.raises(BadInput, match="its comparison has not kept it"):
+            trained(gone)
+
+
+def test_b11_a_new_comparison_keeps_the_best_and_an_old_one_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, "DONE")
+    plan = compares.compare("quickstart", ["r3f"], "1", tmp_path / "new")
+    assert plan is not None
+    assert plan.keep_models == "best"
+    fake_comparison.comparison(tmp_path / "old", {"r3f": 1.0}, seeds="1", curves=False)
+    text = json.loads((tmp_path / "old" / comparison.PLAN).read_text())
+    for key in ("keep_models", "given", "terms"):
+        del text[key]
+    (tmp_path / "old" / comparison.PLAN).write_text(json.dumps(text))
+    assert comparison.read(tmp_path / "old").keep_models == "all"
+    kept_models.prune(comparison.read(tmp_path / "old"), tmp_path / "old")
+
+
+@pytest.mark.parametrize("launcher", ["true", "no-such-program {}", "sh '{}"])
+def test_b4_a_launcher_that_cannot_be_one_writes_nothing(launcher: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="--launcher"):
+        compares.compare("quickstart", ["r3f"], "1", tmp_path / "x", launcher=launcher)
+    assert not (tmp_path / "x").exists()
+
+
+def test_w18_cost_is_cpu_time_and_says_so(tmp_path: Path) -> None:
+    fake_comparison.comparison(tmp_path, {"r3f": 1.0}, seeds="4", curves=False)
+    finding = conclusions.judge(tmp_path)
+    assert finding.values["cost"] == "CPU time of the training steps"
+    assert finding.values["methods"]["r3f"]["time"] == 1.5  # wall times are equal
+    path = tmp_path / "r3f" / "seed-1" / "metrics.json"
+    metrics = json.loads(path.read_text())
+    del metrics["train"]["cpu_seconds"]
+    path.write_text(json.dumps(metrics))
+    values = conclusions.judge(tmp_path).values
+    assert (values["cost"], values["methods"]["r3f"]["time"]) == ("wall time of the training", 1.0)
+
+
+def test_w18_a_run_records_the_cpu_time_of_its_steps(classifier: Path) -> None:
+    train = json.loads((classifier / "metrics.json").read_text())["train"]
+    assert train["device"] == "cpu"
+    assert train["cpu_seconds"] > 0
+    assert 0 < train["step_seconds"] <= train["seconds"]
+
+
+def test_w18_negative_parts_are_drawn(tmp_path: Path) -> None:
+    def drawn(part: list[float], name: str) -> int:
+        curves = {"base": [(1, 5.0), (2, 4.0), (3, 3.0)], "penalty": list(enumerate(part, start=1))}
+        traced = {"r3f": [{f"train/part/{key}": curve for key, curve in curves.items()}]}
+        assert report_figures.loss_parts(traced, tmp_path / name) == "parts"
+        picture = Image.open(tmp_path / name / "parts.png").convert("RGB")
+        colours = picture.getcolors(1 << 24)
+        assert colours is not None
+        return sum(count for count, colour in colours if colour == (213, 94, 0))
+
+    below, above = drawn([-1.0, -0.5, -0.1], "below"), drawn([1.0, 0.5, 0.1], "above")
+    assert below > above / 2  # as much of its colour as of a part that is positive
+
+
+@pytest.mark.parametrize("kind", ["texts", "classes"])
+def test_w11_a_verdict_between_collapsed_methods_means_nothing(kind: str, tmp_path: Path) -> None:
+    fake_comparison.comparison(tmp_path / "both", {"r3f": 30.0}, kind=kind, collapsed=("baseline", "r3f"), curves=False)
+    finding = conclusions.judge(tmp_path / "both")
+    said = next(one for one in finding.summary if one.startswith("r3f "))
+    assert "the output of both has collapsed, so a verdict between them means nothing" in said
+    assert "significant" not in said
+    assert finding.tables[0].rows[1][-1] == "means nothing: both collapsed"
+    assert any(one.startswith("The output of baseline has collapsed with 5 of 5 seeds") for one in finding.summary)
+    fake_comparison.comparison(tmp_path / "one", {"r3f": 30.0}, kind=kind, collapsed=("r3f",), curves=False)
+    finding = conclusions.judge(tmp_path / "one")
+    assert any("; but the output of r3f has collapsed" in one for one in finding.summary)
+    assert finding.tables[0].rows[1][-1].endswith("(it collapsed)")
+    head, row = finding.tables[1].columns, finding.tables[1].rows[1]
+    assert row[head.index("collapsed")] == "5 of 5"
+    assert row[head.index("most common prediction (%)")] > 95
+    assert "has collapsed with 5 of 5 seeds" in report.report(tmp_path / "one", None).read_text()
+
+
+@pytest.mark.parametrize("kind", ["texts", "classes"])
+def test_b10_few_test_examples_give_no_verdict(kind: str, tmp_path: Path) -> None:
+    fake_comparison.comparison(tmp_path, {"r3f": 30.0}, kind=kind, examples=12, curves=False)
+    finding = conclusions.judge(tmp_path)
+    said = next(one for one in finding.summary if one.startswith("r3f "))
+    assert "too few test examples for a verdict: 12, and " in said
+    assert "significant" not in json.dumps([finding.summary, [table.rows for table in finding.tables]])
+    assert finding.tables[0].rows[1][-1] == "none: 12 test examples"
+
+
+def test_w16_what_methods_change_is_shown_as_it_is(tmp_path: Path) -> None:
+    """Also of terms that are taken with their defaults, and of an update that the baseline does not have."""
+    fake_comparison.comparison(tmp_path, {"uegr": 0.0, "rdrop": 0.0}, seeds="2", curves=False)
+    rows = next(one for one in conclusions.judge(tmp_path).tables if one.title == conclusions.CHANGES).rows
+    assert [row[2] for row in rows] == [
+        "", "terms.uegr (defaults); optimisation.update.selective (defaults)", "terms.rdrop (defaults)",
+    ]  # fmt: skip

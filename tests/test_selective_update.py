@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from seqreg import BadInput, Criterion
+from seqreg.integrations.hf import context
+from seqreg.selective_update import ChildTuningD, ChildTuningF, SelectiveUpdate, Update
+from seqreg.terms.uegr import UEGR
+from tests.helpers import tiny_models
+from tests.integrations.test_trainer import losses, trainer
+
+GOLDEN = np.load(Path(__file__).parent / "golden" / "adversarial.npz")
+
+
+def changed(net: nn.Module, before: list[Tensor]) -> list[tuple[int, int]]:
+    """How many entries of every tensor that has a gradient moved, and how many it has."""
+    return [
+        (int((p != kept).sum()), p.numel())
+        for p, kept in zip(net.parameters(), before, strict=True)
+        if p.grad is not None
+    ]
+
+
+@pytest.mark.parametrize("refresh", [1, 3])
+@pytest.mark.parametrize("ratio", [0.1, 0.3, 1.0])
+def test_exactly_the_ratio_changes_in_every_step(ratio: float, refresh: int) -> None:
+    """Under AdamW with weight decay, whose momentum and decay would move every entry of a masked gradient."""
+    net = tiny_models.make("bart")
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-2, weight_decay=0.1)
+    update = SelectiveUpdate(ratio, refresh)
+    masks: dict[int, Tensor] = {}
+    for number in range(7):
+        optimizer.zero_grad()
+        Criterion()(context(net, tiny_models.batch("bart", seed=number))).total.backward()
+        before = [p.detach().clone() for p in net.parameters()]
+        with update.around(net.parameters()):
+            optimizer.step()
+        for moved, size in changed(net, before):
+            assert moved <= max(1, round(ratio * size))  # less where an entry and its gradient are exactly 0
+        assert sum(moved for moved, _ in changed(net, before)) > 0.8 * ratio * sum(n for _, n in changed(net, before))
+        if number % refresh:
+            assert all(torch.equal(mask, update.masks[i]) for i, mask in masks.items())
+        masks = dict(update.masks)
+
+
+def test_exact_count_where_every_entry_has_a_gradient() -> None:
+    net = nn.Linear(40, 25)
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-2, weight_decay=0.1)
+    update = SelectiveUpdate(0.3)
+    for _ in range(5):
+        optimizer.zero_grad()
+        net(torch.randn(8, 40)).square().sum().backward()
+        before = [p.detach().clone() for p in net.parameters()]
+        saliency = [p.grad.square() for p in net.parameters() if p.grad is not None]
+        with update.around(net.parameters()):
+            optimizer.step()
+        assert changed(net, before) == [(300, 1000), (8, 25)]
+        for mask, values in zip(update.masks.values(), saliency, strict=True):
+            assert values[mask].min() >= values[~mask].max()
+
+
+def test_masking_the_gradient_alone_would_not_hold_weights_still() -> None:
+    net = nn.Linear(40, 25)
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-2, weight_decay=0.1)
+    net(torch.randn(8, 40)).square().sum().backward()
+    before = [p.detach().clone() for p in net.parameters()]
+    with ChildTuningF(0.3).around(net.parameters()):
+        optimizer.step()
+    assert changed(net, before)[0][0] == 1000
+
+
+@pytest.mark.parametrize("mode", ["None", "ChildTuning-F", "ChildTuning-D"])
+def test_child_tuning_is_the_released_code(mode: str) -> None:
+    """One step of the authors' AdamW, which decays after the step and adds epsilon before bias correction."""
+    weight = nn.Parameter(torch.from_numpy(GOLDEN["childtuning.w"]).clone())
+    weight.grad = torch.from_numpy(GOLDEN["childtuning.g"]).clone()
+    if mode == "ChildTuning-F":
+        ChildTuningF(0.3, seed=9).before([weight])
+    elif mode == "ChildTuning-D":
+        update = ChildTuningD()
+        update.masks = {0: weight.grad.abs() > 0.5}
+        update.before([weight])
+    first, second = 0.1 * weight.grad, 0.001 * weight.grad.square()
+    step = 0.1 * (1 - 0.999) ** 0.5 / (1 - 0.9)
+    with torch.no_grad():
+        weight.sub_(step * first / (second.sqrt() + 1e-6))
+        weight.sub_(0.1 * 0.01 * weight)
+    expected = torch.from_numpy(GOLDEN[f"childtuning.{mode}"])
+    torch.testing.assert_close(weight.detach(), expected, rtol=1e-4, atol=5e-5)
+
+
+def test_child_tuning_d_keeps_the_largest_fisher_of_the_whole_model() -> None:
+    net = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 3))
+    update = ChildTuningD(0.25)
+    with pytest.raises(BadInput, match="has measured nothing"):
+        update.before(list(net.parameters()))
+    for _ in range(4):
+        net.zero_grad()
+        net(torch.randn(8, 10)).square().sum().backward()
+        update.measure(net.parameters())
+    net.zero_grad()
+    net(torch.randn(8, 10)).square().sum().backward()
+    update.before([p for p in net.parameters() if p.grad is not None])
+    kept = sum(int((p.grad != 0).sum()) for p in net.parameters() if p.grad is not None)
+    total = sum(p.numel() for p in net.parameters())
+    assert kept == round(0.25 * total)
+
+
+@pytest.mark.parametrize("update", [lambda: SelectiveUpdate(0.3, 2), lambda: ChildTuningF(0.3)])
+def test_trainers_take_an_update_and_resume_exactly(update: Any, tmp_path: Path) -> None:
+    settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "weight_decay": 0.1}
+    whole = trainer("bart", tmp_path / "whole", update=update(), **settings)
+    start = [p.detach().clone() for p in whole.model.parameters()]
+    whole.train()
+    assert any(not torch.equal(a, b) for a, b in zip(start, whole.model.parameters(), strict=True))
+    again = trainer("bart", tmp_path / "again", update=update(), **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    for a, b in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_trainers_really_hold_weights_still(tmp_path: Path) -> None:
+    one = trainer("bart", tmp_path, update=SelectiveUpdate(0.1), max_steps=1, weight_decay=0.1)
+    before = [p.detach().clone() for p in one.model.parameters()]
+    one.train()
+    for parameter, kept in zip(one.model.parameters(), before, strict=True):
+        assert int((parameter != kept).sum()) <= max(1, round(0.1 * parameter.numel()))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SelectiveUpdate(0.0), "ratio=0.0"),
+        (lambda: SelectiveUpdate(1.5), "ratio=1.5"),
+        (lambda: SelectiveUpdate(0.3, 0), "refresh=0"),
+        (lambda: ChildTuningF(-1), "reserve=-1"),
+        (lambda: ChildTuningF(True), "reserve=True"),
+    ],
+)
+def test_bad_settings(make: Any, message: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        make()
+    assert message in str(caught.value)
+
+
+def test_an_update_without_state_refuses_one() -> None:
+    class Nothing(Update):
+        def before(self, parameters: list[nn.Parameter]) -> None:
+            pass
+
+    with pytest.raises(BadInput, match="has no state"):
+        Nothing().load_state_dict({"x": torch.zeros(1)})
+
+
+def test_masks_belong_to_parameters_not_to_places() -> None:
+    """Gradients on one layer in a step and on another, of the same shape, in the next."""
+    net = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False))
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-2, weight_decay=0.1)
+    update = SelectiveUpdate(0.25, refresh=4)
+    for number in range(4):
+        optimizer.zero_grad()
+        layer = net[number % 2]
+        layer(torch.randn(3, 6)).square().sum().backward()
+        before = [p.detach().clone() for p in net.parameters()]
+        with update.around(net.parameters()):
+            optimizer.step()
+        moved = [int((p != kept).sum()) for p, kept in zip(net.parameters(), before, strict=True)]
+        assert moved == ([9, 0] if number % 2 == 0 else [0, 9])
+    assert not torch.equal(update.masks[0], update.masks[1])
+
+
+def test_child_tuning_masks_are_the_same_on_every_rank() -> None:
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        weight = nn.Parameter(torch.ones(50))
+        weight.grad = torch.ones(50)
+        ChildTuningF(0.3).before([weight])
+        found.append(weight.grad.clone())
+    assert torch.equal(found[0], found[1])
+
+
+def test_uegr_formula() -> None:
+    """Losses and divergence recomputed from the passes that were made; the perturbation is the normalised gradient."""
+    net = tiny_models.make("bart").double()
+    ctx = context(net, tiny_models.batch("bart"))
+    views = []
+    inner = ctx.forward.run
+    ctx.forward.run = lambda shifts, *, hidden: (views.append((shifts, inner(shifts, hidden=hidden))), views[-1][1])[1]  # type: ignore
+    term = UEGR(passes=3, alpha=2.0, radius=0.1)
+    report = Criterion(term, label_smoothing=0.1)(ctx)
+    assert len(views) == 5
+    logs = [view.logits.log_softmax(-1) for _, view in views[2:]]
+    kept = ctx.mask
+    middle = (sum(log.exp() for log in logs) / 3).log()  # type: ignore[union-attr]
+    js = sum((log.exp() * (log - middle)).sum(-1)[kept].mean() for log in logs) / 3
+    losses = sum(ctx.reduce(ctx.task_loss(view)) for _, view in views[2:]) / 3
+    assert report.total.item() == pytest.approx((losses + 2.0 * js).item(), rel=1e-6)
+    delta = views[2][0][-1].delta["encoder"]
+    assert isinstance(delta, Tensor)
+    embeds = ctx.clean.embeds["encoder", "embedding"].detach()
+    mask = ctx.forward.sites["encoder"].mask
+    assert mask is not None
+    size = embeds[mask].square().mean().sqrt() * (mask.sum(-1) * 16).sqrt()
+    torch.testing.assert_close(delta.flatten(1).norm(dim=-1), 0.1 * size, rtol=1e-4, atol=0)
+    report.total.backward()
+
+
+def test_uegr_uses_the_range_of_rates_and_puts_the_models_own_back() -> None:
+    assert UEGR(passes=3, low=0.1, high=0.3).rates() == pytest.approx([0.1, 0.2, 0.3])
+    net = tiny_models.make("roberta")
+    before = [module.p for module in net.modules() if isinstance(module, nn.Dropout)]
+    seen = []
+    ctx = context(net, tiny_models.batch("roberta"))
+    inner = ctx.forward.run
+
+    def run(shifts: Any, *, hidden: bool) -> Any:
+        seen.append({module.p for module in net.modules() if isinstance(module, nn.Dropout)})
+        return inner(shifts, hidden=hidden)
+
+    ctx.forward.run = run  # type: ignore[method-assign]
+    Criterion(UEGR(low=0.3, high=0.4))(ctx)
+    assert seen[2:] == [{0.3}, {0.4}]
+    assert [module.p for module in net.modules() if isinstance(module, nn.Dropout)] == before
+
+
+def test_uegr_refuses_what_it_is_not() -> None:
+    net = tiny_models.make("roberta", num_labels=1)
+    batch = {**tiny_models.batch("roberta"), "labels": torch.tensor([0.1, 2.0, 3.5])}
+    with pytest.raises(BadInput, match="a regression head has no distributions"):
+        Criterion(UEGR())(context(net, batch))
+    for settings, message in (({"passes": 1}, "passes=1"), ({"low": 0.5}, "low=0.5"), ({"steps": 2}, "steps=2")):
+        with pytest.raises(BadInput) as caught:
+            UEGR(**settings)  # type: ignore[arg-type]
+        assert message in str(caught.value)
+
+
+def test_both_stages_train(tmp_path: Path) -> None:
+    one = trainer("bart", tmp_path, UEGR(), update=SelectiveUpdate(0.3), max_steps=30, learning_rate=1e-2)
+    one.train()
+    assert losses(one)[-1]["loss"] < losses(one)[0]["loss"]

@@ -1,0 +1,218 @@
+"""Layers of a run: what wins, what is refused, and what is said about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from seqreg.errors import BadInput
+from seqreg.workbench.config import lookup, other_names, overlay, run_config
+
+
+def test_the_order_of_layers() -> None:
+    plain = run_config.resolve("cnn_dailymail").config
+    assert plain.data.max_source == 1024  # the card
+    assert plain.generation.length_penalty == 2.0  # the card
+    assert plain.optimisation.steps == 20000  # the recipe
+    tiny = run_config.resolve("cnn_dailymail", variants=["tiny"], terms=["r3f", "rdrop"]).config
+    assert (tiny.data.max_source, tiny.model.architecture) == (256, "bart")
+    assert list(tiny.terms) == ["r3f", "rdrop"]
+    assert tiny.output == "runs/cnn_dailymail-tiny/r3f-rdrop"
+    last = run_config.resolve(
+        "cnn_dailymail", variants=["tiny"], terms=["r3f"], overrides=["terms.r3f.weight=1e-3", "data.max_source=9"]
+    ).config
+    assert last.terms["r3f"]["weight"] == 1e-3  # type: ignore[index]
+    assert last.data.max_source == 9
+    assert run_config.resolve("gigaword", terms=["none"]).config.terms == {}
+    assert run_config.resolve("gigaword", terms=["r3f"], overrides=["terms.r3f=null"]).config.terms == {}
+
+
+def test_the_task_decides_lengths_whoever_sets_it() -> None:
+    run = run_config.resolve("cnn_dailymail", overrides=["task=gigaword"])
+    assert (run.config.data.max_source, run.config.generation.max_length) == (128, 32)
+
+
+def test_regression_gets_its_divergence_and_the_command_line_still_wins() -> None:
+    terms = run_config.resolve("glue", variants=["stsb"], terms=["r3f"]).config.terms
+    assert terms["r3f"]["divergence"] == "mse"  # type: ignore[index]
+    assert "divergence" not in run_config.resolve("glue", variants=["rte"], terms=["r3f"]).config.terms["r3f"]  # type: ignore[operator]
+    changed = run_config.resolve("glue", variants=["stsb"], terms=["r3f"], overrides=["terms.r3f.divergence=js"])
+    assert changed.config.terms["r3f"]["divergence"] == "js"  # type: ignore[index]
+
+
+FAULTS = {
+    "optimisation.learning_rte=1": r"^command line: optimisation.learning_rte=1: unknown key; .*'learning_rate'\?$",
+    "sed=1": r"^command line: sed=1: unknown key; did you mean 'seed'\?$",
+    "seed=two": r"^command line: seed='two': expected a valid integer",
+    "seed='1'": r"^command line: seed='1': expected a valid integer",
+    "seed=true": r"^command line: seed=True: expected a valid integer",
+    "optimisation.batch_size=0": r"^command line: optimisation.batch_size=0: expected greater than or equal to 1$",
+    "optimisation.learning_rate=.nan": r"^command line: optimisation.learning_rate=nan: expected",
+    "optimisation.schedule=linaer": r"^command line: optimisation.schedule='linaer': expected 'linear'",
+    "optimisation.epochs=1": r"^recipes/sizes/tiny_summarizer.yaml and command line: set one of optimisation.s",
+    "optimisation.warmup=9999": r"optimisation\.warmup=9999 leaves nothing of optimisation\.steps=\d+: set both$",
+    "generation.min_length=99": r"min_length=99 is larger than max_length=24$",
+    "evaluation.best=true": r"evaluation.best needs evaluation.every=0",
+    "task=gigawrd": r"^command line: task='gigawrd': unknown task 'gigawrd'; did you mean 'gigaword'\?",
+    "task=../../etc/passwd": r"unknown task '../../etc/passwd'",
+    "task=/etc/passwd": r"unknown task",
+    "terms.r3f.wieght=1": r"^command line: terms.r3f.wieght=1: R3F: unknown setting 'wieght'; did you mean 'weight'\?$",
+    "terms.r3f.scale=-1": r"^command line: terms.r3f.scale=-1: expected a number >= 0",
+    "terms.r3f.weight=-1": r"^command line: terms.r3f.weight=-1: expected",
+    "terms.r3f.preset=fairsq": r"^command line: terms.r3f.preset='fairsq': R3F: unknown preset",
+    "terms.smrt={}": r"^command line: unknown term 'smrt'; did you mean 'smart'\?",
+    "terms.r3f=3": r"^command line: terms.r3f=3: expected a valid dictionary",
+    "model.architecture=null": r"set one of model.name \(pretrained\) and model.architecture",
+    "loss.label_smoothing=1.5": r"^command line: loss.label_smoothing=1.5: expected less than 1$",
+    "a": r"expected key=value",
+}
+
+
+@pytest.mark.parametrize("setting", FAULTS)
+def test_faults_are_one_line_that_names_place_key_and_value(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[3])
+    with pytest.raises(BadInput, match=FAULTS[setting]) as caught:
+        run_config.resolve("gigaword", terms=["r3f"], variants=["tiny"], overrides=[setting])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_misspelt_key_is_named_before_what_it_leads_to() -> None:
+    with pytest.raises(BadInput, match=r"optimization.*unknown key; did you mean 'optimisation'"):
+        run_config.resolve("gigaword", variants=["tiny"], overrides=["optimisation.steps=2", "optimization.warmup=1"])
+
+
+def test_a_fault_in_a_file_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("task: gigaword\nmodel: {nme: x}\noptimisation: {steps: 3}\n")
+    with pytest.raises(BadInput, match=rf"^{path}: model.nme='x': unknown key; did you mean 'name'\?"):
+        run_config.resolve(str(path))
+    (tmp_path / "term.yaml").write_text("optimisation: {steps: 3}\n")
+    path.write_text("task: gigaword\nmodel: {name: x}\noptimisation: {steps: 3}\n")
+    with pytest.raises(BadInput, match=r"term.yaml: optimisation: steps: unknown key"):
+        run_config.resolve(str(path), terms=[str(tmp_path / "term.yaml")])
+    with pytest.raises(BadInput, match="unknown variant 'tny'"):
+        run_config.resolve("gigaword", variants=["tny"])
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../b", "", "terms/r3f", "quickstrat"])
+def test_names_stay_on_their_shelf(name: str) -> None:
+    for kind in ("recipes", "recipes/terms", "tasks"):
+        with pytest.raises(BadInput):
+            lookup.find(kind, name)  # type: ignore[arg-type]
+
+
+def test_a_saved_run_is_a_recipe_again(tmp_path: Path) -> None:
+    run = run_config.resolve("glue", variants=["mnli", "tiny"], terms=["r4f"], overrides=["seed=7"])
+    run.save(tmp_path)
+    again = run_config.load(tmp_path)
+    assert again.card == run.card
+    own = {**again.config.model_dump(), "task": run.config.task}
+    assert own == run.config.model_dump()
+    assert overlay.read(tmp_path / "config.yaml")["task"] == "task.yaml"
+    with pytest.raises(BadInput, match="nothing: no such folder"):
+        run_config.load(tmp_path / "nothing")
+
+
+def test_a_term_that_needs_unlabelled_rows_is_refused_before_anything_is_written() -> None:
+    with pytest.raises(BadInput, match=r"command line: terms.jachess.mode='alternate': set data.unlabelled=FILE"):
+        run_config.resolve("quickstart", terms=["jachess"], overrides=["terms.jachess.mode=alternate"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("model.settings.decoder_layers=-1", "model.settings.decoder_layers=-1: expected a whole number from 0"),
+        ("model.settings.num_attention_heads=-2", "num_attention_heads=-2: expected a whole number from 0"),
+        ("optimisation.epochs=1e308", "optimisation.epochs=1e+308: expected less than or equal to 1000000"),
+        ("optimisation.learning_rate=1e38", "optimisation.learning_rate=1e+38: expected less than or equal to 100"),
+        ("generation.num_beams=1000000000", "generation.num_beams=1000000000: expected less than or equal to 1000"),
+    ],
+)
+def test_b4_what_cannot_be_trained_is_refused_before_anything_is_written(setting: str, message: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        run_config.resolve("quickstart", overrides=[setting])
+    assert str(caught.value).startswith("command line: ")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("optimisation.lr=1", "optimisation.learning_rate"), ("model.path=x", "model.name"),
+        ("per_device_train_batch_size=8", "optimisation.batch_size"), ("output_dir=x", "output"),
+        ("optimisation.max_grad_norm=1", "optimisation.clip"), ("data.source_prefix=x", "data.prefix"),
+    ],
+)  # fmt: skip
+def test_a_key_that_is_called_so_elsewhere_names_the_right_one(given: str, meant: str) -> None:
+    with pytest.raises(BadInput, match=f"unknown key; did you mean '{meant}'\\?$"):
+        run_config.resolve("quickstart", overrides=[given])
+
+
+def test_aliases_lead_to_settings_and_are_none_themselves() -> None:
+    known = run_config.resolve("quickstart", terms=["neftune"]).config.model_dump(mode="json")
+    keys = {*known, *(f"{one}.{two}" for one, inner in known.items() if isinstance(inner, dict) for two in inner)}
+    for key, words in other_names.ALIASES.items():
+        assert key in keys or key == "terms.neftune.alpha", key
+        assert not keys & set(words), key
+    words = [word for one in other_names.ALIASES.values() for word in one]
+    assert sorted({word for word in words if words.count(word) > 1}) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("data.prefix=summarize: ", "summarize: "), ("data.prefix=translate ", "translate "),
+        ("data.prefix=[x] y", "[x] y"), ("data.prefix=a: b: c", "a: b: c"), ("data.prefix=# 1", "# 1"),
+        ("data.prefix='null'", "null"), ('data.prefix="a\\tb"', "a\tb"), ("data.path={a}", "{a}"),
+        ("output=runs/a #2", "runs/a #2"), ("data.path=null", None),
+    ],
+)  # fmt: skip
+def test_a_setting_that_is_text_is_read_as_text(setting: str, value: str | None) -> None:
+    found = run_config.resolve("quickstart", overrides=[setting]).config.model_dump()
+    key = setting.partition("=")[0].split(".")
+    assert (found[key[0]][key[1]] if key[1:] else found[key[0]]) == value
+
+
+@pytest.mark.parametrize("recipe", lookup.names("recipes"))
+def test_b1_any_number_of_steps_fits_the_warmup_of_a_recipe(recipe: str) -> None:
+    chosen = [[], *([name] for name in overlay.read(lookup.find("recipes", recipe)).get("variants", {}))]
+    for variants in chosen:
+        for steps in (1, 2, 20):
+            run = run_config.resolve(recipe, variants=variants, overrides=[f"optimisation.steps={steps}"])
+            assert 0 <= run.config.optimisation.warmup_steps < steps
+    papers = {"cnn_dailymail": 500, "xsum": 500, "reddit_tifu": 5000}
+    if recipe in papers:
+        assert run_config.resolve(recipe).config.optimisation.warmup_steps == papers[recipe]
+
+
+def test_a_task_of_the_command_line_is_in_the_name_of_the_folder(tmp_path: Path) -> None:
+    assert run_config.resolve("gigaword", overrides=["task=gigaword"]).config.output == "runs/gigaword/baseline"
+    assert run_config.resolve("gigaword", overrides=["task=xsum"]).config.output == "runs/gigaword-xsum/baseline"
+    named = run_config.resolve("glue", variants=["tiny"], terms=["r3f"], overrides=["task=glue/sst2"]).config.output
+    assert named == "runs/glue-glue-sst2-tiny/r3f"
+    card = tmp_path / "mine.yaml"
+    card.write_text(lookup.find("tasks", "text_pairs").read_text())
+    assert run_config.resolve("gigaword", overrides=[f"task={card}"]).config.output == "runs/gigaword-mine/baseline"
+    run = run_config.resolve("gigaword", overrides=["task=xsum"])
+    run.save(tmp_path / "saved")
+    assert run_config.load(tmp_path / "saved").config.output == "runs/gigaword-xsum/baseline"
+
+
+def test_b2_a_model_of_the_command_line_takes_the_place_of_the_recipes() -> None:
+    tiny = run_config.resolve("gigaword", variants=["tiny"])
+    assert tiny.config.model.architecture == "bart"
+    assert "from scratch" in tiny.note
+    named = run_config.resolve("gigaword", variants=["tiny"], overrides=["model.name=folder"])
+    assert (named.config.model.name, named.config.model.architecture, named.config.model.settings) == (
+        "folder",
+        None,
+        {},
+    )
+    assert named.config.optimisation.learning_rate < tiny.config.optimisation.learning_rate  # its `pretrained` block
+    assert named.config.data.max_source == tiny.config.data.max_source
+    assert "from scratch" not in named.note
+    scratch = run_config.resolve("gigaword", overrides=["model.architecture=bart"]).config.model
+    assert (scratch.name, scratch.architecture) == (None, "bart")
+    with pytest.raises(BadInput, match=r"set one of model\.name"):
+        run_config.resolve("gigaword", overrides=["model.architecture=bart", "model.name=x"])

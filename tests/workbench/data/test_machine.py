@@ -1,0 +1,103 @@
+"""A CPU that advertises instructions which it cannot run: oneDNN is held to what works, and nothing is left out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from seqreg.errors import BadInput
+from seqreg.workbench.data import machine
+
+ROOT = Path(__file__).parents[3]
+LINE = (
+    "seqreg: warning: this CPU advertises instructions that it cannot run (products in bf16 die): "
+    "ONEDNN_MAX_CPU_ISA={} is set\n"
+)
+
+
+def around(home: Path, **further: str) -> dict[str, str]:
+    """The environment of a process on a machine with a broken CPU."""
+    kept = {key: value for key, value in os.environ.items() if not key.endswith("_MAX_CPU_ISA")}
+    path = os.pathsep.join([str(ROOT / "tests" / "helpers" / "broken_cpu"), str(ROOT)])
+    return {**kept, "PYTHONPATH": path, "XDG_CACHE_HOME": str(home / "cache"), **further}
+
+
+def run(*words: str | Path, environment: dict[str, str], cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*map(str, words)], env=environment, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("sound", range(len(machine.LEVELS) + 1))
+def test_b3_the_highest_level_that_works(sound: int) -> None:
+    levels = (machine.ALL, *machine.LEVELS)
+    assert machine.highest(lambda level: levels.index(level) >= sound) == levels[sound]
+
+
+def test_b3_no_level_works() -> None:
+    with pytest.raises(BadInput, match="die on this CPU at every level"):
+        machine.highest(lambda level: False)
+
+
+def test_b3_the_products_really_run_here() -> None:
+    assert machine.works(os.environ.get(machine.VARIABLE, machine.ALL))
+
+
+def test_b3_a_shell_is_told_the_level_once_tried(tmp_path: Path) -> None:
+    environment = around(tmp_path)
+    words = (sys.executable, "-m", "seqreg.workbench.data.machine")
+    first = run(*words, environment=environment)
+    assert (first.stdout, first.stderr) == ("AVX512_CORE_BF16\n", LINE.format("AVX512_CORE_BF16"))
+    (kept,) = (tmp_path / "cache" / "seqreg").iterdir()
+    assert kept.read_text() == "AVX512_CORE_BF16\n"
+    again = run(*words, environment={**environment, "SOUND_LEVELS": ""})  # remembered: nothing is tried
+    assert (again.stdout, again.stderr) == (first.stdout, first.stderr)
+    kept.write_text("rm -rf\n")  # what cannot be right is tried again
+    assert run(*words, environment={**environment, "SOUND_LEVELS": "AVX2"}).stdout == "AVX2\n"
+    own = run(*words, environment={**environment, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_AMX"})
+    assert (own.stdout, own.stderr, own.returncode) == ("", "", 0), "what a user has set is left alone"
+    kept.unlink()
+    none = run(*words, environment={**environment, "SOUND_LEVELS": ""})
+    assert none.returncode == 1
+    assert "at every level of ONEDNN_MAX_CPU_ISA" in none.stderr
+    assert not kept.exists()
+
+
+def test_b3_scripts_and_what_they_start_inherit_it(tmp_path: Path) -> None:
+    """With an environment that has everything installed, as far as the script can see."""
+    tools = tmp_path / "checkout" / "tools"
+    tools.mkdir(parents=True)
+    shutil.copy(ROOT / "tools" / "environment.sh", tools)
+    for name in ("setup.cfg", "constraints.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / "checkout")
+    fake = tmp_path / "environment" / "bin"
+    fake.mkdir(parents=True)
+    (fake / "python").write_text(
+        f'#!/bin/sh\nif [ "$2" = pip ]; then exit 0; fi\nexec "{sys.executable}" "$@"\n', encoding="utf-8"
+    )
+    (fake / "python").chmod(0o755)
+    environment = around(tmp_path, VIRTUAL_ENV=str(fake.parent), PATH=f"{fake}{os.pathsep}{os.environ['PATH']}")
+    script = 'set -euo pipefail; source tools/environment.sh ""; python -c "import os; print(os.getenv(\'{}\'))"'
+    asked = script.format(machine.VARIABLE)
+    told = run("bash", "-c", asked, environment=environment, cwd=tools.parent)
+    assert told.stdout == "AVX512_CORE_BF16\n", told.stderr
+    assert told.stderr.endswith(LINE.format("AVX512_CORE_BF16"))
+    own = run("bash", "-c", asked, environment={**environment, "ONEDNN_MAX_CPU_ISA": "AVX2"}, cwd=tools.parent)
+    assert own.stdout == "AVX2\n", own.stderr
+
+
+def test_b3_bf16_on_the_command_line(tmp_path: Path) -> None:
+    """`check` does all that `train` does before its first step, and a step; other precisions try nothing."""
+    environment = around(tmp_path, HF_HUB_OFFLINE="1", COLUMNS="100")
+    size = "{d_model: 16, encoder_layers: 1, decoder_layers: 1, encoder_attention_heads: 2, decoder_attention_heads: 2}"
+    words = [sys.executable, "-m", "seqreg", "check", "quickstart", f"model.settings={size}", "data.limit.train=8"]
+    plain = run(*words, environment=environment, cwd=tmp_path)
+    assert plain.returncode == 0, plain.stderr
+    assert "CPU" not in plain.stderr
+    assert not (tmp_path / "cache").exists()
+    half = run(*words, "optimisation.precision=bf16", environment=environment, cwd=tmp_path)
+    assert half.returncode == 0, half.stderr
+    assert half.stderr.count(LINE.format("AVX512_CORE_BF16")) == 1

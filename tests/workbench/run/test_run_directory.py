@@ -1,0 +1,251 @@
+"""Runs that must not be called finished, environments that must not be believed, and folders that are not ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from seqreg.errors import BadInput, NoRoom, NotFinite
+from seqreg.studies.collapse import chain
+from seqreg.studies.common.findings import Finding
+from seqreg.workbench.data import loading
+from seqreg.workbench.run import launch, run_directory, train
+from seqreg.workbench.run.trainer import SteadyTrainer
+from seqreg.workbench.text import atomic_files
+from tests.workbench.run.test_train import run_of
+
+OFF = "logging.tensorboard=false"
+FAULTY = "terms.faulty={term: tests.helpers.nonfinite_term.Faulty, at: [0], how: loss}"
+
+
+def strict(path: Path) -> Any:
+    """JSON as other programs read it."""
+
+    def refused(word: str) -> None:
+        raise AssertionError(f"{path}: {word} is not JSON")
+
+    return json.loads(path.read_text(), parse_constant=refused)
+
+
+# Weights and losses that are not finite
+
+
+@pytest.mark.parametrize("further", [(), ("checkpoints.every=1",), ("evaluation.every=1",)])
+def test_w12_an_update_that_makes_weights_infinite_does_not_finish(
+    further: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = torch.optim.AdamW.step
+
+    def overflows(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for group in self.param_groups:
+            group["lr"] = 1e308
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", overflows)
+    with pytest.raises(NotFinite, match=r"after step \d \d\d weights are not finite \(model\.\w") as caught:
+        train.train(run_of("gigaword", tmp_path, "optimisation.steps=2", *further, OFF, variants=[]))
+    assert caught.value.code == 3
+    record = run_directory.Record.read(tmp_path / "run")
+    assert record is not None
+    assert not record.finished
+    assert not list((tmp_path / "run").glob("model*"))
+    assert not list((tmp_path / "run").glob("checkpoint-*"))
+
+
+def test_w12_a_weight_that_becomes_infinite_in_the_last_step_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = SteadyTrainer._finalize_training
+
+    def spoilt(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.model.get_input_embeddings().weight.data[3, 3] = float("inf")
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(SteadyTrainer, "_finalize_training", spoilt)
+    with pytest.raises(NotFinite, match=r"after step 1 1 weights are not finite \(model.shared.weight\)"):
+        train.train(run_of("gigaword", tmp_path, OFF, variants=[]))
+
+
+def test_w12_a_trial_loss_that_is_not_finite_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    run = run_of("gigaword", tmp_path, FAULTY, OFF, variants=[])
+    with pytest.raises(BadInput, match=r"the loss of the first 2 training examples is not finite \(base\)"):
+        train.train(run)
+    assert not (tmp_path / "run").exists()
+
+
+def test_w12_what_is_not_finite_is_null_in_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SteadyTrainer, "mean_loss", lambda self: float("nan"))
+    metrics = train.train(run_of("gigaword", tmp_path, OFF, variants=[]))
+    assert metrics["train"]["loss"] is None
+    assert strict(tmp_path / "run" / "metrics.json") == metrics
+    assert strict(tmp_path / "run" / "run.json")["finished"]
+    assert atomic_files.to_json({"a": [float("inf"), 1.5], "b": (float("nan"),)}) == '{"a": [null, 1.5], "b": [null]}'
+    Finding("probe", "", "", [], values={"a": float("nan")}).write(tmp_path)
+    assert strict(tmp_path / "probe.json")["values"] == {"a": None}
+
+
+# The environment
+
+
+STRAY = [
+    {"RANK": "1"}, {"LOCAL_RANK": "0"}, {"LOCAL_RANK": "1"}, {"WORLD_SIZE": "2"}, {"WORLD_SIZE": "abc"},
+    {"RANK": "-3"}, {"RANK": "1", "WORLD_SIZE": "2"}, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "x"},
+    {"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, {"RANK": "9" * 99},
+    {"PMI_SIZE": "2"}, {"OMPI_COMM_WORLD_SIZE": "x"}, {"ACCELERATE_MIXED_PRECISION": "bf16"},
+    {"ACCELERATE_USE_FSDP": "true"}, {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, {"ACCELERATE_USE_DEEPSPEED": "1"},
+    {"ACCELERATE_USE_CPU": "abc"}, {"ACCELERATE_DEBUG_MODE": "2"}, {"FORK_LAUNCHED": "2"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("variables", STRAY, ids=lambda found: "-".join(f"{k}={v[:9]}" for k, v in found.items()))
+def test_w13_a_variable_that_was_left_behind_does_not_open_a_folder(
+    variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = tmp_path / "run"
+    mine.mkdir()
+    (mine / "README.md").write_text("mine")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    run = run_of("gigaword", tmp_path, OFF, variants=[])
+    with pytest.raises(BadInput, match=f"{next(iter(variables))}=.* in the environment") as caught:
+        train.train(run)
+    assert len(caught.value.lines) == 1
+    assert [path.name for path in mine.iterdir()] == ["README.md"]
+    assert (mine / "README.md").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({}, (0, 1)),
+        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, (0, 1)),
+        ({"LOCAL_RANK": "-1", "WORLD_SIZE": ""}, (0, 1)),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, (1, 2)),
+    ],
+)
+def test_w13_torchrun_is_believed(
+    variables: dict[str, str], found: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert launch.processes() == found
+    if found[1] > 1:
+        with pytest.raises(BadInput, match="runs in one process"):
+            chain.one_process()
+
+
+def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for accelerate, which would read a number."""
+    names = {*launch.TORCHRUN, "PMI_SIZE", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_CPU", "ACCELERATE_MIXED_PRECISION"}
+    for name in names:
+        monkeypatch.setenv(name, "")
+    assert launch.processes() == (0, 1)
+    launch.check_accelerate("fp32")
+    assert not names & set(os.environ)
+
+
+# What is called finished
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tmp_path = tmp_path_factory.mktemp("ended")
+    train.train(run_of("gigaword", tmp_path, OFF, "checkpoints.every=1", variants=[]))
+    return tmp_path
+
+
+def torn(path: Path) -> None:
+    os.truncate(path, 1000)
+
+
+def flipped(path: Path) -> None:
+    found = bytearray(path.read_bytes())
+    found[-1] ^= 1
+    path.write_bytes(found)
+
+
+@pytest.mark.parametrize("spoil", [torn, flipped, Path.unlink])
+def test_w15_a_finished_run_whose_model_is_not_whole_is_not_finished(
+    spoil: Any, ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(ended / "run", tmp_path / "run"))
+    whole = (folder / "model.safetensors").read_bytes()
+    run = run_of("gigaword", ended, OFF, "checkpoints.every=1", f"output={folder}", variants=[])
+    spoil(folder / "model.safetensors")
+    train.train(run)
+    said = capsys.readouterr().err
+    assert "this run was finished, but model.safetensors" in said
+    assert (folder / "model.safetensors").read_bytes() == whole
+    train.train(run)
+    assert "this run is finished, nothing to do" in capsys.readouterr().err
+    spoil(folder / "model.safetensors")
+    shutil.rmtree(folder / "checkpoint-1")
+    with pytest.raises(BadInput, match=r"was finished, but model.safetensors .*there is no checkpoint.*--overwrite"):
+        train.train(run)
+
+
+def test_w15_a_folder_that_was_removed_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = SteadyTrainer._finalize_training
+
+    def removed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        shutil.rmtree(tmp_path / "run")
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(SteadyTrainer, "_finalize_training", removed)
+    for further in ((), ("checkpoints.every=1", "checkpoints.minutes=0.0000001")):
+        with pytest.raises(NoRoom, match="the folder of this run was removed while it was training"):
+            train.train(run_of("gigaword", tmp_path, OFF, *further, variants=[]))
+
+
+def test_w15_a_folder_that_was_given_to_another_run_is_left_alone(tmp_path: Path) -> None:
+    run = run_of("gigaword", tmp_path, variants=[])
+    run_directory.Record.of(run).write(tmp_path)
+    before = (tmp_path / "run.json").read_bytes()
+    with pytest.raises(NoRoom, match="was given to another run"):
+        run_directory.check_own(tmp_path, "mine")
+    assert (tmp_path / "run.json").read_bytes() == before
+
+
+def test_w15_seconds_do_not_follow_the_time_of_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, jump = time.time, iter(range(0, 10**9, 3600))
+    monkeypatch.setattr(time, "time", lambda: real() - next(jump))
+    settings = (OFF, "evaluation.every=1", "checkpoints.every=1", "optimisation.steps=2")
+    metrics = train.train(run_of("gigaword", tmp_path, *settings, variants=[]))
+    assert 0 < metrics["train"]["seconds"] < 600
+    history = json.loads((tmp_path / "run" / "checkpoint-2" / "trainer_state.json").read_text())["log_history"]
+    times = [entry["eval_runtime"] for entry in history if "eval_runtime" in entry]
+    assert times
+    assert all(0 < seconds < 600 for seconds in times)
+    assert torch.tensor([entry["eval_steps_per_second"] for entry in history if "eval_loss" in entry]).gt(0).all()
+
+
+def test_w15_a_model_that_has_changed_is_not_scored(tmp_path: Path) -> None:
+    train.train(run_of("gigaword", tmp_path, OFF, variants=[]))
+    folder = tmp_path / "run"
+    (folder / atomic_files.REMOVED).write_text("of an earlier model")
+    weights = bytearray((folder / "model.safetensors").read_bytes())
+    weights[-4:] = b"\0\0\0\0" if weights[-4:] != b"\0\0\0\0" else b"\1\0\0\0"
+    (folder / "model.safetensors").write_bytes(weights)
+    for attempt in (lambda: train.evaluate_run(folder), lambda: train.trained(folder)):
+        with pytest.raises(BadInput, match=r"model.safetensors has changed since it was written"):
+            attempt()
+
+
+def test_w15_an_old_note_of_a_removed_model_does_not_outlive_it(tmp_path: Path) -> None:
+    run = run_of("gigaword", tmp_path, OFF, variants=[])
+    (tmp_path / "run").mkdir()
+    train.train(run)
+    (tmp_path / "run" / atomic_files.REMOVED).write_text("an earlier model was not kept")
+    train.train(run, overwrite=True)
+    assert not (tmp_path / "run" / atomic_files.REMOVED).exists()
+
+
+def test_data_without_an_outline_tell_nothing() -> None:
+    assert run_directory.difference({}, loading.Splits({"train": []})) == ""
