@@ -4,7 +4,7 @@
 #
 #   bash recipes/quickstart.sh                           # the pretraining is done once, and used again
 #   bash recipes/quickstart.sh smart                     # another term
-#   bash recipes/quickstart.sh optimisation.steps=100    # settings are those of the fine-tunings
+#   bash recipes/quickstart.sh optimisation.max_steps=100    # settings are those of the fine-tunings
 #
 # Hardware: any; two minutes on 2 cores, after the installation. Downloads nothing beyond Python packages.
 set -euo pipefail

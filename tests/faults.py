@@ -27,7 +27,8 @@ from tests.helpers import forked_process
 
 TERMS = ("r3f", "smart", "bregman")
 SETTINGS = (
-    "optimisation.steps=8", "optimisation.accumulation=2", "checkpoints.every=2", "evaluation.every=4",
+    "optimisation.max_steps=8", "optimisation.gradient_accumulation_steps=2", "checkpoints.save_steps=2",
+    "evaluation.eval_steps=4",
     "optimisation.learning_rate=1e-2",
 )  # fmt: skip
 

@@ -16,8 +16,9 @@ from tests.helpers import sample_files
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted(path.name for path in (ROOT / "recipes").glob("*.sh") if not path.name.startswith("_"))
 QUICK = [
-    "optimisation.steps=2", "optimisation.batch_size=2", "evaluation.resamples=10", "evaluation.batch_size=8",
-    "logging.anatomy_steps=0", "logging.tensorboard=false",
+    "optimisation.max_steps=2", "optimisation.per_device_train_batch_size=2", "evaluation.resamples=10",
+    "evaluation.per_device_eval_batch_size=8",
+    "logging.diagnostics_steps=0", "logging.tensorboard=false",
 ]  # fmt: skip
 
 
@@ -33,7 +34,7 @@ class Clone:
             shutil.copy(ROOT / name, self.root / name)
         self.pip = folder / "pip.log"
         self.command("python", f'if [ "$1 $2" = "-m pip" ]; then echo "$@" >> {self.pip}; exit $PIP; fi', "")
-        self.command("seqreg", "", "-m seqreg.cli.main")
+        self.command("seqreg", "", "-m seqreg")
         assert self.bash('source tools/environment.sh ""', "-c", PIP="0").returncode == 0
         assert len(self.pip.read_text().splitlines()) == 1
 
@@ -132,7 +133,7 @@ def test_b1_words_of_a_script(clone: Clone) -> None:
     for words, said in expected.items():
         assert clone.bash("recipes/gigaword.sh", *words).stdout == said
     started = clone.bash("recipes/gigaword.sh", "r3f", NPROC="8").stdout
-    assert started == f"torchrun --standalone --nproc_per_node 8 -m seqreg.cli.main {train} r3f\n"
+    assert started == f"torchrun --standalone --nproc_per_node 8 -m seqreg {train} r3f\n"
 
 
 @pytest.mark.parametrize(

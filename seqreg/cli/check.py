@@ -115,12 +115,12 @@ def _data(shop: Workshop) -> list[dict[str, Any]]:
     config, found = shop.run.config, []
     for name, examples in shop.splits.sets.items():
         chosen = [examples[index] for index in range(min(ROWS, len(examples)))]
-        coded = (models.encode(shop.tokenizer, one, config.data.prefix, None) for one in chosen)
+        coded = (models.encode(shop.tokenizer, one, config.data.source_prefix, None) for one in chosen)
         sides = {"source": [len(one["input_ids"]) for one in coded]}
         if shop.run.card.kind == "generation":
             sides["target"] = [len(shop.tokenizer(text_target=one.target or "")["input_ids"]) for one in chosen]
         for side, sizes in sides.items():
-            limit = config.data.max_source if side == "source" else config.data.max_target
+            limit = config.data.max_source_length if side == "source" else config.data.max_target_length
             numbers = asdict(lengths(sizes, limit))
             found.append({"split": name, "rows": len(examples), "text": side, **numbers, "limit": limit})
     return found
@@ -146,8 +146,8 @@ def _part(name: str, settings: dict[str, Any], cost: Cost) -> dict[str, Any]:
 
 def _summary(shop: Workshop) -> dict[str, Any]:
     opt, size = shop.run.config.optimisation, sum(p.numel() for p in shop.model.parameters())
-    rows, batch = len(shop.splits.sets["train"]), opt.batch_size * opt.accumulation
-    steps = opt.steps or int(np.ceil(rows / batch) * (opt.epochs or 1))
+    rows, batch = len(shop.splits.sets["train"]), opt.per_device_train_batch_size * opt.gradient_accumulation_steps
+    steps = opt.max_steps or int(np.ceil(rows / batch) * (opt.num_train_epochs or 1))
     return {
         "model": type(shop.model).__name__, "parameters": size, "steps": steps, "batch": batch,
         "epochs": steps * batch / rows, "evaluations": shop.splits.evaluations(shop.run.card),

@@ -47,7 +47,7 @@ def chain(
 ) -> None:  # fmt: skip
     """Train and probe a chain, and print what was found."""
     plan = study_files.read(study_files.Plan, file)
-    plan = plan if seeds is None else plan.model_copy(update={"seeds": read_seeds(seeds)})
+    plan = plan if seeds is None else plan.updated(seeds=read_seeds(seeds))
     for name in (part.recipe for method in methods for part in parse(method).parts):
         known = lookup.names("recipes/terms")
         if name not in (*known, "baseline") and not name.endswith((".yaml", ".yml")):

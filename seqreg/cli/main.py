@@ -106,7 +106,7 @@ def quickstart(
 
     seqreg quickstart
 
-    seqreg quickstart smart optimisation.steps=200
+    seqreg quickstart smart optimisation.max_steps=200
     """
     from seqreg.cli import commands
 

@@ -26,7 +26,8 @@ Recipe = Annotated[
     ),
 ]
 Settings = Annotated[
-    Optional[list[str]], typer.Argument(help="Changes of the recipe: `key=value`, such as `optimisation.steps=100`.")
+    Optional[list[str]],
+    typer.Argument(help="Changes of the recipe: `key=value`, such as `optimisation.max_steps=100`."),
 ]
 Terms = Annotated[
     Optional[list[str]],

@@ -131,10 +131,11 @@ def _answers(
     model: Any, tokenizer: Any, run: Run, read: Iterable[tuple[dict[str, Any], Example]]
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Rows with predictions, in their order; batches are made of texts of like length within a window."""
-    size, read = run.config.evaluation.batch_size, iter(read)
+    size, read = run.config.evaluation.per_device_eval_batch_size, iter(read)
     while window := list(itertools.islice(read, size * WINDOW)):
         coded = [
-            dict(models.encode(tokenizer, one, run.config.data.prefix, run.config.data.max_source)) for _, one in window
+            dict(models.encode(tokenizer, one, run.config.data.source_prefix, run.config.data.max_source_length))
+            for _, one in window
         ]
         order = sorted(range(len(window)), key=lambda index: -len(coded[index]["input_ids"]))
         found: dict[int, dict[str, Any]] = {}

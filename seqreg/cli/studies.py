@@ -243,7 +243,7 @@ def chain(
     All tasks are probed in the pretrained model and after every step. The same command again goes on where it was
     stopped; trainings that are finished are left alone, also with more cycles, methods or seeds.
 
-    seqreg chain glue.yaml --terms r3f --cycles 3 optimisation.steps=500
+    seqreg chain glue.yaml --terms r3f --cycles 3 optimisation.max_steps=500
 
     A plan:
 

@@ -44,13 +44,13 @@ def notes(tmp: Path, card: cards.Card, **files: Sequence[Any]) -> loading.Splits
     return loading.load(card, Data(path=str(tmp / "folder")))
 
 
-@row(3, "an empty target", "S", "skipped", "more than data.most_empty of the rows is an error")
+@row(3, "an empty target", "S", "skipped", "more than data.max_empty_fraction of the rows is an error")
 def _(tmp: Path) -> None:
     splits = notes(tmp, PAIRS, train=[*GOOD, {"source": "x", "target": " "}], validation=GOOD[:1])
     assert len(splits.sets["train"]) == 30
     assert "train.jsonl: 1 rows left out: an empty text" in splits.notes
     found = [*GOOD[:3], {"source": "x", "target": ""}]
-    refused(tmp, r"x.jsonl: 1 of 4 rows have an empty text, more than data.most_empty=0.1", "train", "gigaword",
+    refused(tmp, r"x.jsonl: 1 of 4 rows have an empty text, more than data.max_empty_fraction=0.1", "train", "gigaword",
             "task=text_pairs", "model.name=x", f"data.path={write(tmp / 'x.jsonl', found)}")  # fmt: skip
 
 
@@ -156,7 +156,12 @@ def _(tmp: Path) -> None:
 
 @row(47, "one example; fewer rows than a batch", "H", "handled", "a last batch that is not full is never dropped")
 def _(tmp: Path) -> None:
-    words = tiny(tmp, "optimisation.batch_size=64", "optimisation.steps=null", "optimisation.epochs=1")
+    words = tiny(
+        tmp,
+        "optimisation.per_device_train_batch_size=64",
+        "optimisation.max_steps=null",
+        "optimisation.num_train_epochs=1",
+    )
     card, _ = cards.load("gigaword")
     write(tmp / "data" / "train.jsonl", sample_files.rows(card, 1))
     assert run(tmp, *words).code == 0

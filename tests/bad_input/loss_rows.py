@@ -195,7 +195,7 @@ def _(tmp: Path) -> None:
     59, "reentrant gradient checkpointing", "H", "handled", "the command never uses it; in a loop of your own: one line"
 )
 def _(tmp: Path) -> None:
-    settings = run_config.resolve("gigaword", overrides=["optimisation.checkpointing=true"]).config
+    settings = run_config.resolve("gigaword", overrides=["optimisation.gradient_checkpointing=true"]).config
     arguments = train.arguments(settings, tmp, True)
     assert arguments.gradient_checkpointing_kwargs == {"use_reentrant": False}
     model = tiny_models.make("bart")

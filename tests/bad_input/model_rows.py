@@ -59,7 +59,7 @@ def _(tmp: Path) -> None:
 
 @row(10, "a source longer than the model's positions", "E", "refused", "`seqreg check` counts what is cut")
 def _(tmp: Path) -> None:
-    message = "data.max_source=24: the model has only 16 positions"
+    message = "data.max_source_length=24: the model has only 16 positions"
     refused(tmp, message, *tiny(tmp, "model.settings.max_position_embeddings=16"))
     said = run(tmp, *tiny(tmp, verb="check"))
     assert said.code == 0, said
@@ -70,8 +70,8 @@ def _(tmp: Path) -> None:
 def _(tmp: Path) -> None:
     chosen = ["model.settings.max_position_embeddings=30", "generation.max_length=31"]
     refused(tmp, "generation.max_length=31: the model has only 30 positions", *tiny(tmp, *chosen))
-    chosen[1] = "data.max_target=31"
-    refused(tmp, "data.max_target=31: the model has only 30 positions", *tiny(tmp, *chosen))
+    chosen[1] = "data.max_target_length=31"
+    refused(tmp, "data.max_target_length=31: the model has only 30 positions", *tiny(tmp, *chosen))
 
 
 @row(13, "generation settings that no save accepts", "E", "refused", "before the first step, not at the first save")

@@ -56,7 +56,7 @@ def _(tmp: Path) -> None:
     around = {"OMP_NUM_THREADS": "1", **os.environ, **plain, "PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1"}
 
     def seqreg(*words: str, text: str = "") -> bytes:
-        command = [sys.executable, "-m", "seqreg.cli.main", *words]
+        command = [sys.executable, "-m", "seqreg", *words]
         done = subprocess.run(command, cwd=folder, env=around, input=text.encode(), capture_output=True)
         assert done.returncode == 0, done.stderr.decode()
         return done.stdout

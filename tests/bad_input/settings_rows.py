@@ -100,7 +100,11 @@ def _(tmp: Path) -> None:
     assert overlay.parse("[no, 12:30, off]", "here") == ["no", "12:30", "off"]
     for value in ("no", "010", "12:30"):
         refused(tmp, r"command line: seed=\S+: expected a valid integer", *tiny(tmp, f"seed={value}"))
-    refused(tmp, "evaluation.before='no': expected a valid boolean", *tiny(tmp, "evaluation.before=no"))
+    refused(
+        tmp,
+        "evaluation.eval_before_training='no': expected a valid boolean",
+        *tiny(tmp, "evaluation.eval_before_training=no"),
+    )
 
 
 @row(37, "a Python tag, aliases, a bomb of them, thousands of brackets, a huge file", "E", "refused")
@@ -122,7 +126,13 @@ def _(tmp: Path) -> None:
 
 @row(38, "batch size 0, accumulation 0, a NaN learning rate, epochs below 0", "E", "refused")
 def _(tmp: Path) -> None:
-    for setting in ("batch_size=0", "batch_size=-4", "accumulation=0", "learning_rate=.nan", "epochs=-1"):
+    for setting in (
+        "per_device_train_batch_size=0",
+        "per_device_train_batch_size=-4",
+        "gradient_accumulation_steps=0",
+        "learning_rate=.nan",
+        "num_train_epochs=-1",
+    ):
         message = rf"command line: optimisation.{setting.partition('=')[0]}=\S+: expected"
         refused(tmp, message, *tiny(tmp, f"optimisation.{setting}"))
     refused(tmp, "seed=4294967296: expected less than", *tiny(tmp, "seed=4294967296"))

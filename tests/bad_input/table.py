@@ -131,7 +131,7 @@ def tiny(folder: Path, *further: str, recipe: str = "gigaword", variant: str = "
         sample_files.folder(place, card)
     architecture = "bart" if card.kind == "generation" else "roberta"
     if any(word.startswith(("model.name=", "model.architecture=")) for word in further):
-        further = (*further, "model.vocabulary=320")
+        further = (*further, "model.vocab_size=320")
         base = [word for word in sample_files.tiny(architecture, place) if not word.startswith("model.")]
     else:
         base = sample_files.tiny(architecture, place)

@@ -39,7 +39,12 @@ def seqreg(*words: str | Path, cwd: Path, code: int = 0, text: str | None = None
 def test_gigaword_from_a_local_file_to_a_plain_transformers_model(tmp_path: Path) -> None:
     card, _ = cards.load("gigaword")
     sample_files.write(tmp_path / "pairs.jsonl", sample_files.rows(card, 60))
-    settings = ["data.path=pairs.jsonl", "optimisation.steps=4", "optimisation.warmup=1", "evaluation.every=2"]
+    settings = [
+        "data.path=pairs.jsonl",
+        "optimisation.max_steps=4",
+        "optimisation.warmup_steps=1",
+        "evaluation.eval_steps=2",
+    ]
     trained = seqreg("train", "gigaword", "--terms", "r3f", "--variant", "tiny", *settings, "output=out", cwd=tmp_path)
     assert "rougeLsum" in trained.stdout
     assert "tensorboard --logdir out" in trained.stderr

@@ -13,13 +13,13 @@ from seqreg.errors import BadInput
 
 
 def test_the_plan_is_a_pretraining_and_a_fine_tuning_for_every_method(tmp_path: Path) -> None:
-    source, tuned = quickstart.plan(["optimisation.steps=7"], tmp_path)
-    assert (source.config.output, source.config.optimisation.steps) == (str(tmp_path / "pretrained"), 240)
+    source, tuned = quickstart.plan(["optimisation.max_steps=7"], tmp_path)
+    assert (source.config.output, source.config.optimisation.max_steps) == (str(tmp_path / "pretrained"), 240)
     assert [run.config.method for run in tuned] == ["baseline", "r3f"]
     for run in tuned:
         assert run.config.model.name == source.config.output
         assert run.config.model.settings == {}
-        assert run.config.optimisation.steps == 7
+        assert run.config.optimisation.max_steps == 7
         assert run.config.data.also == {"newsroom": None}
     _, others = quickstart.plan(["smart", "rdrop"], tmp_path)
     assert [run.config.output for run in others] == [str(tmp_path / name) for name in ("baseline", "smart", "rdrop")]
@@ -30,9 +30,9 @@ def test_w16_settings_of_a_term_reach_the_method_that_has_it(tmp_path: Path) -> 
         _, (baseline, r3f) = quickstart.plan(words, tmp_path)
         assert baseline.config.terms == {}
         assert r3f.config.terms == {"r3f": {"weight": 0.5}}
-    _, runs = quickstart.plan(["r3f", "r3f:weight=0.5", "strong=r3f:weight=2.0", "data.prefix=say: "], tmp_path)
+    _, runs = quickstart.plan(["r3f", "r3f:weight=0.5", "strong=r3f:weight=2.0", "data.source_prefix=say: "], tmp_path)
     assert [Path(run.config.output).name for run in runs] == ["baseline", "r3f", "r3f-weight=0.5", "strong"]
-    assert {run.config.data.prefix for run in runs} == {"say: "}
+    assert {run.config.data.source_prefix for run in runs} == {"say: "}
     with pytest.raises(BadInput, match="no method has the term 'smart'"):
         quickstart.plan(["terms.smart.weight=0.5"], tmp_path)
 

@@ -50,7 +50,7 @@ SHARES = {
     "option": 0.5,
     "environment": 0.5,
 }  # fmt: skip
-QUICK = [*forked_process.TINY, "optimisation.warmup=0", "optimisation.steps=1"]
+QUICK = [*forked_process.TINY, "optimisation.warmup_steps=0", "optimisation.max_steps=1"]
 """A training of one step."""
 WHOLE = ("typed setting", "term setting", "model folder", "run folder", "option", "environment")
 
@@ -162,7 +162,7 @@ class Fuzz:
         """A folder with a trained run and odd files, whatever a case has done to it."""
         kept = self.folder.with_name(f"{self.folder.name}-kept")
         if not kept.exists():
-            words = [*QUICK, "output=run", "checkpoints.every=1"]
+            words = [*QUICK, "output=run", "checkpoints.save_steps=1"]
             command = forked_process.Command("train", "quickstart", *words, log=self.log, folder=str(self.folder))
             assert command.wait() == 0, command.text()
             shutil.copytree(self.folder, kept)
@@ -225,7 +225,7 @@ class Fuzz:
             "model.architecture=null",
             "model.name=run",
             "model.settings={}",
-            "optimisation.steps=1",
+            "optimisation.max_steps=1",
             "output=out",
         ]
         try:

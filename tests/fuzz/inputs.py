@@ -222,7 +222,8 @@ _model_keys = [
 ]  # fmt: skip
 _terms = [[], ["-t", "r3f"], ["-t", "smart", "-t", "rdrop"], ["-t", "jachess"], ["-t", "uegr"], ["model.head=r4f"]]
 _others = [
-    "optimisation.precision=bf16", "optimisation.checkpointing=true", "generation.num_beams=1", "data.prefix=x",
+    "optimisation.precision=bf16", "optimisation.gradient_checkpointing=true", "generation.num_beams=1",
+    "data.source_prefix=x",
     "model.architecture=pegasus", "model.architecture=t5", "model.architecture=gpt2", "data.limit={train: 1}",
 ]  # fmt: skip
 model_settings = st.builds(

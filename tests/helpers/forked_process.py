@@ -31,10 +31,12 @@ gc.freeze()
 TINY = [
     "model.settings={d_model: 16, encoder_layers: 1, decoder_layers: 1, encoder_attention_heads: 2, "
     "decoder_attention_heads: 2, encoder_ffn_dim: 16, decoder_ffn_dim: 16}",
-    "model.vocabulary=320", "data.limit={train: 24, validation: 4, test: 4}", "data.max_source=24", "data.max_target=8",
-    "generation.max_length=8", "generation.min_length=0", "generation.num_beams=1", "optimisation.warmup=2",
-    "optimisation.batch_size=2", "evaluation.before=false", "evaluation.every=0", "evaluation.batch_size=4",
-    "evaluation.resamples=10", "logging.every=2", "logging.anatomy_steps=0", "logging.tensorboard=false",
+    "model.vocab_size=320", "data.limit={train: 24, validation: 4, test: 4}", "data.max_source_length=24",
+    "data.max_target_length=8",
+    "generation.max_length=8", "generation.min_length=0", "generation.num_beams=1", "optimisation.warmup_steps=2",
+    "optimisation.per_device_train_batch_size=2", "evaluation.eval_before_training=false", "evaluation.eval_steps=0",
+    "evaluation.per_device_eval_batch_size=4",
+    "evaluation.resamples=10", "logging.logging_steps=2", "logging.diagnostics_steps=0", "logging.tensorboard=false",
 ]  # fmt: skip
 """Settings that make the quickstart a matter of moments."""
 

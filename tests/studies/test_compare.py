@@ -70,7 +70,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, script: str = "exit 0") -> list[tup
         ({"seeds": "five"}, "--seeds five: expected how many"),
         ({"settings": ["seed=2"]}, "a comparison sets it itself; --seeds says which"),
         ({"settings": ["output=x"]}, "a comparison sets it itself; --output says which"),
-        ({"settings": ["optimisation.step=5"]}, "did you mean 'steps'"),
+        ({"settings": ["optimisation.step=5"]}, "did you mean 'max_steps'"),
         ({"settings": ["data.path=nowhere.jsonl"]}, "data.path=nowhere.jsonl: no such file or folder"),
         ({"alpha": 5.0}, "--alpha 5.0: expected a number between 0 and 1"),
         ({"jobs": 0}, "--jobs 0"),
@@ -113,8 +113,10 @@ def test_other_settings_in_the_same_folder_are_refused_with_the_difference(
     started = pretend(monkeypatch, "DONE")
     compare("quickstart", ["r3f"], "2", tmp_path)
     with pytest.raises(BadInput) as error:
-        compare("quickstart", ["r3f"], "2", tmp_path, settings=["optimisation.steps=9", "optimisation.warmup=1"])
-    assert any("baseline: optimisation.steps: 240 there, 9 now" in line for line in error.value.lines)
+        compare(
+            "quickstart", ["r3f"], "2", tmp_path, settings=["optimisation.max_steps=9", "optimisation.warmup_steps=1"]
+        )
+    assert any("baseline: optimisation.max_steps: 240 there, 9 now" in line for line in error.value.lines)
     assert error.value.lines[-1] == "choose another output"
     with pytest.raises(
         BadInput, match=r"seeds: \[1, 2\] there, \[1, 2, 3\] now(.|\n)*add seeds and methods with --extend"
@@ -249,15 +251,13 @@ def seqreg(*words: str | Path) -> subprocess.Popen[bytes]:
         "HF_HUB_OFFLINE": "1",
         "COLUMNS": "200",
     }
-    return subprocess.Popen(
-        [sys.executable, "-m", "seqreg.cli.main", *map(str, words)], env=environment, stdout=subprocess.PIPE
-    )
+    return subprocess.Popen([sys.executable, "-m", "seqreg", *map(str, words)], env=environment, stdout=subprocess.PIPE)
 
 
 @pytest.mark.slow
 def test_a_killed_comparison_takes_its_trainings_along_and_goes_on(tmp_path: Path) -> None:
     folder, end = tmp_path / "c", time.monotonic() + 200
-    words = ["compare", "quickstart", "-t", "r3f", *TINY, "optimisation.steps=60", "--seeds", "1", "-o", folder]
+    words = ["compare", "quickstart", "-t", "r3f", *TINY, "optimisation.max_steps=60", "--seeds", "1", "-o", folder]
     first, begun = seqreg(*words), folder / "baseline" / "seed-1"
     while not (begun / "run.json").exists() and first.poll() is None and time.monotonic() < end:
         time.sleep(0.005)

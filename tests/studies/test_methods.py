@@ -29,7 +29,7 @@ def settings(plan: comparison.Plan, name: str) -> dict[str, object]:
 
 
 def test_w16_settings_of_a_term_reach_only_the_methods_that_have_it() -> None:
-    asked = ["terms.r3f.weight=1.0", "optimisation.steps=7", "optimisation.warmup=0"]
+    asked = ["terms.r3f.weight=1.0", "optimisation.max_steps=7", "optimisation.warmup_steps=0"]
     plan, run = comparison.make("quickstart", ["rdrop", "r3f", "r3f+smart"], "1", settings=asked)
     assert run.config.method == "baseline"
     assert settings(plan, "baseline") == {"terms": {}}
@@ -38,7 +38,7 @@ def test_w16_settings_of_a_term_reach_only_the_methods_that_have_it() -> None:
     for job in plan.jobs(Path("x")):
         words = plan.words(job)
         assert ("terms.r3f.weight=1.0" in words) == ("r3f" in job.method)
-        assert "optimisation.steps=7" in words
+        assert "optimisation.max_steps=7" in words
         terms = [words[place + 1] for place, word in enumerate(words) if word == "--terms"]
         again = run_config.resolve("quickstart", terms=terms, overrides=[word for word in words[2:] if "=" in word])
         assert list(again.config.terms) == plan.terms[job.method]
@@ -106,7 +106,7 @@ def test_w16_chains_and_their_settings(tmp_path: Path) -> None:
 
 def test_w16_a_recipe_with_terms_of_its_own_is_no_baseline(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
-    recipe.write_text(f"{run_config.catalogue.find('recipes', 'quickstart').read_text()}\n{TERM}")
+    recipe.write_text(f"{run_config.lookup.find('recipes', 'quickstart').read_text()}\n{TERM}")
     with pytest.raises(BadInput, match=r"the baseline would be trained as r3f: .*--baseline NAME=baseline"):
         comparison.make(str(recipe), ["rdrop"], "1")
     plan, _ = comparison.make(str(recipe), ["rdrop"], "1", baseline="with-r3f=baseline")
@@ -200,7 +200,7 @@ def test_b11_models_that_are_not_kept(keep: str, kept: set[str], tmp_path: Path)
     if keep != "all":
         gone = tmp_path / "r3f" / "seed-1"
         assert "seqreg train quickstart --terms r3f seed=1" in (gone / REMOVED).read_text()
-        (gone / "config.yaml").write_text(run_config.catalogue.find("recipes", "quickstart").read_text())
+        (gone / "config.yaml").write_text(run_config.lookup.find("recipes", "quickstart").read_text())
         with pytest.raises(BadInput, match="its comparison has not kept it"):
             trained(gone)
 

@@ -34,7 +34,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def of(place: Path, name: str) -> Task:
     card, _ = cards.load(str(place / f"{name}.yaml"))
-    return Task.of(name, card, Data(path=str(place / name), max_source=24), 5000)
+    return Task.of(name, card, Data(path=str(place / name), max_source_length=24), 5000)
 
 
 def collapsed(place: Path, target: Path) -> Path:
@@ -157,6 +157,6 @@ def test_faults_are_one_line(place: Path, tmp_path: Path) -> None:
 
 def test_texts_longer_than_the_model_are_refused(place: Path) -> None:
     card, _ = cards.load(str(place / "colour.yaml"))
-    task = Task.of("colour", card, Data(path=str(place / "colour"), max_source=41), 50)
-    with pytest.raises(BadInput, match=r"colour: data\.max_source=41: .*bert has only 40 positions"):
+    task = Task.of("colour", card, Data(path=str(place / "colour"), max_source_length=41), 50)
+    with pytest.raises(BadInput, match=r"colour: data\.max_source_length=41: .*bert has only 40 positions"):
         Lens([task]).look(str(place / "bert"), None, "x")

@@ -35,7 +35,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_share_is_the_same_rows_for_everyone(place: Path) -> None:
     card, _ = cards.load(str(place / "colour.yaml"))
     whole = loading.load(card, Data(path=str(place / "colour"))).sets["train"]
-    tenth, half = (loading.load(card, Data(path=str(place / "colour"), share=s)).sets["train"] for s in (0.1, 0.5))
+    tenth, half = (
+        loading.load(card, Data(path=str(place / "colour"), train_fraction=s)).sets["train"] for s in (0.1, 0.5)
+    )
     assert (len(tenth), len(half)) == (24, 120)
     assert [one for one in half if one in tenth] == tenth
     assert [one for one in whole if one in half] == half
@@ -55,7 +57,7 @@ def test_from_the_command_line(place: Path) -> None:
         run = run_config.load(folder)
         assert run.config.model.name == f"runs/{name}"
         assert list(run.config.terms) == ([] if name == "baseline" else ["r3f"])
-        assert run.config.data.share == 0.1
+        assert run.config.data.train_fraction == 0.1
         numbers = found.values["models"][name]
         scores = json.loads((folder / "metrics.json").read_text())["scores"]["test"]
         assert numbers["target"]["0.1"]["score"] == scores["accuracy"]
@@ -77,7 +79,7 @@ def test_summarization_too(tmp_path: Path) -> None:
     settings = [*sample_files.tiny("bart", source), "model.settings.max_position_embeddings=1200"]
     train.train(run_config.resolve("gigaword", overrides=[*settings, "logging.tensorboard=false",
                                                       f"output={tmp_path / 'run'}"]))  # fmt: skip
-    words = [f"data.path={target}", "data.max_source=24", "data.max_target=8", "generation.max_length=8"]
+    words = [f"data.path={target}", "data.max_source_length=24", "data.max_target_length=8", "generation.max_length=8"]
     words += ["generation.min_length=0"]
     seqreg("shift", "run", "--to", "xsum", *words, "--share", "0", "--share", "0.5", cwd=tmp_path)
     found = Finding.read(tmp_path / "run" / "evidence" / "shift.json").values

@@ -14,14 +14,14 @@ from tests.helpers.interrupted_runs import SETTINGS, killed_at, log, same
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A training that nobody disturbed."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    assert same(folder, "checkpoints.keep=9").wait() == 0, log(folder)
+    assert same(folder, "checkpoints.save_total_limit=9").wait() == 0, log(folder)
     return folder
 
 
 @pytest.fixture(scope="session")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same training, killed when it had the checkpoints of steps 2, 4 and 6."""
-    return killed_at(tmp_path_factory.mktemp("stopped") / "run", 6, *SETTINGS, "checkpoints.keep=9")
+    return killed_at(tmp_path_factory.mktemp("stopped") / "run", 6, *SETTINGS, "checkpoints.save_total_limit=9")
 
 
 @pytest.fixture

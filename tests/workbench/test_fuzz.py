@@ -56,7 +56,7 @@ FOUND: dict[str, tuple[list[str], str]] = {
 @pytest.mark.parametrize("name", FOUND)
 def test_what_was_found(name: str, tmp_path: Path) -> None:
     words, message = FOUND[name]
-    small = ["model.vocabulary=320", "data.limit={train: 4}", "generation.max_length=8"]
+    small = ["model.vocab_size=320", "data.limit={train: 4}", "generation.max_length=8"]
     refused(tmp_path, message, "check", "quickstart", *small, *words)
 
 
@@ -71,7 +71,7 @@ def test_what_was_found(name: str, tmp_path: Path) -> None:
 def test_what_was_found_in_models(file: str, key: str, value: Any, message: str, tmp_path: Path) -> None:
     """Also by whoever only opens a run."""
     folder = tmp_path / "run"
-    command = forked_process.train(folder, "optimisation.warmup=0", "optimisation.steps=1")
+    command = forked_process.train(folder, "optimisation.warmup_steps=0", "optimisation.max_steps=1")
     assert command.wait() == 0, command.text()
     content = json.loads((folder / file).read_text())
     (folder / file).write_text(json.dumps({**content, key: value}))

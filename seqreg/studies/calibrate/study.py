@@ -50,7 +50,7 @@ def calibrate(
     if one.card.kind == "regression":
         raise BadInput(f"{folder}: {one.card.title} is a regression: there are no probabilities to calibrate")
     dev, test, names = _halves(one, split, limit)
-    size = one.run.config.evaluation.batch_size
+    size = one.run.config.evaluation.per_device_eval_batch_size
     batches = -(-len(dev) // size) + -(-len(test) // size) * (2 if one.generates and sequences else 1)
     with progress(batches) as tell:
         fitted = fit_temperature(_chunks(_pieces(one, dev, f"fitting on {len(dev)} examples", tell)))

@@ -23,7 +23,8 @@ from seqreg.workbench.scores.tables import scores_of
 from seqreg.workbench.text.terminal import say
 
 OF_THE_SOURCE = (
-    "task", "output", "generation", "data.path", "data.limit", "data.share", "data.max_source", "data.max_target",
+    "task", "output", "generation", "data.path", "data.limit", "data.train_fraction", "data.max_source_length",
+    "data.max_target_length",
     "model",
 )  # fmt: skip
 """Settings of a run that belong to its data and not to its method."""
@@ -70,11 +71,11 @@ def onto(folder: Path, task: str, share: float, settings: Sequence[str], trust: 
     own = [
         assigned("task", task), assigned("model.name", folder),
         f"model.head={head.head}", f"model.head_layers={head.head_layers}",
-        f"data.max_source={min(data.max_source, card.lengths.source)}",
-        f"data.max_target={min(data.max_target, card.lengths.target)}",
+        f"data.max_source_length={min(data.max_source_length, card.lengths.source)}",
+        f"data.max_target_length={min(data.max_target_length, card.lengths.target)}",
         assigned("output", folder / "shift" / Path(task).stem / f"share-{share:g}"),
     ]  # fmt: skip
-    own += [f"data.share={share}"] if share else []
+    own += [f"data.train_fraction={share}"] if share else []
     return run_config.load(folder, [*own, *methods.reaching(settings, source.terms)], forget=OF_THE_SOURCE, trust=trust)
 
 
@@ -93,7 +94,7 @@ def lay(folders: Sequence[Path], task: str, shares: Sequence[float], settings: S
         if not 0 <= share <= 1:
             raise BadInput(f"--share {share:g}: expected a share of the target's training rows, from 0 to 1")
     for word in settings:
-        if word.partition("=")[0] in ("output", "task", "data.share"):
+        if word.partition("=")[0] in ("output", "task", "data.train_fraction"):
             raise BadInput(f"{word}: not here: the folders, --to and --share say so")
     card, _ = cards.load(task)
     runs = {folder: trained(folder, trust) for folder in dict.fromkeys(folders)}

@@ -63,9 +63,10 @@ def load(name: str, *, tokenizer: str | None = None, trust: bool = False) -> Enc
 def check_room(encoder: Encoder, task: str, data: Data) -> None:
     """Refuse texts that are longer than a model has places for, before they become an index error."""
     room = models.positions(encoder.module)
-    if room is not None and data.max_source > room:
+    if room is not None and data.max_source_length > room:
         raise BadInput(
-            f"{task}: data.max_source={data.max_source}: {encoder.name} has only {room} positions; set it in the file "
+            f"{task}: data.max_source_length={data.max_source_length}: "
+            f"{encoder.name} has only {room} positions; set it in the file "
             "of tasks"
         )
 
@@ -73,7 +74,9 @@ def check_room(encoder: Encoder, task: str, data: Data) -> None:
 @torch.no_grad()
 def _states(encoder: Encoder, examples: Sequence[Example], data: Data, every: bool) -> tuple[tuple[Tensor, ...], Any]:
     """Outputs of every layer, or of the last, for one batch: [B, S, D] each, and the batch."""
-    coded = [dict(models.encode(encoder.tokenizer, one, data.prefix, data.max_source)) for one in examples]
+    coded = [
+        dict(models.encode(encoder.tokenizer, one, data.source_prefix, data.max_source_length)) for one in examples
+    ]
     batch = encoder.tokenizer.pad(coded, return_tensors="pt").to(encoder.module.device)
     output = encoder.module(**batch, output_hidden_states=every)
     return (output.hidden_states[1:] if every else (output.last_hidden_state,)), batch

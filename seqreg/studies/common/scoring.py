@@ -10,7 +10,6 @@ from typing import Any
 
 from seqreg.errors import BadInput
 from seqreg.workbench.config.run_config import Run
-from seqreg.workbench.config.settings import Checkpoints, Model
 from seqreg.workbench.data import models
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.data.loading import Splits
@@ -22,9 +21,7 @@ from seqreg.workbench.scores.evaluate import Scored, evaluate
 
 def score(name: str, run: Run, examples: Sequence[Example], split: str, *, trust: bool = False) -> Scored:
     """The scores of the model `name` on examples of the task of `run`, by its generation settings."""
-    quiet = run.config.evaluation.model_copy(update={"every": 0, "best": False})
-    asked = {"model": Model(name=name), "terms": {}, "evaluation": quiet, "checkpoints": Checkpoints()}
-    other = dataclasses.replace(run, config=run.config.model_copy(update=asked), trust=trust)
+    other = dataclasses.replace(run, config=run.config.for_evaluation(name), trust=trust)
     tokenizer = models.load_tokenizer(other.config, (), trust=trust)
     model = models.load_model(other.config, other.card, tokenizer, trust=trust, trained=True)
     shop = Workshop(other, Splits({split: examples}), tokenizer, model)

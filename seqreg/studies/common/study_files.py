@@ -135,7 +135,7 @@ def tasks(path: Path, rows: int) -> list[Task]:
     found = []
     for one in read(ProbeFile, path).tasks:
         card, _ = cards.load(one.task)
-        values = {"max_source": card.lengths.source, "max_target": card.lengths.target, **one.data}
+        values = {"max_source_length": card.lengths.source, "max_target_length": card.lengths.target, **one.data}
         data = checked(Data, values, lambda key: f"{path}: data")
         found.append(Task.of(one.name or Path(one.task).stem, card, data, rows))
     names = [one.name for one in found]

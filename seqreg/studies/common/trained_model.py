@@ -97,7 +97,7 @@ class Subject(Material):
         rows = models.Encoded(examples, self.tokenizer, self.run.config)
         collate = (DataCollatorForSeq2Seq if self.generates else DataCollatorWithPadding)(self.tokenizer)
         order = sorted(range(len(rows)), key=lambda index: -len(examples[index].source))
-        size = self.run.config.evaluation.batch_size
+        size = self.run.config.evaluation.per_device_eval_batch_size
         for start in range(0, len(order), size):
             chosen = order[start : start + size]
             yield chosen, dict(collate([rows[index] for index in chosen]).to(self.model.device))

@@ -123,7 +123,7 @@ def robustness(
     rows: list[Row] = []
     for name, run in zip(names, runs, strict=True):
         one = run.open(trust=trust)
-        batches = -(-len(shared) // run.run.config.evaluation.batch_size)
+        batches = -(-len(shared) // run.run.config.evaluation.per_device_eval_batch_size)
         with progress(batches * (len(asked) + 1)) as tell:
             rows += examine(one, name, shared, asked, tell)
     words = ["seqreg", "robustness", *map(str, folders), *overrides, *(f"--noise={noise}" for noise in noises)]

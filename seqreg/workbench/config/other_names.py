@@ -1,47 +1,57 @@
-"""What settings are called elsewhere, mostly in transformers' TrainingArguments: for a hint, never to be accepted."""
+"""What settings are called elsewhere: hints for names of other libraries, and names that seqreg itself has retired."""
 
 from __future__ import annotations
 
 ALIASES = {
     "optimisation": ("training", "train", "trainer", "optimization", "training_args"),
     "optimisation.learning_rate": ("lr", "learning_rate", "max_lr", "peak_lr"),
-    "optimisation.steps": ("max_steps", "num_steps", "total_steps", "num_training_steps", "max_updates", "steps"),
-    "optimisation.epochs": ("num_train_epochs", "num_epochs", "max_epochs", "epoch", "epochs"),
-    "optimisation.batch_size": ("per_device_train_batch_size", "train_batch_size", "batch", "bs", "batch_size"),
-    "optimisation.accumulation": (
-        "gradient_accumulation_steps", "accumulate_grad_batches", "gradient_accumulation", "grad_accum", "update_freq",
+    "optimisation.max_steps": ("max_steps", "num_steps", "total_steps", "num_training_steps", "max_updates", "steps"),
+    "optimisation.num_train_epochs": ("num_train_epochs", "num_epochs", "max_epochs", "epoch", "epochs"),
+    "optimisation.per_device_train_batch_size": (
+        "per_device_train_batch_size", "train_batch_size", "batch", "bs", "batch_size",
     ),
-    "optimisation.warmup": ("warmup_steps", "warmup_ratio", "num_warmup_steps", "warmup_updates", "warmup"),
-    "optimisation.schedule": ("lr_scheduler_type", "lr_scheduler", "scheduler", "lr_schedule"),
-    "optimisation.optimizer": ("optim", "optimiser", "optimizer"),
-    "optimisation.betas": ("adam_beta1", "adam_beta2", "adam_betas", "beta1", "beta2"),
-    "optimisation.epsilon": ("adam_epsilon", "adam_eps", "eps"),
+    "optimisation.gradient_accumulation_steps": (
+        "gradient_accumulation_steps", "accumulate_grad_batches", "gradient_accumulation", "grad_accum",
+        "update_freq", "accumulation",
+    ),
+    "optimisation.warmup_steps": ("warmup_steps", "warmup_ratio", "num_warmup_steps", "warmup_updates", "warmup"),
+    "optimisation.lr_scheduler_type": ("lr_scheduler_type", "lr_scheduler", "scheduler", "lr_schedule", "schedule"),
+    "optimisation.optim": ("optim", "optimiser", "optimizer"),
+    "optimisation.adam_beta1": ("betas", "adam_betas", "beta1"),
+    "optimisation.adam_beta2": ("beta2",),
+    "optimisation.adam_epsilon": ("adam_epsilon", "adam_eps", "eps", "epsilon"),
     "optimisation.weight_decay": ("wd", "weight_decay"),
-    "optimisation.clip": ("max_grad_norm", "clip_norm", "grad_clip", "gradient_clipping", "gradient_clip_val"),
+    "optimisation.max_grad_norm": (
+        "max_grad_norm", "clip_norm", "grad_clip", "gradient_clipping", "gradient_clip_val",
+    ),
     "optimisation.precision": ("bf16", "fp16", "fp32", "dtype", "torch_dtype", "mixed_precision", "amp", "precision"),
-    "optimisation.checkpointing": ("gradient_checkpointing",),
+    "optimisation.gradient_checkpointing": ("gradient_checkpointing", "checkpointing"),
     "model": ("network", "net"),
-    "model.name": ("model.path", "model_name_or_path", "name_or_path", "model_name", "pretrained", "from_pretrained"),
+    "model.name": (
+        "name", "model.path", "model_name_or_path", "name_or_path", "model_name", "pretrained",
+        "from_pretrained",
+    ),
     "model.tokenizer": ("tokenizer_name", "tokenizer"),
     "model.architecture": ("model_type", "arch", "architecture"),
-    "model.settings": ("model.config", "config_overrides", "model_kwargs"),
-    "model.vocabulary": ("vocab_size", "vocab", "vocabulary_size"),
+    "model.settings": ("settings", "model.config", "config_overrides", "model_kwargs"),
+    "model.vocab_size": ("vocab_size", "vocab", "vocabulary_size", "vocabulary"),
     "data": ("dataset", "datasets"),
     "data.path": (
-        "data.name", "data.file", "data.folder", "data.dir", "train_file", "validation_file", "test_file", "data_dir",
-        "dataset_name", "data_path", "data.train",
+        "path", "data.name", "data.file", "data.folder", "data.dir", "train_file", "validation_file",
+        "test_file", "data_dir", "dataset_name", "data_path", "data.train",
     ),
-    "data.max_source": (
+    "data.max_source_length": (
         "max_source_length", "max_seq_length", "max_input_length", "data.max_length", "model_max_length",
+        "max_source",
     ),
-    "data.max_target": ("max_target_length",),
-    "data.prefix": ("source_prefix", "prefix"),
-    "data.limit": ("max_train_samples", "max_eval_samples", "max_predict_samples", "max_samples"),
-    "data.workers": ("dataloader_num_workers", "num_workers", "workers"),
-    "data.group": ("group_by_length", "length_column_name"),
+    "data.max_target_length": ("max_target_length", "max_target"),
+    "data.source_prefix": ("source_prefix", "prefix"),
+    "data.limit": ("limit", "max_train_samples", "max_eval_samples", "max_predict_samples", "max_samples"),
+    "data.dataloader_num_workers": ("dataloader_num_workers", "num_workers", "workers"),
+    "data.group_by_length": ("group_by_length", "length_column_name"),
     "loss.label_smoothing": ("label_smoothing_factor", "label_smoothing", "smoothing"),
     "terms": ("term", "regularizers", "regularizer"),
-    "terms.neftune.alpha": ("neftune_noise_alpha",),
+    "terms.neftune.alpha": ("alpha", "neftune_noise_alpha"),
     "generation": ("gen", "generate", "decoding"),
     "generation.num_beams": ("generation_num_beams", "num_beams", "beams", "beam", "beam_size"),
     "generation.max_length": (
@@ -50,26 +60,60 @@ ALIASES = {
     "generation.min_length": ("generation_min_length", "min_new_tokens", "min_length"),
     "generation.length_penalty": ("lenpen", "length_penalty"),
     "evaluation": ("eval", "validation"),
-    "evaluation.batch_size": ("per_device_eval_batch_size", "eval_batch_size"),
-    "evaluation.every": ("eval_steps", "eval_strategy", "evaluation_strategy", "eval_every"),
-    "evaluation.best": ("load_best_model_at_end", "metric_for_best_model"),
-    "logging.every": ("logging_steps", "log_every", "log_interval"),
+    "evaluation.per_device_eval_batch_size": ("per_device_eval_batch_size", "eval_batch_size"),
+    "evaluation.eval_steps": ("eval_steps", "eval_strategy", "evaluation_strategy", "eval_every"),
+    "evaluation.load_best_model_at_end": ("load_best_model_at_end", "metric_for_best_model"),
+    "logging.logging_steps": ("logging_steps", "log_every", "log_interval"),
     "logging.tensorboard": ("report_to", "tensorboard"),
     "checkpoints": ("checkpoint", "saving"),
-    "checkpoints.every": ("save_steps", "save_strategy", "save_every"),
-    "checkpoints.keep": ("save_total_limit", "keep"),
+    "checkpoints.save_steps": ("save_steps", "save_strategy", "save_every"),
+    "checkpoints.save_total_limit": ("save_total_limit", "keep"),
     "seed": ("random_seed", "data_seed", "seeds"),
     "output": ("output_dir", "output_folder", "out", "out_dir", "save_dir"),
+    "data.train_fraction": ("train_fraction",),
+    "evaluation.eval_before_training": ("eval_before_training", "eval_on_start"),
 }  # fmt: skip
-"""Our key -> words for it. A word with a dot in it is a whole key; any other may follow any section."""
+"""Our key -> words for it, for a hint. A word with a dot in it is a whole key; any other may follow any section."""
 _MEANT = {word: key for key, words in ALIASES.items() for word in words}
+
+RETIRED = {
+    "optimisation.steps": "max_steps",
+    "optimisation.epochs": "num_train_epochs",
+    "optimisation.batch_size": "per_device_train_batch_size",
+    "optimisation.accumulation": "gradient_accumulation_steps",
+    "optimisation.warmup": "warmup_steps",
+    "optimisation.schedule": "lr_scheduler_type",
+    "optimisation.optimizer": "optim",
+    "optimisation.epsilon": "adam_epsilon",
+    "optimisation.clip": "max_grad_norm",
+    "optimisation.checkpointing": "gradient_checkpointing",
+    "optimisation.patience": "nonfinite_patience",
+    "data.share": "train_fraction",
+    "data.group": "group_by_length",
+    "data.most_empty": "max_empty_fraction",
+    "data.max_source": "max_source_length",
+    "data.max_target": "max_target_length",
+    "data.workers": "dataloader_num_workers",
+    "data.prefix": "source_prefix",
+    "evaluation.every": "eval_steps",
+    "evaluation.before": "eval_before_training",
+    "evaluation.best": "load_best_model_at_end",
+    "evaluation.batch_size": "per_device_eval_batch_size",
+    "logging.every": "logging_steps",
+    "logging.anatomy_steps": "diagnostics_steps",
+    "checkpoints.every": "save_steps",
+    "checkpoints.minutes": "save_minutes",
+    "checkpoints.keep": "save_total_limit",
+    "model.vocabulary": "vocab_size",
+}
+"""Keys from before seqreg used transformers' names, and what the last part is called now. They are still read."""
 
 
 def meant(key: str) -> str | None:
     """The key that somebody means who writes another one.
 
     >>> meant("optimisation.lr"), meant("model.path"), meant("max_grad_norm"), meant("optimisation.nonsense")
-    ('optimisation.learning_rate', 'model.name', 'optimisation.clip', None)
+    ('optimisation.learning_rate', 'model.name', 'optimisation.max_grad_norm', None)
     """
     found = _MEANT.get(key) or _MEANT.get(key.rpartition(".")[2])
     return None if found == key else found

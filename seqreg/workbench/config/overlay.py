@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import unicodedata
+import warnings
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from seqreg.errors import BadInput
+from seqreg.errors import Advice, BadInput
 from seqreg.integrations.strict_yaml import dump, parse, read
+from seqreg.workbench.config.other_names import RETIRED
 
 __all__ = ["Layers", "assigned", "dump", "parse", "read", "remove"]
 
@@ -64,8 +66,11 @@ class Layers:
         self._merge(self.values, values, origin, "")
 
     def _merge(self, into: dict[str, Any], values: Mapping[str, Any], origin: str, prefix: str) -> None:
-        for key, value in values.items():
+        for given, value in values.items():
+            key = RETIRED.get(f"{prefix}{given}", given)
             path = f"{prefix}{key}"
+            if key != given:
+                warnings.warn(f"{origin}: {prefix}{given}: now {key}", Advice, stacklevel=2)
             if isinstance(value, Mapping) and ("schedule" not in value or path == "optimisation"):
                 if not isinstance(into.get(key), dict):
                     into[key], self.origins[path] = {}, origin
@@ -89,7 +94,7 @@ class Layers:
         key, equals, text = assignment.partition("=")
         parts = key.strip().split(".")
         if not equals or not all(parts):
-            raise BadInput(f"{assignment!r}: expected key=value, such as optimisation.steps=100")
+            raise BadInput(f"{assignment!r}: expected key=value, such as optimisation.max_steps=100")
         where = f"{origin}: {key}"
         value: Any = _as_text(text, where) if key.strip() in texts else parse(text, where)
         for part in reversed([*under, *parts]):

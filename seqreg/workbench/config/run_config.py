@@ -85,7 +85,7 @@ def resolve(
         stack.add(block, f"{path} ({variant})")
     own_task = stack.values.get("task")
     if pretrained:
-        _replace_model(stack, ("architecture", "vocabulary", "settings", "tokenizer"))
+        _replace_model(stack, ("architecture", "vocab_size", "settings", "tokenizer"))
     elif _named(overrides, "model.architecture"):
         _replace_model(stack, ("name", "settings", "tokenizer"))
     chosen = [methods.parse(one) for one in terms]
@@ -261,7 +261,7 @@ def _with_card(
     below = overlay.Layers()
     below.add(
         {
-            "data": {"max_source": card.lengths.source, "max_target": card.lengths.target},
+            "data": {"max_source_length": card.lengths.source, "max_target_length": card.lengths.target},
             "generation": card.generation.model_dump(),
         },
         str(path),

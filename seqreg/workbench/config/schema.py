@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing_extensions import Self
 
 from seqreg.errors import BadInput, nearest
 from seqreg.workbench.config.other_names import meant
@@ -29,7 +30,14 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, validate_default=True, frozen=True)
     known_elsewhere: ClassVar[bool] = False
-    """Whether its keys have names in other libraries: see `aliases`."""
+    """Whether its keys have names in other libraries: see `other_names`."""
+
+    def updated(self, **values: Any) -> Self:
+        """A copy with other values; unlike pydantic's `model_copy`, a key that does not exist is an error."""
+        unknown = values.keys() - type(self).model_fields.keys()
+        if unknown:
+            raise KeyError(f"{type(self).__name__} has no {', '.join(sorted(unknown))}")
+        return self.model_copy(update=values)
 
 
 S = TypeVar("S", bound=Section)

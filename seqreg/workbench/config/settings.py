@@ -24,7 +24,7 @@ class Model(Section):
         tokenizer: the same for the tokenizer; the model's own by default
         architecture: of a model from scratch, in transformers' spelling ("bart", "pegasus", "roberta" ...); its
             tokenizer is trained on the training text
-        vocabulary: tokens of that tokenizer
+        vocab_size: tokens of that tokenizer
         settings: of transformers' configuration, such as dropout
         new_head: draw a new classification head although the model has one, of another task
         head: "r4f" normalises a classification head; `head_layers`, `head_warmup`: see `seqreg.integrations.hf.r4f`
@@ -33,7 +33,7 @@ class Model(Section):
     name: str | None = None
     tokenizer: str | None = None
     architecture: str | None = None
-    vocabulary: int = Field(default=2000, ge=300, le=1_000_000)
+    vocab_size: int = Field(default=2000, ge=300, le=1_000_000)
     settings: dict[str, Any] = {}
     new_head: bool = False
     head: Literal["plain", "r4f"] = "plain"
@@ -76,12 +76,12 @@ class Data(Section):
             step another is made on them, of those terms alone (`terms.jachess.mode: alternate`)
         limit: at most so many rows of a split
         holdout: training rows that become the validation set, where the card says so; the card's number by default
-        share: of the training rows, by a fixed shuffle: the same rows for every model and seed
-        prefix: put before every source text, as T5 wants it
-        group: put rows of like length into a batch, to save padding; all rows are read once before training
-        max_source, max_target: tokens; the card's by default
-        workers: processes that read ahead
-        most_empty: stop if a larger share of the training rows is left out because a text is empty
+        train_fraction: of the training rows, by a fixed shuffle: the same rows for every model and seed
+        source_prefix: put before every source text, as T5 wants it
+        group_by_length: put rows of like length into a batch, to save padding; all rows are read once before training
+        max_source_length, max_target_length: tokens; the card's by default
+        dataloader_num_workers: processes that read ahead
+        max_empty_fraction: stop if a larger share of the training rows is left out because a text is empty
     """
 
     path: str | None = None
@@ -89,13 +89,13 @@ class Data(Section):
     unlabelled: str | None = None
     limit: dict[str, Count] = {}
     holdout: Count | None = None
-    share: float = Field(default=1.0, gt=0, le=1)
-    prefix: str = ""
-    max_source: Length = 512
-    max_target: Length = 64
-    workers: Few = 0
-    group: bool = False
-    most_empty: Share = 0.1
+    train_fraction: float = Field(default=1.0, gt=0, le=1)
+    source_prefix: str = ""
+    max_source_length: Length = 512
+    max_target_length: Length = 64
+    dataloader_num_workers: Few = 0
+    group_by_length: bool = False
+    max_empty_fraction: Share = 0.1
 
 
 class Loss(Section):
@@ -111,71 +111,82 @@ class Optimisation(Section):
     """How it is trained.
 
     Args:
-        steps: optimizer steps; or `epochs`
-        batch_size: rows in one pass on one device; times `accumulation` times devices in one step
-        warmup: steps, or below 1 a share of all steps, which fits any number of them
-        clip: the largest gradient norm; 0 for none
+        max_steps: optimizer steps; or `epochs`
+        per_device_train_batch_size: examples in one pass on one device; times
+            `gradient_accumulation_steps` times devices in one step
+        warmup_steps: steps, or below 1 a share of all steps, which fits any number of them
+        max_grad_norm: the largest gradient norm; 0 for none
         precision: of the passes; weights are always float32
-        patience: a step that is not finite is not made; after so many in a row the training stops
+        nonfinite_patience: a step that is not finite is not made; after so many in a row the training stops
         update: a change of the optimizer's step, by name with its settings: {selective: {ratio: 0.3}} (UEGR's backward
             stage), {child_tuning_f: {}} or {child_tuning_d: {}}; see `seqreg.selective_update`
     """
 
     learning_rate: float = Field(default=3e-5, gt=0, le=100)
-    steps: Count | None = None
-    epochs: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
-    batch_size: Length = 8
-    accumulation: Length = 1
-    warmup: NotNegative = 0.0
-    schedule: Literal["linear", "polynomial", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"] = "linear"
-    optimizer: Literal["adamw", "adafactor"] = "adamw"
-    betas: list[Share] = Field(default=[0.9, 0.999], min_length=2, max_length=2)
-    epsilon: Positive = 1e-8
+    max_steps: Count | None = None
+    num_train_epochs: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
+    per_device_train_batch_size: Length = 8
+    gradient_accumulation_steps: Length = 1
+    warmup_steps: NotNegative = 0.0
+    lr_scheduler_type: Literal["linear", "polynomial", "cosine", "constant", "constant_with_warmup", "inverse_sqrt"] = (
+        "linear"
+    )
+    optim: Literal["adamw", "adafactor"] = "adamw"
+    adam_beta1: Share = 0.9
+    adam_beta2: Share = 0.999
+    adam_epsilon: Positive = 1e-8
     weight_decay: NotNegative = 0.0
-    clip: NotNegative = 1.0
+    max_grad_norm: NotNegative = 1.0
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    checkpointing: bool = False
-    patience: Count = 3
+    gradient_checkpointing: bool = False
+    nonfinite_patience: Count = 3
     update: dict[str, dict[str, Any] | None] | None = None
 
     @model_validator(mode="after")
     def _ends(self) -> Optimisation:
-        if (self.steps is None) == (self.epochs is None):
+        if (self.max_steps is None) == (self.num_train_epochs is None):
             raise ValueError(
-                f"set one of optimisation.steps={self.steps} and optimisation.epochs={self.epochs}, the other to null"
+                f"set one of optimisation.max_steps={self.max_steps} and "
+                f"optimisation.num_train_epochs={self.num_train_epochs}, the other to null"
             )
-        if self.steps is not None and self.warmup_steps >= self.steps:
+        if self.max_steps is not None and self.warmup >= self.max_steps:
             raise ValueError(
-                f"optimisation.warmup={self.warmup:g} leaves nothing of optimisation.steps={self.steps}: set both"
+                f"optimisation.warmup_steps={self.warmup_steps:g} leaves nothing of "
+                f"optimisation.max_steps={self.max_steps}: set both"
             )
-        if self.schedule == "polynomial" and self.learning_rate <= 1e-7:
+        if self.lr_scheduler_type == "polynomial" and self.learning_rate <= 1e-7:
             raise ValueError(
-                f"optimisation.learning_rate={self.learning_rate:g}: schedule=polynomial ends at 1e-7: expected more"
+                f"optimisation.learning_rate={self.learning_rate:g}: lr_scheduler_type=polynomial ends at 1e-7: "
+                "expected more"
             )
         return self
 
     @property
-    def warmup_steps(self) -> float:
+    def warmup(self) -> float:
         """As transformers takes it: steps; or a share where the number of steps is not known yet."""
-        if self.warmup >= 1:
-            return int(self.warmup)
-        return self.warmup if self.steps is None else min(math.ceil(self.warmup * self.steps), self.steps - 1)
+        if self.warmup_steps >= 1:
+            return int(self.warmup_steps)
+        return (
+            self.warmup_steps
+            if self.max_steps is None
+            else min(math.ceil(self.warmup_steps * self.max_steps), self.max_steps - 1)
+        )
 
 
 class Evaluation(Section):
     """When and how it is judged.
 
     Args:
-        every: evaluate on the validation set every so many steps; 0 for the end alone
-        before: also evaluate the untrained model
-        best: keep the checkpoint with the best validation score instead of the last
+        eval_steps: evaluate on the validation set every so many steps; 0 for the end alone
+        eval_before_training: also evaluate the untrained model
+        load_best_model_at_end: keep the checkpoint with the best validation score instead of the last
         confidence, resamples: of the bootstrap intervals; 0 resamples for none, where classes are predicted
     """
 
-    every: Natural = 0
-    batch_size: Length = 16
-    before: bool = False
-    best: bool = False
+    eval_steps: Natural = 0
+    per_device_eval_batch_size: Length = 16
+    eval_before_training: bool = False
+    load_best_model_at_end: bool = False
     confidence: float = Field(default=0.95, gt=0, lt=1)
     resamples: int = Field(default=1000, ge=0, le=100_000)
 
@@ -184,16 +195,16 @@ class Logging(Section):
     """What is written while it trains.
 
     Args:
-        every: steps between two points of every curve
+        logging_steps: steps between two points of every curve
         tensorboard: write event files
         samples: outputs shown as text at every evaluation
-        anatomy_steps, smoothness_steps: see `RegularizedTrainer`
+        diagnostics_steps, smoothness_steps: see `RegularizedTrainer`
     """
 
-    every: Count = 50
+    logging_steps: Count = 50
     tensorboard: bool = True
     samples: Few = 4
-    anatomy_steps: Natural = 500
+    diagnostics_steps: Natural = 500
     smoothness_steps: Natural = 0
 
 
@@ -201,14 +212,14 @@ class Checkpoints(Section):
     """What a run goes on from when it was stopped.
 
     Args:
-        every: steps from one to the next; 0 for none by steps. These stay when the run is finished
-        minutes: also one when so many have passed since the last, 0 for none; these go when the run is finished
-        keep: how many stay on disk, beside the best one
+        save_steps: steps from one to the next; 0 for none by steps. These stay when the run is finished
+        save_minutes: also one when so many have passed since the last, 0 for none; these go when the run is finished
+        save_total_limit: how many stay on disk, beside the best one
     """
 
-    every: Natural = 0
-    minutes: NotNegative = 10.0
-    keep: Count = 2
+    save_steps: Natural = 0
+    save_minutes: NotNegative = 10.0
+    save_total_limit: Count = 2
 
 
 class Config(Section):
@@ -230,10 +241,11 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _best_needs_checkpoints(self) -> Config:
-        every, saved = self.evaluation.every, self.checkpoints.every
-        if self.evaluation.best and (not every or not saved or saved % every):
+        every, saved = self.evaluation.eval_steps, self.checkpoints.save_steps
+        if self.evaluation.load_best_model_at_end and (not every or not saved or saved % every):
             raise ValueError(
-                f"evaluation.best needs evaluation.every={every} > 0 and checkpoints.every={saved} a multiple of it"
+                f"evaluation.load_best_model_at_end needs evaluation.eval_steps={every} > 0 and "
+                f"checkpoints.save_steps={saved} a multiple of it"
             )
         return self
 
@@ -243,6 +255,11 @@ class Config(Section):
         if self.model.head == "r4f":
             return "r4f" if list(self.terms) == ["r3f"] else "+".join([*self.terms, "r4f"])
         return "+".join(self.terms) or "baseline"
+
+    def for_evaluation(self, model: str) -> Config:
+        """The same for a trained model that is only evaluated: no terms, no checkpoints, no evaluation by steps."""
+        evaluation = self.evaluation.updated(eval_steps=0, load_best_model_at_end=False)
+        return self.updated(model=Model(name=model), terms={}, evaluation=evaluation, checkpoints=Checkpoints())
 
     def criterion(self) -> Criterion:
         """The loss of this run."""

@@ -151,7 +151,7 @@ def examples(
     if left_out[_EMPTY] > empty * total:
         raise BadInput(
             f"{where.rpartition(':')[0]}: {left_out[_EMPTY]} of {total} rows have an empty text, more than "
-            f"data.most_empty={empty:g}: look at the data, or set data.most_empty"
+            f"data.max_empty_fraction={empty:g}: look at the data, or set data.max_empty_fraction"
         )
     notes = [f"{count} rows left out: {why}" for why, count in left_out.items() if count]
     if twice := ids.total() - len(ids):

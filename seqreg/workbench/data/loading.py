@@ -59,8 +59,8 @@ def _add_other(splits: Splits, card: Card, name: str, path: str | None, data: Da
     other, _ = cards.load(name)
     if (other.kind, other.labels) != (card.kind, card.labels):
         raise BadInput(f"data.also.{name}: {other.title} has another kind or other classes than {card.title}")
-    own = {"path": path, "share": 1.0, "holdout": None, "unlabelled": None}
-    found = _splits(other, data.model_copy(update=own), False)
+    settings = data.updated(path=path, train_fraction=1.0, holdout=None, unlabelled=None)
+    found = _splits(other, settings, False)
     short = Path(name).stem if name.endswith((".yaml", ".yml")) else name.replace("/", "-")
     if short in splits.sets:
         raise BadInput(f"data.also.{name}: there is a split of this name already")
@@ -87,8 +87,8 @@ def _splits(card: Card, data: Data, needs_train: bool) -> Splits:
             splits.sets[name] = splits.sets[name][:most]
         elif name not in ("train", "validation", "test", *card.splits):
             raise BadInput(f"data.limit.{name}: there is no split of this name, only {', '.join(splits.sets)}")
-    if data.share < 1 and "train" in splits.sets:
-        splits.sets["train"] = sample(splits.sets["train"], round(data.share * len(splits.sets["train"])))
+    if data.train_fraction < 1 and "train" in splits.sets:
+        splits.sets["train"] = sample(splits.sets["train"], round(data.train_fraction * len(splits.sets["train"])))
     return splits
 
 
@@ -109,7 +109,7 @@ def read_file(card: Card, path: Path, *, labelled: bool = True) -> list[Example]
 def _local(card: Card, data: Data, needs_train: bool) -> Splits:
     path = Path(data.path or "")
     if os.path.isfile(path):
-        return _one_file(card, path, data.most_empty)
+        return _one_file(card, path, data.max_empty_fraction)
     if not os.path.isdir(path):
         raise BadInput(f"data.path={path}: no such file or folder")
     splits = Splits({})
@@ -122,7 +122,7 @@ def _local(card: Card, data: Data, needs_train: bool) -> Splits:
                 f"{file.name} is there and not scored: this task is judged by {', '.join(card.evaluations)}"
             )
             continue
-        most = data.most_empty if name == "train" else 1.0
+        most = data.max_empty_fraction if name == "train" else 1.0
         found, notes = examples(card, _rows(card, file, name), training=name == "train", empty=most)
         if not found and card.files.only is not None and not notes:  # the file has other configurations
             continue

@@ -44,9 +44,9 @@ class Encoded(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         one = self.examples[index]
-        row = dict(encode(self.tokenizer, one, self.data.prefix, self.data.max_source))
+        row = dict(encode(self.tokenizer, one, self.data.source_prefix, self.data.max_source_length))
         if one.target is not None:
-            cut = self.tokenizer(text_target=one.target, truncation=True, max_length=self.data.max_target)
+            cut = self.tokenizer(text_target=one.target, truncation=True, max_length=self.data.max_target_length)
             row["labels"] = cut["input_ids"]
         elif one.label is not None:
             row["labels"] = one.label
@@ -117,7 +117,7 @@ def load_tokenizer(config: Config, texts: Iterable[str], *, trust: bool = False)
     """The tokenizer of a run; `texts` are for one that has to be trained."""
     name = config.model.tokenizer or config.model.name
     if name is None:
-        return train_tokenizer(texts, config.model.vocabulary)
+        return train_tokenizer(texts, config.model.vocab_size)
     return stored_tokenizer(name, trust)
 
 
@@ -301,7 +301,7 @@ def _fresh_config(config: Config, tokenizer: Any, labels: Mapping[str, Any]) -> 
     """A configuration from scratch, which fits the tokenizer and the lengths."""
     name = config.model.architecture or ""
     pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
-    room = max(config.data.max_source, config.data.max_target, config.generation.max_length) + 8
+    room = max(config.data.max_source_length, config.data.max_target_length, config.generation.max_length) + 8
     settings = {
         "vocab_size": len(tokenizer), "pad_token_id": pad, "bos_token_id": tokenizer.bos_token_id, "eos_token_id": eos,
         "decoder_start_token_id": eos if name in _STARTS_WITH_EOS else pad, "max_position_embeddings": room,
@@ -349,9 +349,12 @@ def _check_fit(model: Any, tokenizer: Any, config: Config, seq2seq: bool) -> Non
             "tokenizer_config.json, or choose another with model.tokenizer=NAME"
         )
     room = positions(model)
-    lengths = {"data.max_source": config.data.max_source}
+    lengths = {"data.max_source_length": config.data.max_source_length}
     if seq2seq:
-        lengths |= {"data.max_target": config.data.max_target, "generation.max_length": config.generation.max_length}
+        lengths |= {
+            "data.max_target_length": config.data.max_target_length,
+            "generation.max_length": config.generation.max_length,
+        }
     for key, length in lengths.items():
         if room is not None and length > room:
             raise BadInput(f"{key}={length}: the model has only {room} positions: set {key} to that or less")

@@ -20,14 +20,14 @@ def check(model: Any, config: Config, folder: Path) -> int:
     """
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     remembered = sum(term.remembers for term in config.criterion().terms)
-    one = int(weights * (1 + OPTIMIZER[config.optimisation.optimizer] + remembered))
-    saves = config.checkpoints.every or config.checkpoints.minutes
-    count = config.checkpoints.keep + 1 + config.evaluation.best if saves else 0
+    one = int(weights * (1 + OPTIMIZER[config.optimisation.optim] + remembered))
+    saves = config.checkpoints.save_steps or config.checkpoints.save_minutes
+    count = config.checkpoints.save_total_limit + 1 + config.evaluation.load_best_model_at_end if saves else 0
     there = len(list(folder.glob(f"{checkpoints.PREFIX}*"))) if folder.is_dir() else 0
     needed, left = one * max(count - there, 1 if saves else 0) + weights, guard.free(folder)
     if left < needed:
         raise NoRoom(
             f"{folder}: {left:,} bytes free, about {needed:,} needed ({count} checkpoints of {one:,}, and the model): "
-            "free some space, or set checkpoints.keep or another output"
+            "free some space, or set checkpoints.save_total_limit or another output"
         )
     return one

@@ -91,7 +91,7 @@ class Health:
             raise NotFinite(
                 f"{self.folder}: {self.streak} steps in a row were not finite ({', '.join(names)}); none of it was "
                 "applied, and the last checkpoint is as it was. Lower optimisation.learning_rate or the weight of the "
-                "term (with --allow-change), or raise optimisation.patience"
+                "term (with --allow-change), or raise optimisation.nonfinite_patience"
             )
 
     def correction(self) -> float:

@@ -22,8 +22,11 @@ TOKENS = 32
 
 def trial(config: Config, model: Any, tokenizer: Any, examples: Sequence[Example]) -> None:
     """Compute the loss once; generators, weights and the mode of the model are as before."""
-    short = {"max_source": min(TOKENS, config.data.max_source), "max_target": min(TOKENS, config.data.max_target)}
-    rows = Encoded(examples[:2], tokenizer, config.model_copy(update={"data": config.data.model_copy(update=short)}))
+    short = config.data.updated(
+        max_source_length=min(TOKENS, config.data.max_source_length),
+        max_target_length=min(TOKENS, config.data.max_target_length),
+    )
+    rows = Encoded(examples[:2], tokenizer, config.updated(data=short))
     collate = DataCollatorWithPadding if examples[0].target is None else DataCollatorForSeq2Seq
     training, bf16 = model.training, config.optimisation.precision == "bf16"
     try:

@@ -118,7 +118,7 @@ class ResumingTrainer(RegularizedTrainer):
     def _take_over(self, hyper: list[dict[str, Any]]) -> None:
         """Settings of the optimizer that were allowed to change: a loaded state brings the old ones."""
         schedule = self.lr_scheduler
-        if self._has_changed("optimisation.optimizer"):
+        if self._has_changed("optimisation.optim"):
             warn("another optimizer than before: it begins without what the other one remembered")
             self.optimizer.state.clear()
         schedule.base_lrs = [group["initial_lr"] for group in hyper]

@@ -18,7 +18,7 @@ from seqreg.errors import BadInput, Interrupted
 from seqreg.integrations.hf.trainer import RAW_HEAD
 from seqreg.workbench.config import run_config as configs
 from seqreg.workbench.config.run_config import Run
-from seqreg.workbench.config.settings import Checkpoints, Config, Model
+from seqreg.workbench.config.settings import Config
 from seqreg.workbench.data import loading, models
 from seqreg.workbench.data.batches import GroupedOrder
 from seqreg.workbench.data.loading import Splits
@@ -112,7 +112,7 @@ def _trained(trainer: Any, shop: Workshop, place: Place, scorer: Scorer) -> dict
     run, folder, signals = shop.run, place.folder, trainer.signals
     checkpoint = place.take(trainer)
     first = shop.splits.evaluations(run.card)[0]
-    if run.config.evaluation.before and not place.record.before:
+    if run.config.evaluation.eval_before_training and not place.record.before:
         untrained = evaluate(trainer, run, shop.tokenizer, shop.splits.sets[first], first, untrained=True)
         place.note(before=outputs.scores(untrained))
     monitor = Monitor(folder / "tensorboard", run, scorer)
@@ -171,7 +171,7 @@ def _finish(
     outputs.write_card(folder, shop.run, metrics)
     monitor.close(found)
     place.note(finished=True, files=files)
-    if not shop.run.config.checkpoints.every:
+    if not shop.run.config.checkpoints.save_steps:
         checkpoints.rotate(folder, place.record.run, 0, None)
     return metrics
 
@@ -184,7 +184,7 @@ def _order(rows: Encoded, config: Config, world: int) -> GroupedOrder:
     """An order of the training rows by the lengths of source and target."""
     coded = (rows[index] for index in range(len(rows)))
     lengths = [(len(row["input_ids"]), len(row["labels"]) if isinstance(row["labels"], list) else 1) for row in coded]
-    return GroupedOrder(lengths, config.optimisation.batch_size, world=world, seed=config.seed)
+    return GroupedOrder(lengths, config.optimisation.per_device_train_batch_size, world=world, seed=config.seed)
 
 
 def make_trainer(shop: Workshop, folder: Path, scorer: Scorer | None = None) -> Any:
@@ -203,14 +203,14 @@ def make_trainer(shop: Workshop, folder: Path, scorer: Scorer | None = None) -> 
         processing_class=shop.tokenizer,
         compute_metrics=scorer,
         criterion=config.criterion(),
-        anatomy_steps=config.logging.anatomy_steps,
+        anatomy_steps=config.logging.diagnostics_steps,
         smoothness_steps=config.logging.smoothness_steps,
         unlabeled_dataset=sets.get(loading.UNLABELLED) if _takes_unlabelled(config) else None,
         update=config.update(),
-        patience=config.optimisation.patience,
+        patience=config.optimisation.nonfinite_patience,
     )
-    trainer.keep, trainer.minutes = config.checkpoints.keep, config.checkpoints.minutes
-    if config.data.group and "train" in sets:
+    trainer.keep, trainer.minutes = config.checkpoints.save_total_limit, config.checkpoints.save_minutes
+    if config.data.group_by_length and "train" in sets:
         trainer.order = _order(sets["train"], config, trainer.args.world_size)
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.bars = Bars(run.card.score)
@@ -224,21 +224,25 @@ def arguments(config: Config, folder: Path, seq2seq: bool) -> TrainingArguments:
     settings = {
         "output_dir": str(folder), "seed": config.seed, "report_to": "none", "disable_tqdm": True,
         "use_cpu": not torch.accelerator.is_available(),  # said out loud, or several processes on CPUs are not a group
-        "learning_rate": opt.learning_rate, "lr_scheduler_type": opt.schedule, "warmup_steps": opt.warmup_steps,
-        "optim": "adafactor" if opt.optimizer == "adafactor" else "adamw_torch", "weight_decay": opt.weight_decay,
-        "adam_beta1": opt.betas[0], "adam_beta2": opt.betas[1], "adam_epsilon": opt.epsilon,
-        "max_grad_norm": opt.clip or NO_CLIPPING, "bf16": opt.precision == "bf16", "fp16": opt.precision == "fp16",
-        "gradient_checkpointing": opt.checkpointing, "gradient_checkpointing_kwargs": {"use_reentrant": False},
-        "gradient_accumulation_steps": opt.accumulation,
-        "per_device_train_batch_size": opt.batch_size, "per_device_eval_batch_size": evaluation.batch_size,
-        "max_steps": opt.steps or -1, "num_train_epochs": opt.epochs or 1.0,
-        "logging_steps": min(config.logging.every, opt.steps or config.logging.every),  # the parts are shown once
+        "learning_rate": opt.learning_rate, "lr_scheduler_type": opt.lr_scheduler_type, "warmup_steps": opt.warmup,
+        "optim": "adafactor" if opt.optim == "adafactor" else "adamw_torch", "weight_decay": opt.weight_decay,
+        "adam_beta1": opt.adam_beta1, "adam_beta2": opt.adam_beta2, "adam_epsilon": opt.adam_epsilon,
+        "max_grad_norm": opt.max_grad_norm or NO_CLIPPING, "bf16": opt.precision == "bf16",
+        "fp16": opt.precision == "fp16",
+        "gradient_checkpointing": opt.gradient_checkpointing, "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        "gradient_accumulation_steps": opt.gradient_accumulation_steps,
+        "per_device_train_batch_size": opt.per_device_train_batch_size,
+        "per_device_eval_batch_size": evaluation.per_device_eval_batch_size,
+        "max_steps": opt.max_steps or -1, "num_train_epochs": opt.num_train_epochs or 1.0,
+        "logging_steps": min(config.logging.logging_steps, opt.max_steps or config.logging.logging_steps),
+         # the parts are shown once
         "include_num_input_tokens_seen": "non_padding",
-        "eval_strategy": "steps" if evaluation.every else "no", "eval_steps": evaluation.every or None,
-        "save_strategy": "steps" if saved.every else "no", "save_steps": saved.every or 500,
-        "save_total_limit": None, "load_best_model_at_end": evaluation.best,
-        "metric_for_best_model": "score" if evaluation.best else None, "greater_is_better": True,
-        "dataloader_num_workers": config.data.workers, "dataloader_pin_memory": torch.cuda.is_available(),
+        "eval_strategy": "steps" if evaluation.eval_steps else "no", "eval_steps": evaluation.eval_steps or None,
+        "save_strategy": "steps" if saved.save_steps else "no", "save_steps": saved.save_steps or 500,
+        "save_total_limit": None, "load_best_model_at_end": evaluation.load_best_model_at_end,
+        "metric_for_best_model": "score" if evaluation.load_best_model_at_end else None, "greater_is_better": True,
+        "dataloader_num_workers": config.data.dataloader_num_workers,
+        "dataloader_pin_memory": torch.cuda.is_available(),
     }  # fmt: skip
     return (
         Seq2SeqTrainingArguments(**settings, predict_with_generate=True) if seq2seq else TrainingArguments(**settings)
@@ -257,13 +261,7 @@ def trained(folder: Path, overrides: tuple[str, ...] = (), *, trust: bool = Fals
     wrong = checkpoints.damage(folder, weights)
     if wrong is not None:
         raise BadInput(f"{folder}: its model is not the one that was trained: {wrong}: train it again with --overwrite")
-    further = {
-        "model": Model(name=str(folder)),
-        "terms": {},
-        "evaluation": run.config.evaluation.model_copy(update={"every": 0, "best": False}),
-        "checkpoints": Checkpoints(),
-    }
-    return Run(run.config.model_copy(update=further), run.card, run.origins, trust)
+    return Run(run.config.for_evaluation(str(folder)), run.card, run.origins, trust)
 
 
 def evaluate_run(

@@ -33,7 +33,7 @@ class Watch(TrainerCallback):
         trainer.cpu_seconds += time.process_time() - self.began[0]
         trainer.step_seconds += time.perf_counter() - self.began[1]
         if state.global_step >= state.max_steps:
-            control.should_log = True  # also what is left since the last of `logging.every`
+            control.should_log = True  # also what is left since the last of `logging.logging_steps`
         if trainer.stopping():
             trainer._owed, control.should_evaluate = control.should_evaluate, False
             control.should_save = control.should_training_stop = True

@@ -119,7 +119,7 @@ class Bars(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if self.training is None or not logs:
             return
-        if "train_loss" in logs and not self.said:  # shorter than logging.every
+        if "train_loss" in logs and not self.said:  # shorter than logging.logging_steps
             self.training.say(f"loss {logs['train_loss']:.4g} on average")
         if "loss" in logs:
             self.said, self.progress.note = True, plain(shown(logs["loss"], logs))

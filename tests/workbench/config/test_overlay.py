@@ -70,9 +70,11 @@ def test_later_layers_win_and_are_remembered() -> None:
     stack.set("w.x={schedule: warmup, steps: 3}")
     stack.set("w.x={schedule: every, k: 2}")
     assert stack.values == {"a": {"b": 1, "c": 4, "e": [1, 2]}, "d": 3, "w": {"x": {"schedule": "every", "k": 2}}}
-    stack.set("optimisation.steps=3")
-    stack.set("optimisation.schedule=constant")
-    assert stack.values["optimisation"] == {"steps": 3, "schedule": "constant"}, "a setting, not a weight's"
+    stack.set("optimisation.max_steps=3")
+    stack.set("optimisation.lr_scheduler_type=constant")
+    assert stack.values["optimisation"] == {"max_steps": 3, "lr_scheduler_type": "constant"}, (
+        "a setting, not a weight's"
+    )
     assert [stack.origin(key) for key in ("a.b", "a.c", "a.e", "d", "z")] == [
         "first", "second", "command line", "first", "defaults",
     ]  # fmt: skip

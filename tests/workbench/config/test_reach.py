@@ -24,7 +24,7 @@ from tests.workbench.run.test_train import run_of
 
 TRAINER = {
     "criterion": "terms",
-    "anatomy_steps": "logging.anatomy_steps",
+    "anatomy_steps": "logging.diagnostics_steps",
     "smoothness_steps": "logging.smoothness_steps",
     "unlabeled_dataset": "data.unlabelled",
     "update": "optimisation.update",
@@ -109,7 +109,7 @@ def test_w14_uegr_has_both_stages_and_the_baseline_none() -> None:
 @pytest.mark.parametrize("name", UPDATES)
 def test_w14_a_run_makes_its_update(name: str, tmp_path: Path) -> None:
     """Weights that the update keeps still are still after a step."""
-    further = [f"optimisation.update={{{name}: {{}}}}", "optimisation.steps=2", "optimisation.weight_decay=0"]
+    further = [f"optimisation.update={{{name}: {{}}}}", "optimisation.max_steps=2", "optimisation.weight_decay=0"]
     shop = train.prepare(run_of("glue", tmp_path, *further, variants=["sst2"]))
     before = torch.cat([p.detach().clone().flatten() for p in shop.model.parameters()])
     trainer = train.make_trainer(shop, tmp_path / "run")
@@ -129,7 +129,7 @@ def test_w14_jachess_trains_on_unlabelled_rows(recipe: str, variant: str, tmp_pa
     card = run_config.resolve(recipe, variants=[variant]).card
     rows = [{key: row[key] for key in list(row)[:1]} for row in sample_files.rows(card, 5, seed=9)]
     path = sample_files.write(tmp_path / "texts.jsonl", rows)
-    further = ["terms.jachess.mode=alternate", f"data.unlabelled={path}", "optimisation.steps=2"]
+    further = ["terms.jachess.mode=alternate", f"data.unlabelled={path}", "optimisation.max_steps=2"]
     run = run_of(recipe, tmp_path, *further, variants=[variant], terms=["jachess"])
     shop = train.prepare(run)
     assert len(shop.splits.sets[loading.UNLABELLED]) == 5

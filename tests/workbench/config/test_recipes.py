@@ -74,9 +74,9 @@ def test_header_of_sizes(name: str) -> None:
 def test_b2_a_tiny_variant_is_small(recipe: str) -> None:
     run = run_config.resolve(recipe, variants=["tiny"])
     assert run.config.model.name is None
-    assert (run.config.data.max_source, run.config.optimisation.steps) <= (256, 1000)
+    assert (run.config.data.max_source_length, run.config.optimisation.max_steps) <= (256, 1000)
     named = run_config.resolve(recipe, variants=["tiny"], overrides=["model.name=folder"])
-    assert (named.config.optimisation.steps or 0) * named.config.optimisation.batch_size <= 3200
+    assert (named.config.optimisation.max_steps or 0) * named.config.optimisation.per_device_train_batch_size <= 3200
     assert named.config.model.new_head == (run.card.kind != "generation")
 
 

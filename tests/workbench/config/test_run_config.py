@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 
-from seqreg.errors import BadInput
+from seqreg.errors import Advice, BadInput
 from seqreg.workbench.config import lookup, other_names, overlay, run_config
 
 
 def test_the_order_of_layers() -> None:
     plain = run_config.resolve("cnn_dailymail").config
-    assert plain.data.max_source == 1024  # the card
+    assert plain.data.max_source_length == 1024  # the card
     assert plain.generation.length_penalty == 2.0  # the card
-    assert plain.optimisation.steps == 20000  # the recipe
+    assert plain.optimisation.max_steps == 20000  # the recipe
     tiny = run_config.resolve("cnn_dailymail", variants=["tiny"], terms=["r3f", "rdrop"]).config
-    assert (tiny.data.max_source, tiny.model.architecture) == (256, "bart")
+    assert (tiny.data.max_source_length, tiny.model.architecture) == (256, "bart")
     assert list(tiny.terms) == ["r3f", "rdrop"]
     assert tiny.output == "runs/cnn_dailymail-tiny/r3f-rdrop"
     last = run_config.resolve(
-        "cnn_dailymail", variants=["tiny"], terms=["r3f"], overrides=["terms.r3f.weight=1e-3", "data.max_source=9"]
+        "cnn_dailymail",
+        variants=["tiny"],
+        terms=["r3f"],
+        overrides=["terms.r3f.weight=1e-3", "data.max_source_length=9"],
     ).config
     assert last.terms["r3f"]["weight"] == 1e-3  # type: ignore[index]
-    assert last.data.max_source == 9
+    assert last.data.max_source_length == 9
     assert run_config.resolve("gigaword", terms=["none"]).config.terms == {}
     assert run_config.resolve("gigaword", terms=["r3f"], overrides=["terms.r3f=null"]).config.terms == {}
 
 
 def test_the_task_decides_lengths_whoever_sets_it() -> None:
     run = run_config.resolve("cnn_dailymail", overrides=["task=gigaword"])
-    assert (run.config.data.max_source, run.config.generation.max_length) == (128, 32)
+    assert (run.config.data.max_source_length, run.config.generation.max_length) == (128, 32)
 
 
 def test_regression_gets_its_divergence_and_the_command_line_still_wins() -> None:
@@ -47,13 +52,14 @@ FAULTS = {
     "seed=two": r"^command line: seed='two': expected a valid integer",
     "seed='1'": r"^command line: seed='1': expected a valid integer",
     "seed=true": r"^command line: seed=True: expected a valid integer",
-    "optimisation.batch_size=0": r"^command line: optimisation.batch_size=0: expected greater than or equal to 1$",
+    "optimisation.per_device_train_batch_size=0": r"^command line: optimisation.per_device_train_batch_size=0: "
+    r"expected greater than or equal to 1$",
     "optimisation.learning_rate=.nan": r"^command line: optimisation.learning_rate=nan: expected",
-    "optimisation.schedule=linaer": r"^command line: optimisation.schedule='linaer': expected 'linear'",
-    "optimisation.epochs=1": r"^recipes/sizes/tiny_summarizer.yaml and command line: set one of optimisation.s",
-    "optimisation.warmup=9999": r"optimisation\.warmup=9999 leaves nothing of optimisation\.steps=\d+: set both$",
+    "optimisation.lr_scheduler_type=linaer": r"^command line: optimisation.lr_scheduler_type='linaer': expected",
+    "optimisation.num_train_epochs=1": r"^recipes/sizes/tiny_summarizer.yaml and command line: set one of optimisation",
+    "optimisation.warmup_steps=9999": r"\.warmup_steps=9999 leaves nothing of optimisation\.max_steps=\d+: set both$",
     "generation.min_length=99": r"min_length=99 is larger than max_length=24$",
-    "evaluation.best=true": r"evaluation.best needs evaluation.every=0",
+    "evaluation.load_best_model_at_end=true": r"evaluation.load_best_model_at_end needs evaluation.eval_steps=0",
     "task=gigawrd": r"^command line: task='gigawrd': unknown task 'gigawrd'; did you mean 'gigaword'\?",
     "task=../../etc/passwd": r"unknown task '../../etc/passwd'",
     "task=/etc/passwd": r"unknown task",
@@ -79,7 +85,9 @@ def test_faults_are_one_line_that_names_place_key_and_value(setting: str, monkey
 
 def test_a_misspelt_key_is_named_before_what_it_leads_to() -> None:
     with pytest.raises(BadInput, match=r"optimization.*unknown key; did you mean 'optimisation'"):
-        run_config.resolve("gigaword", variants=["tiny"], overrides=["optimisation.steps=2", "optimization.warmup=1"])
+        run_config.resolve(
+            "gigaword", variants=["tiny"], overrides=["optimisation.max_steps=2", "optimization.warmup=1"]
+        )
 
 
 def test_a_fault_in_a_file_names_the_file(tmp_path: Path) -> None:
@@ -124,7 +132,10 @@ def test_a_term_that_needs_unlabelled_rows_is_refused_before_anything_is_written
     [
         ("model.settings.decoder_layers=-1", "model.settings.decoder_layers=-1: expected a whole number from 0"),
         ("model.settings.num_attention_heads=-2", "num_attention_heads=-2: expected a whole number from 0"),
-        ("optimisation.epochs=1e308", "optimisation.epochs=1e+308: expected less than or equal to 1000000"),
+        (
+            "optimisation.num_train_epochs=1e308",
+            "optimisation.num_train_epochs=1e+308: expected less than or equal to 1000000",
+        ),
         ("optimisation.learning_rate=1e38", "optimisation.learning_rate=1e+38: expected less than or equal to 100"),
         ("generation.num_beams=1000000000", "generation.num_beams=1000000000: expected less than or equal to 1000"),
     ],
@@ -140,13 +151,31 @@ def test_b4_what_cannot_be_trained_is_refused_before_anything_is_written(setting
     ("given", "meant"),
     [
         ("optimisation.lr=1", "optimisation.learning_rate"), ("model.path=x", "model.name"),
-        ("per_device_train_batch_size=8", "optimisation.batch_size"), ("output_dir=x", "output"),
-        ("optimisation.max_grad_norm=1", "optimisation.clip"), ("data.source_prefix=x", "data.prefix"),
+        ("per_device_train_batch_size=8", "optimisation.per_device_train_batch_size"), ("output_dir=x", "output"),
+        ("optimisation.clip_norm=1", "optimisation.max_grad_norm"), ("optimisation.betas=1", "optimisation.adam_beta1"),
     ],
 )  # fmt: skip
 def test_a_key_that_is_called_so_elsewhere_names_the_right_one(given: str, meant: str) -> None:
     with pytest.raises(BadInput, match=f"unknown key; did you mean '{meant}'\\?$"):
         run_config.resolve("quickstart", overrides=[given])
+
+
+SAMPLE_VALUES = {"lr_scheduler_type": "constant", "optim": "adafactor", "source_prefix": "x", "vocab_size": 400}
+FLAGS = ("gradient_checkpointing", "group_by_length", "eval_before_training", "load_best_model_at_end")
+NEEDED = {
+    "num_train_epochs": ["optimisation.max_steps=null"],
+    "max_steps": ["optimisation.warmup_steps=0"],
+    "load_best_model_at_end": ["evaluation.eval_steps=3", "checkpoints.save_steps=3"],
+}
+
+
+@pytest.mark.parametrize("retired", sorted(other_names.RETIRED))
+def test_a_retired_name_is_read_and_answered_with_the_new_one(retired: str) -> None:
+    section, now = retired.partition(".")[0], other_names.RETIRED[retired]
+    value: object = SAMPLE_VALUES.get(now, 0.5 if "fraction" in now else now in FLAGS or 7)
+    with pytest.warns(Advice, match=rf"^command line: {re.escape(retired)}: now {now}$"):
+        run = run_config.resolve("quickstart", overrides=[f"{retired}={json.dumps(value)}", *NEEDED.get(now, [])])
+    assert getattr(getattr(run.config, section), now) == value
 
 
 def test_aliases_lead_to_settings_and_are_none_themselves() -> None:
@@ -162,9 +191,10 @@ def test_aliases_lead_to_settings_and_are_none_themselves() -> None:
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("data.prefix=summarize: ", "summarize: "), ("data.prefix=translate ", "translate "),
-        ("data.prefix=[x] y", "[x] y"), ("data.prefix=a: b: c", "a: b: c"), ("data.prefix=# 1", "# 1"),
-        ("data.prefix='null'", "null"), ('data.prefix="a\\tb"', "a\tb"), ("data.path={a}", "{a}"),
+        ("data.source_prefix=summarize: ", "summarize: "), ("data.source_prefix=translate ", "translate "),
+        ("data.source_prefix=[x] y", "[x] y"), ("data.source_prefix=a: b: c", "a: b: c"),
+        ("data.source_prefix=# 1", "# 1"),
+        ("data.source_prefix='null'", "null"), ('data.source_prefix="a\\tb"', "a\tb"), ("data.path={a}", "{a}"),
         ("output=runs/a #2", "runs/a #2"), ("data.path=null", None),
     ],
 )  # fmt: skip
@@ -179,11 +209,11 @@ def test_b1_any_number_of_steps_fits_the_warmup_of_a_recipe(recipe: str) -> None
     chosen = [[], *([name] for name in overlay.read(lookup.find("recipes", recipe)).get("variants", {}))]
     for variants in chosen:
         for steps in (1, 2, 20):
-            run = run_config.resolve(recipe, variants=variants, overrides=[f"optimisation.steps={steps}"])
-            assert 0 <= run.config.optimisation.warmup_steps < steps
+            run = run_config.resolve(recipe, variants=variants, overrides=[f"optimisation.max_steps={steps}"])
+            assert 0 <= run.config.optimisation.warmup < steps
     papers = {"cnn_dailymail": 500, "xsum": 500, "reddit_tifu": 5000}
     if recipe in papers:
-        assert run_config.resolve(recipe).config.optimisation.warmup_steps == papers[recipe]
+        assert run_config.resolve(recipe).config.optimisation.warmup == papers[recipe]
 
 
 def test_a_task_of_the_command_line_is_in_the_name_of_the_folder(tmp_path: Path) -> None:
@@ -210,7 +240,7 @@ def test_b2_a_model_of_the_command_line_takes_the_place_of_the_recipes() -> None
         {},
     )
     assert named.config.optimisation.learning_rate < tiny.config.optimisation.learning_rate  # its `pretrained` block
-    assert named.config.data.max_source == tiny.config.data.max_source
+    assert named.config.data.max_source_length == tiny.config.data.max_source_length
     assert "from scratch" not in named.note
     scratch = run_config.resolve("gigaword", overrides=["model.architecture=bart"]).config.model
     assert (scratch.name, scratch.architecture) == (None, "bart")

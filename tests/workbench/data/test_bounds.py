@@ -19,9 +19,11 @@ PAIR = ["gigaword", "task=text_pairs", "model.name=x"]
 @pytest.mark.parametrize(
     "setting",
     [
-        "data.workers=2000000000", "data.max_source=2000000000", "model.vocabulary=2000000000",
-        "evaluation.resamples=2000000000", "evaluation.batch_size=2000000000", "optimisation.batch_size=2000000000",
-        "optimisation.accumulation=2000000000", "generation.max_length=2000000000", "logging.samples=2000000000",
+        "data.dataloader_num_workers=2000000000", "data.max_source_length=2000000000", "model.vocab_size=2000000000",
+        "evaluation.resamples=2000000000", "evaluation.per_device_eval_batch_size=2000000000",
+        "optimisation.per_device_train_batch_size=2000000000",
+        "optimisation.gradient_accumulation_steps=2000000000", "generation.max_length=2000000000",
+        "logging.samples=2000000000",
     ],
 )  # fmt: skip
 def test_b5_settings_have_an_end(setting: str, tmp_path: Path) -> None:

@@ -150,9 +150,11 @@ def test_empty_texts_and_overlap_are_counted(tmp_path: Path) -> None:
         tmp_path / "train.jsonl", [*found, {"source": "", "target": "x"}, {"source": "x", "target": " "}]
     )
     sample_files.write(tmp_path / "validation.jsonl", [*found[:2], {"source": "new", "target": ""}])
-    with pytest.raises(BadInput, match=r"train.jsonl: 2 of 8 rows have an empty text, more than data.most_empty=0.1"):
+    with pytest.raises(
+        BadInput, match=r"train.jsonl: 2 of 8 rows have an empty text, more than data.max_empty_fraction=0.1"
+    ):
         loading.load(PAIRS, Data(path=str(tmp_path)))
-    splits = loading.load(PAIRS, Data(path=str(tmp_path), most_empty=0.25))
+    splits = loading.load(PAIRS, Data(path=str(tmp_path), max_empty_fraction=0.25))
     assert len(splits.sets["train"]) == 6
     assert len(splits.sets["validation"]) == 3
     assert any("2 rows left out: an empty text" in note for note in splits.notes)

@@ -213,6 +213,6 @@ def test_w1_a_checkpoint_whose_weights_do_not_fit_is_not_gone_on_with(
     facts = {key: value for key, value in checkpoints.manifest(folder).items() if key != "files"}
     spoil(folder, change)
     checkpoints.seal(folder, facts)
-    command = same(copy, "checkpoints.keep=9")
+    command = same(copy, "checkpoints.save_total_limit=9")
     assert command.wait() == 2, command.text()
     one_line(command, "checkpoint-6: its weights are of another model", said)

@@ -14,13 +14,19 @@ import torch
 from seqreg.cli.predict import predict
 from seqreg.errors import BadInput
 from seqreg.workbench.config import run_config
+from seqreg.workbench.data import loading
 from seqreg.workbench.run import checkpoints, crash, replay, run_directory, train
 from seqreg.workbench.run.nonfinite import Attempt
 from tests.fuzz import limited
 from tests.helpers import damage, sample_files
 from tests.workbench.run.test_train import run_of
 
-SETTINGS = ("logging.tensorboard=false", "optimisation.steps=2", "checkpoints.every=1", "checkpoints.keep=9")
+SETTINGS = (
+    "logging.tensorboard=false",
+    "optimisation.max_steps=2",
+    "checkpoints.save_steps=1",
+    "checkpoints.save_total_limit=9",
+)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +61,7 @@ def refused(what: str, error: BadInput, *names: str) -> None:
 def test_b7_a_spoilt_record(stopped: Path, tmp_path: Path) -> None:
     folder, run = copied(stopped, tmp_path)
     path = folder / "run.json"
-    splits = train.data.load(run.card, run.config.data)
+    splits = loading.load(run.card, run.config.data)
     count = 0
     for spoilt in (damage.spoilt_bytes(path), damage.spoilt_json(path, 250)):
         for what in spoilt:

@@ -30,13 +30,13 @@ def test_p1_kills_at_random_instants_and_inside_saves(tmp_path: Path) -> None:
 
 
 def test_p1_the_same_command_goes_on_and_ends_with_the_same_weights(copy: Path, whole: Path) -> None:
-    assert same(copy, "checkpoints.keep=9").wait() == 0, log(copy)
+    assert same(copy, "checkpoints.save_total_limit=9").wait() == 0, log(copy)
     assert f"goes on from {copy / 'checkpoint-6'}" in log(copy)
     assert forked_process.weights(copy) == forked_process.weights(whole)
 
 
 def test_p1_checkpoints_by_the_clock_go_when_the_run_is_finished(tmp_path: Path, whole: Path) -> None:
-    settings = [word for word in SETTINGS if "checkpoints" not in word] + ["checkpoints.minutes=0.00001"]
+    settings = [word for word in SETTINGS if "checkpoints" not in word] + ["checkpoints.save_minutes=0.00001"]
     folder = killed_at(tmp_path / "run", 3, *settings)
     assert forked_process.train(folder, *settings, terms=TERMS).wait() == 0, log(folder)
     assert f"goes on from {folder / 'checkpoint-'}" in log(folder)
@@ -45,14 +45,16 @@ def test_p1_checkpoints_by_the_clock_go_when_the_run_is_finished(tmp_path: Path,
 
 
 KINDS = {
-    "every term": ((*(name for name in term_names() if name != "jachess"),), ["data.workers=2"]),
+    "every term": ((*(name for name in term_names() if name != "jachess"),), ["data.dataloader_num_workers=2"]),
     "adafactor, groups, workers": (
-        ("jachess", "uegr"), ["optimisation.optimizer=adafactor", "data.group=true", "data.workers=2"],
+        ("jachess", "uegr"),
+        ["optimisation.optim=adafactor", "data.group_by_length=true", "data.dataloader_num_workers=2"],
     ),
     "epochs, bf16": (
         ("bregman", "neftune"),
-        ["optimisation.steps=null", "optimisation.epochs=2", "optimisation.precision=bf16", "optimisation.batch_size=6",
-         "optimisation.accumulation=1"],
+        ["optimisation.max_steps=null", "optimisation.num_train_epochs=2", "optimisation.precision=bf16",
+     "optimisation.per_device_train_batch_size=6",
+         "optimisation.gradient_accumulation_steps=1"],
     ),
 }  # fmt: skip
 
@@ -63,8 +65,9 @@ def test_p1_every_kind_of_training_goes_on(kind: str, tmp_path: Path) -> None:
     """Killed at the fourth step; with `epochs` that is where the second epoch begins."""
     terms, further = KINDS[kind]
     settings = [
-        "optimisation.steps=7", "optimisation.accumulation=3", "optimisation.learning_rate=1e-2", "evaluation.every=3",
-        "checkpoints.every=4", "logging.anatomy_steps=2", "terms.bregman.switch=2", *further,
+        "optimisation.max_steps=7", "optimisation.gradient_accumulation_steps=3", "optimisation.learning_rate=1e-2",
+        "evaluation.eval_steps=3",
+        "checkpoints.save_steps=4", "logging.diagnostics_steps=2", "terms.bregman.switch=2", *further,
     ]  # fmt: skip
     settings = [word for word in settings if "bregman" not in word or "bregman" in terms]
     whole = forked_process.train(tmp_path / "whole", *settings, terms=terms)
@@ -81,8 +84,9 @@ def test_p1_the_best_model_of_a_resumed_run_is_the_same(tmp_path: Path) -> None:
     rows = sample_files.folder(tmp_path / "data", card, train=80, held=8)
     settings = [
         "glue", "--variant", "stsb", *sample_files.tiny("roberta", rows), "logging.tensorboard=false", "seed=14",
-        "optimisation.steps=8", "optimisation.learning_rate=1e-2", "evaluation.every=2", "checkpoints.every=8",
-        "evaluation.best=true", "checkpoints.keep=1",
+        "optimisation.max_steps=8", "optimisation.learning_rate=1e-2", "evaluation.eval_steps=2",
+        "checkpoints.save_steps=8",
+        "evaluation.load_best_model_at_end=true", "checkpoints.save_total_limit=1",
     ]  # fmt: skip
     whole, folder = tmp_path / "whole", tmp_path / "run"
     assert forked_process.command(whole, *settings, terms=("r4f",)).wait() == 0, log(whole)
@@ -166,7 +170,7 @@ def test_p2_a_run_goes_on_from_the_newest_that_verifies_and_deletes_no_other(cop
     spoilt = (copy / "checkpoint-6" / "model.safetensors").read_bytes()
     torn = copy / ".tmp-checkpoint-7"
     torn.mkdir()
-    assert same(copy, "checkpoints.keep=9").wait() == 0, log(copy)
+    assert same(copy, "checkpoints.save_total_limit=9").wait() == 0, log(copy)
     assert f"{copy / 'checkpoint-6'} is passed over: model.safetensors has changed" in log(copy)
     assert f"{torn} is left alone" in log(copy)
     assert f"goes on from {copy / 'checkpoint-4'}" in log(copy)
@@ -245,13 +249,13 @@ def test_p3_generators_memory_and_counts_are_in_the_checkpoint(whole: Path) -> N
 
 
 def test_p3_the_mean_loss_that_is_printed_is_that_of_the_whole_run(tmp_path: Path) -> None:
-    folder = killed_at(tmp_path / "run", 6, *SETTINGS, "logging.every=1000")
-    assert same(folder, "logging.every=1000").wait() == 0, log(folder)
+    folder = killed_at(tmp_path / "run", 6, *SETTINGS, "logging.logging_steps=1000")
+    assert same(folder, "logging.logging_steps=1000").wait() == 0, log(folder)
     assert f"loss {metrics(folder)['train']['loss']:.4g} = base" in log(folder)
 
 
 def test_p3_curves_and_scores_of_a_resumed_run_are_those_of_an_undisturbed_one(tmp_path: Path) -> None:
-    settings = [*SETTINGS, "logging.every=3", "logging.tensorboard=true", "logging.smoothness_steps=3"]
+    settings = [*SETTINGS, "logging.logging_steps=3", "logging.tensorboard=true", "logging.smoothness_steps=3"]
     assert forked_process.train(tmp_path / "whole", *settings).wait() == 0, log(tmp_path / "whole")
     folder = killed_at(tmp_path / "run", 4, *settings, terms=())
     assert forked_process.train(folder, *settings).wait() == 0, log(folder)

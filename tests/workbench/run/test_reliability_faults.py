@@ -33,7 +33,12 @@ FAULTY = "tests.helpers.nonfinite_term.Faulty"
 
 
 def faulty(folder: Path, at: str, how: str, *further: str) -> forked_process.Command:
-    steps = ("optimisation.steps=5", "checkpoints.every=1", "checkpoints.keep=9", "logging.every=1")
+    steps = (
+        "optimisation.max_steps=5",
+        "checkpoints.save_steps=1",
+        "checkpoints.save_total_limit=9",
+        "logging.logging_steps=1",
+    )
     term = f"terms.faulty={{term: {FAULTY}, at: {at}, how: {how}}}"
     return forked_process.train(folder, *steps, term, *further, terms=("bregman",))
 
@@ -48,7 +53,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize(("how", "accumulation"), [("loss", 1), ("loss", 3), ("gradient", 2)])
 def test_p4_a_step_that_is_not_finite_is_not_applied(how: str, accumulation: int, tmp_path: Path) -> None:
-    command = faulty(tmp_path / "run", "[2]", how, f"optimisation.accumulation={accumulation}")
+    command = faulty(tmp_path / "run", "[2]", how, f"optimisation.gradient_accumulation_steps={accumulation}")
     assert command.wait() == 0, command.text()
     folder = tmp_path / "run"
     moments = [torch.load(folder / f"checkpoint-{n}" / "optimizer.pt", weights_only=True)["state"] for n in (2, 4)]
@@ -89,7 +94,7 @@ def test_p4_too_many_in_a_row_stop_the_run_and_leave_the_last_checkpoint(how: st
 
 
 def test_p4_the_mean_loss_of_a_run_without_a_step_is_not_0(tmp_path: Path) -> None:
-    command = faulty(tmp_path / "run", "[0, 1]", "gradient", "optimisation.steps=2", "optimisation.warmup=0")
+    command = faulty(tmp_path / "run", "[0, 1]", "gradient", "optimisation.max_steps=2", "optimisation.warmup_steps=0")
     assert command.wait() == 0, command.text()
     found = metrics(tmp_path / "run")["train"]
     assert (found["steps"], found["skipped"]) == (2, 2)
@@ -98,7 +103,7 @@ def test_p4_the_mean_loss_of_a_run_without_a_step_is_not_0(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("how", ["loss", "gradient"])
 def test_p4_b8_the_crash_folder_replays_the_step(how: str, tmp_path: Path) -> None:
-    command = faulty(tmp_path / "run", "[2]", how, "optimisation.accumulation=2")
+    command = faulty(tmp_path / "run", "[2]", how, "optimisation.gradient_accumulation_steps=2")
     assert command.wait() == 0, command.text()
     crash = tmp_path / "run" / "crash" / "step-3"
     own = forked_process.Command("replay", crash, log=tmp_path / "own.log")
@@ -153,7 +158,12 @@ def test_p2_a_best_checkpoint_that_was_spoilt_is_named_and_not_taken(
         found.append((best, equal(before, self.model.state_dict())))
 
     monkeypatch.setattr(SteadyTrainer, "_load_best_model", spoilt)
-    settings = ("optimisation.steps=2", "evaluation.every=1", "checkpoints.every=1", "evaluation.best=true")
+    settings = (
+        "optimisation.max_steps=2",
+        "evaluation.eval_steps=1",
+        "checkpoints.save_steps=1",
+        "evaluation.load_best_model_at_end=true",
+    )
     train.train(run_of("gigaword", tmp_path, *settings, "logging.tensorboard=false", variants=[]))
     ((best, kept),) = found
     assert kept
@@ -166,7 +176,7 @@ def test_p2_a_best_checkpoint_that_was_spoilt_is_named_and_not_taken(
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_p5_a_signal_finishes_the_step_and_saves(number: int, code: int, tmp_path: Path, whole: Path) -> None:
     folder = tmp_path / "run"
-    command = same(folder, "checkpoints.keep=9", "logging.every=2")
+    command = same(folder, "checkpoints.save_total_limit=9", "logging.logging_steps=2")
     assert command.until(lambda: "step 4 of 8" in log(folder))
     command.send(number)
     assert command.wait() == code, log(folder)
@@ -177,13 +187,17 @@ def test_p5_a_signal_finishes_the_step_and_saves(number: int, code: int, tmp_pat
     assert "Traceback" not in log(folder)
     newest = checkpoints.sealed(folder, json.loads((folder / "run.json").read_text())["run"])[-1]
     assert checkpoints.fault(newest) is None
-    assert same(folder, "checkpoints.keep=9").wait() == 0, log(folder)
+    assert same(folder, "checkpoints.save_total_limit=9").wait() == 0, log(folder)
     assert f"goes on from {newest}" in log(folder)
     assert forked_process.weights(folder) == forked_process.weights(whole)
     assert history(folder, 8) == history(whole, 8)
 
 
-LONG = ("data.limit={train: 24, validation: 50, test: 10}", "evaluation.batch_size=1", "logging.every=2")
+LONG = (
+    "data.limit={train: 24, validation: 50, test: 10}",
+    "evaluation.per_device_eval_batch_size=1",
+    "logging.logging_steps=2",
+)
 """Evaluations that take seconds."""
 
 
@@ -192,9 +206,9 @@ def test_p5_a_signal_during_an_evaluation(where: str, tmp_path: Path) -> None:
     """Two epochs of two steps: at the end of the last one there is no epoch left to go on with."""
     last = where == "the last evaluation"
     settings = [word for word in SETTINGS if last <= ("evaluation" not in word and "checkpoints" not in word)]
-    settings += [*LONG, "optimisation.steps=4", *([] if last else ["evaluation.every=2"])]
+    settings += [*LONG, "optimisation.max_steps=4", *([] if last else ["evaluation.eval_steps=2"])]
     if where == "one at the end of the last epoch":
-        settings += ["data.limit={train: 8, validation: 50, test: 10}", "optimisation.accumulation=2"]
+        settings += ["data.limit={train: 8, validation: 50, test: 10}", "optimisation.gradient_accumulation_steps=2"]
     assert forked_process.train(tmp_path / "whole", *settings).wait() == 0, log(tmp_path / "whole")
     folder = tmp_path / "run"
     command = forked_process.train(folder, *settings)
@@ -218,7 +232,8 @@ def test_p5_a_signal_while_points_are_written_does_not_write_them_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_of(
-        "gigaword", tmp_path, "optimisation.steps=4", "evaluation.every=2", "checkpoints.every=2", variants=[]
+        "gigaword", tmp_path, "optimisation.max_steps=4", "evaluation.eval_steps=2", "checkpoints.save_steps=2",
+        variants=[]
     )  # fmt: skip
     with monkeypatch.context() as patch:
         real = Monitor.on_evaluate

@@ -22,7 +22,7 @@ from tests.workbench.run.test_train import run_of
 
 def test_p6_other_settings_are_refused_with_a_difference(copy: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in copy.rglob("*") if path.name != ".lock"}
-    command = same(copy, "checkpoints.keep=9", "optimisation.learning_rate=3e-3", "terms.smart=null")
+    command = same(copy, "checkpoints.save_total_limit=9", "optimisation.learning_rate=3e-3", "terms.smart=null")
     assert command.wait() == 2
     for piece in (
         "its run was begun with other settings:",
@@ -33,14 +33,14 @@ def test_p6_other_settings_are_refused_with_a_difference(copy: Path) -> None:
     ):
         assert piece in command.text()
     assert {path: path.stat().st_mtime_ns for path in copy.rglob("*") if path.name != ".lock"} == before
-    wrong = same(copy, "checkpoints.keep=9", "--allow-change", "optimisation.learning_rat")
+    wrong = same(copy, "checkpoints.save_total_limit=9", "--allow-change", "optimisation.learning_rat")
     assert wrong.wait() == 2
     assert "did you mean 'optimisation.learning_rate'?" in wrong.text()
 
 
 def test_p6_an_allowed_change_takes_effect(copy: Path, whole: Path) -> None:
     rate = "optimisation.learning_rate"
-    command = same(copy, "checkpoints.keep=9", f"{rate}=3e-3", "--allow-change", rate)
+    command = same(copy, "checkpoints.save_total_limit=9", f"{rate}=3e-3", "--allow-change", rate)
     assert command.wait() == 0, command.text()
     assert f"changed since the run was begun: {rate}" in command.text()
     assert forked_process.weights(copy) != forked_process.weights(whole)
@@ -48,13 +48,13 @@ def test_p6_an_allowed_change_takes_effect(copy: Path, whole: Path) -> None:
     old = {entry["step"]: entry["learning_rate"] for entry in history(whole, 8) if "loss" in entry}
     assert rates[6] == old[6]
     assert rates[8] == pytest.approx(0.3 * old[8])
-    assert same(copy, "checkpoints.keep=9", f"{rate}=3e-3").wait() == 0  # it is the run's own setting now
+    assert same(copy, "checkpoints.save_total_limit=9", f"{rate}=3e-3").wait() == 0  # it is the run's own setting now
 
 
 def test_p6_changed_intervals_take_effect(copy: Path) -> None:
-    changes = {"logging.every": 1, "evaluation.every": 1, "checkpoints.every": 1}
+    changes = {"logging.logging_steps": 1, "evaluation.eval_steps": 1, "checkpoints.save_steps": 1}
     words = [word for key, value in changes.items() for word in (f"{key}={value}", "--allow-change", key)]
-    command = same(copy, "checkpoints.keep=9", *words)
+    command = same(copy, "checkpoints.save_total_limit=9", *words)
     assert command.wait() == 0, command.text()
     for key in ("loss", "eval_score"):
         assert [entry["step"] for entry in history(copy, 8) if key in entry and entry["step"] > 6] == [7, 8]
@@ -65,15 +65,15 @@ def test_p6_changed_intervals_take_effect(copy: Path) -> None:
     ("change", "allowed", "said"),
     [
         ("terms.bregman=null", "terms", "changed since the run was begun: terms.bregman"),
-        ("optimisation.optimizer=adafactor", "optimisation.optimizer", "begins without what the other one remembered"),
+        ("optimisation.optim=adafactor", "optimisation.optim", "begins without what the other one remembered"),
         ("logging.smoothness_steps=1", "logging", "changed since the run was begun: logging.smoothness_steps"),
     ],
 )
 def test_p6_what_was_remembered_does_not_forbid_a_change(copy: Path, change: str, allowed: str, said: str) -> None:
-    command = same(copy, "checkpoints.keep=9", change, "--allow-change", allowed)
+    command = same(copy, "checkpoints.save_total_limit=9", change, "--allow-change", allowed)
     assert command.wait() == 0, command.text()
     assert said in command.text()
-    assert same(copy, "checkpoints.keep=9", change).wait() == 0
+    assert same(copy, "checkpoints.save_total_limit=9", change).wait() == 0
 
 
 @pytest.mark.parametrize(
@@ -81,19 +81,19 @@ def test_p6_what_was_remembered_does_not_forbid_a_change(copy: Path, change: str
     [
         ("model.settings.d_model=32", "its weights are of another model"),
         ("model.settings.encoder_layers=2", "its weights are of another model: 16 missing (model.encoder.layers.1."),
-        ("optimisation.steps=4", "6 steps are made, and the run is to end after 4"),
+        ("optimisation.max_steps=4", "6 steps are made, and the run is to end after 4"),
     ],
 )
 def test_p6_an_allowed_change_that_cannot_be_made_leaves_the_run_as_it_was(
     copy: Path, whole: Path, tmp_path: Path, change: str, said: str
 ) -> None:
     before = {name: (copy / name).read_bytes() for name in ("run.json", "config.yaml", "task.yaml")}
-    words = (*SETTINGS, "checkpoints.keep=9", change, "--allow-change", change.partition(".")[0])
+    words = (*SETTINGS, "checkpoints.save_total_limit=9", change, "--allow-change", change.partition(".")[0])
     command = forked_process.train(copy, *words, terms=TERMS, log=tmp_path / "other.log")
     assert command.wait() == 2, command.text()
     one_line(command, "checkpoint-6", said)
     assert {name: (copy / name).read_bytes() for name in before} == before
-    assert same(copy, "checkpoints.keep=9").wait() == 0, log(copy)
+    assert same(copy, "checkpoints.save_total_limit=9").wait() == 0, log(copy)
     assert forked_process.weights(copy) == forked_process.weights(whole)
 
 
@@ -174,7 +174,7 @@ def test_only_a_run_is_replaced(tmp_path: Path, copy: Path) -> None:
 def test_p8_a_finished_run_is_left_alone(whole: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.name != ".lock"}
     for further in ([], ["--resume"]):
-        command = same(whole, "checkpoints.keep=9", *further)
+        command = same(whole, "checkpoints.save_total_limit=9", *further)
         assert command.wait() == 0, command.text()
         assert "this run is finished, nothing to do" in command.text()
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.name != ".lock"} == before
@@ -189,7 +189,7 @@ def test_p8_no_step_too_many_after_the_last(copy: Path, whole: Path, tmp_path: P
     for step in (2, 8):
         shutil.copytree(whole / f"checkpoint-{step}", copy / f"checkpoint-{step}")
     (copy / "run.json").write_text((copy / "run.json").read_text().replace(record.run, other.run))
-    assert same(copy, "checkpoints.keep=9").wait() == 0, log(copy)
+    assert same(copy, "checkpoints.save_total_limit=9").wait() == 0, log(copy)
     assert f"goes on from {copy / 'checkpoint-8'}" in log(copy)
     assert metrics(copy) == metrics(whole)
     assert forked_process.weights(copy) == forked_process.weights(whole)
@@ -199,11 +199,13 @@ def test_p8_no_step_too_many_after_the_last(copy: Path, whole: Path, tmp_path: P
 
 
 def test_p9_looking_does_not_change_the_weights(tmp_path: Path) -> None:
-    settings = ["optimisation.steps=5", "optimisation.learning_rate=1e-2", "data.workers=1"]
-    off = ["logging.every=1000", "checkpoints.minutes=0"]
+    settings = ["optimisation.max_steps=5", "optimisation.learning_rate=1e-2", "data.dataloader_num_workers=1"]
+    off = ["logging.logging_steps=1000", "checkpoints.save_minutes=0"]
     on = [
-        "logging.every=1", "logging.tensorboard=true", "logging.anatomy_steps=1", "logging.smoothness_steps=1",
-        "evaluation.every=1", "evaluation.before=true", "checkpoints.every=1", "checkpoints.minutes=0.0001",
+        "logging.logging_steps=1", "logging.tensorboard=true", "logging.diagnostics_steps=1",
+        "logging.smoothness_steps=1",
+        "evaluation.eval_steps=1", "evaluation.eval_before_training=true", "checkpoints.save_steps=1",
+        "checkpoints.save_minutes=0.0001",
     ]  # fmt: skip
     for name, further in (("off", off), ("on", on)):
         command = forked_process.train(tmp_path / name, *settings, *further, terms=TERMS)
@@ -216,12 +218,12 @@ def test_p9_looking_does_not_change_the_weights(tmp_path: Path) -> None:
 
 def test_a_second_process_is_refused_at_once(tmp_path: Path, whole: Path) -> None:
     folder = tmp_path / "run"
-    first = same(folder, "checkpoints.keep=9")
+    first = same(folder, "checkpoints.save_total_limit=9")
     assert first.until((folder / "run.json").exists)
     os.kill(first.process.pid or 0, signal.SIGSTOP)
     for further in ([], ["--overwrite"], ["--resume"]):
         second = forked_process.train(
-            folder, *SETTINGS, "checkpoints.keep=9", *further, terms=TERMS, log=tmp_path / "second.log"
+            folder, *SETTINGS, "checkpoints.save_total_limit=9", *further, terms=TERMS, log=tmp_path / "second.log"
         )
         assert second.wait(30) == 2
         assert f"process {first.process.pid} on" in second.text()
@@ -248,7 +250,7 @@ def test_a_checkpoint_holds_no_pickle_of_arguments_and_runs_none(copy: Path, tmp
     facts = {key: value for key, value in checkpoints.manifest(folder).items() if key != "files"}
     (folder / "optimizer.pt").write_bytes(pickle.dumps(Payload(tmp_path / "owned")))
     checkpoints.seal(folder, facts)
-    command = same(copy, "checkpoints.keep=9")
+    command = same(copy, "checkpoints.save_total_limit=9")
     assert command.wait() == 2
     one_line(command, "checkpoint-6", "holds more than numbers")
     assert not (tmp_path / "owned").exists()

@@ -37,7 +37,7 @@ def strict(path: Path) -> Any:
 # Weights and losses that are not finite
 
 
-@pytest.mark.parametrize("further", [(), ("checkpoints.every=1",), ("evaluation.every=1",)])
+@pytest.mark.parametrize("further", [(), ("checkpoints.save_steps=1",), ("evaluation.eval_steps=1",)])
 def test_w12_an_update_that_makes_weights_infinite_does_not_finish(
     further: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,7 +50,7 @@ def test_w12_an_update_that_makes_weights_infinite_does_not_finish(
 
     monkeypatch.setattr(torch.optim.AdamW, "step", overflows)
     with pytest.raises(NotFinite, match=r"after step \d \d\d weights are not finite \(model\.\w") as caught:
-        train.train(run_of("gigaword", tmp_path, "optimisation.steps=2", *further, OFF, variants=[]))
+        train.train(run_of("gigaword", tmp_path, "optimisation.max_steps=2", *further, OFF, variants=[]))
     assert caught.value.code == 3
     record = run_directory.Record.read(tmp_path / "run")
     assert record is not None
@@ -157,7 +157,7 @@ def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tmp_path = tmp_path_factory.mktemp("ended")
-    train.train(run_of("gigaword", tmp_path, OFF, "checkpoints.every=1", variants=[]))
+    train.train(run_of("gigaword", tmp_path, OFF, "checkpoints.save_steps=1", variants=[]))
     return tmp_path
 
 
@@ -177,7 +177,7 @@ def test_w15_a_finished_run_whose_model_is_not_whole_is_not_finished(
 ) -> None:
     folder = Path(shutil.copytree(ended / "run", tmp_path / "run"))
     whole = (folder / "model.safetensors").read_bytes()
-    run = run_of("gigaword", ended, OFF, "checkpoints.every=1", f"output={folder}", variants=[])
+    run = run_of("gigaword", ended, OFF, "checkpoints.save_steps=1", f"output={folder}", variants=[])
     spoil(folder / "model.safetensors")
     train.train(run)
     said = capsys.readouterr().err
@@ -199,7 +199,7 @@ def test_w15_a_folder_that_was_removed_ends_the_run(tmp_path: Path, monkeypatch:
         return real(self, *args, **kwargs)
 
     monkeypatch.setattr(SteadyTrainer, "_finalize_training", removed)
-    for further in ((), ("checkpoints.every=1", "checkpoints.minutes=0.0000001")):
+    for further in ((), ("checkpoints.save_steps=1", "checkpoints.save_minutes=0.0000001")):
         with pytest.raises(NoRoom, match="the folder of this run was removed while it was training"):
             train.train(run_of("gigaword", tmp_path, OFF, *further, variants=[]))
 
@@ -216,7 +216,7 @@ def test_w15_a_folder_that_was_given_to_another_run_is_left_alone(tmp_path: Path
 def test_w15_seconds_do_not_follow_the_time_of_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, jump = time.time, iter(range(0, 10**9, 3600))
     monkeypatch.setattr(time, "time", lambda: real() - next(jump))
-    settings = (OFF, "evaluation.every=1", "checkpoints.every=1", "optimisation.steps=2")
+    settings = (OFF, "evaluation.eval_steps=1", "checkpoints.save_steps=1", "optimisation.max_steps=2")
     metrics = train.train(run_of("gigaword", tmp_path, *settings, variants=[]))
     assert 0 < metrics["train"]["seconds"] < 600
     history = json.loads((tmp_path / "run" / "checkpoint-2" / "trainer_state.json").read_text())["log_history"]

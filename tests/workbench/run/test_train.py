@@ -41,7 +41,9 @@ def run_of(
 
 @pytest.mark.parametrize("task", GLUE)
 def test_every_glue_card_trains(task: str, tmp_path: Path) -> None:
-    run = run_of("glue", tmp_path, "optimisation.steps=3", "logging.tensorboard=false", variants=[task], terms=["r3f"])
+    run = run_of(
+        "glue", tmp_path, "optimisation.max_steps=3", "logging.tensorboard=false", variants=[task], terms=["r3f"]
+    )
     metrics = train.train(run)
     expected = {
         "cola": ["matthews"],
@@ -104,8 +106,9 @@ def summarizer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str
     """A tiny model after six steps with two evaluations, and everything it wrote."""
     tmp_path = tmp_path_factory.mktemp("summarizer")
     run = run_of(
-        "gigaword", tmp_path, "optimisation.steps=6", "evaluation.every=3", "checkpoints.every=3",
-        "evaluation.best=true", "evaluation.before=true", "logging.anatomy_steps=3", "optimisation.learning_rate=1e-2",
+        "gigaword", tmp_path, "optimisation.max_steps=6", "evaluation.eval_steps=3", "checkpoints.save_steps=3",
+        "evaluation.load_best_model_at_end=true", "evaluation.eval_before_training=true",
+        "logging.diagnostics_steps=3", "optimisation.learning_rate=1e-2",
         variants=[], terms=["r3f"],
     )  # fmt: skip
     return tmp_path / "run", train.train(run)
@@ -232,21 +235,21 @@ def test_nothing_is_written_before_everything_is_checked(tmp_path: Path) -> None
 
 
 def test_a_resumed_training_ends_where_it_would_have(tmp_path: Path) -> None:
-    settings = ["checkpoints.every=2", "logging.tensorboard=false", "optimisation.schedule=constant"]
-    run = run_of("gigaword", tmp_path, *settings, "optimisation.steps=4", variants=[], terms=["r3f"])
+    settings = ["checkpoints.save_steps=2", "logging.tensorboard=false", "optimisation.lr_scheduler_type=constant"]
+    run = run_of("gigaword", tmp_path, *settings, "optimisation.max_steps=4", variants=[], terms=["r3f"])
     train.train(run)
     whole = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run").state_dict()
     half = run_config.Run(run.config.model_copy(update={"output": str(tmp_path / "half")}), run.card, run.origins)
-    short = half.config.model_copy(update={"optimisation": half.config.optimisation.model_copy(update={"steps": 2})})
+    short = half.config.updated(optimisation=half.config.optimisation.updated(max_steps=2))
     train.train(run_config.Run(short, run.card, run.origins))
-    train.train(half, resume=True, allow_change=["optimisation.steps"])
+    train.train(half, resume=True, allow_change=["optimisation.max_steps"])
     resumed = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "half").state_dict()
     assert all(torch.equal(resumed[key], value) for key, value in whole.items())
 
 
 @pytest.mark.parametrize(("recipe", "chosen"), [("gigaword", []), ("glue", ["rte"])])
 def test_rows_of_like_length_share_batches(recipe: str, chosen: list[str], tmp_path: Path) -> None:
-    settings = ["data.group=true", "data.max_source=400", "optimisation.batch_size=4"]
+    settings = ["data.group_by_length=true", "data.max_source_length=400", "optimisation.per_device_train_batch_size=4"]
     run = run_of(recipe, tmp_path, *settings, variants=chosen)
     sample_files.folder(tmp_path / "data", run.card, train=160)
     trainer = train.make_trainer(train.prepare(run), tmp_path / "run")
@@ -272,7 +275,7 @@ def test_check_counts_what_is_cut(tmp_path: Path) -> None:
 
 def test_models_that_do_not_fit(tmp_path: Path) -> None:
     run = run_of("gigaword", tmp_path, "model.settings.max_position_embeddings=16", variants=[])
-    with pytest.raises(BadInput, match=r"data.max_source=24: the model has only 16 positions"):
+    with pytest.raises(BadInput, match=r"data.max_source_length=24: the model has only 16 positions"):
         train.prepare(run)
     for setting, message in (
         ("model.architecture=bert2", r"model.architecture='bert2': unknown; did you mean 'bert"),
@@ -322,7 +325,11 @@ def test_runs_side_by_side() -> None:
 
 def test_parts_are_shown_also_when_a_run_is_shorter_than_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With all their digits; what R-Drop adds to the task loss is called that."""
-    further = ["optimisation.steps=3", "logging.every=50", "terms.smart={radius: 1e-3, step_size: 1e-3, weight: 1e-3}"]
+    further = [
+        "optimisation.max_steps=3",
+        "logging.logging_steps=50",
+        "terms.smart={radius: 1e-3, step_size: 1e-3, weight: 1e-3}",
+    ]
     run = run_of("glue", tmp_path, *further, variants=["sst2"], terms=["rdrop"])
     printed = io.StringIO()
     monkeypatch.setattr("seqreg.workbench.text.progress.console", Console(file=printed, width=200))
@@ -339,7 +346,7 @@ def test_parts_are_shown_also_when_a_run_is_shorter_than_a_log(tmp_path: Path, m
 
 def test_w5_a_run_says_once_that_a_term_does_nothing(tmp_path: Path) -> None:
     size = sample_files.TINY_BERT.replace("}", ", hidden_dropout_prob: 0.0, attention_probs_dropout_prob: 0.0}")
-    further = ["optimisation.steps=3", f"model.settings={size}", "logging.anatomy_steps=2"]
+    further = ["optimisation.max_steps=3", f"model.settings={size}", "logging.diagnostics_steps=2"]
     run = run_of("glue", tmp_path, *further, variants=["sst2"], terms=["r3f"])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -108,7 +108,7 @@ def test_w11_collapse_is_in_metrics_tensorboard_and_show(
     sample_files.write(tmp_path / "data" / "test.jsonl", sample_files.rows(card, 6, seed=9))
     settings = [
         "task=text_pairs", *sample_files.tiny("bart", tmp_path / "data"), f"output={tmp_path / 'run'}",
-        "evaluation.every=1", "evaluation.before=false",
+        "evaluation.eval_steps=1", "evaluation.eval_before_training=false",
     ]  # fmt: skip
     monkeypatch.setattr(evaluate, "decode", lambda ids, *_: ["the same"] * len(ids))
     metrics = train.train(run_config.resolve("quickstart", overrides=settings))

@@ -71,6 +71,6 @@ def test_a_short_training_shows_its_parts(tmp_path: Path) -> None:
     from seqreg.workbench.config import run_config
     from seqreg.workbench.run import train
 
-    settings: list[Any] = ["optimisation.steps=7", "optimisation.warmup=1", "logging.every=50"]
+    settings: list[Any] = ["optimisation.max_steps=7", "optimisation.warmup_steps=1", "logging.logging_steps=50"]
     run = run_config.resolve("quickstart", overrides=settings)
     assert train.arguments(run.config, tmp_path, seq2seq=True).logging_steps == 7
