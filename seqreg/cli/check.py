@@ -130,7 +130,7 @@ def _loss(run: Run) -> list[dict[str, Any]]:
     base = run.config.loss
     settings: dict[str, Any] = {"label_smoothing": base.label_smoothing, "smoothing": base.smoothing}
     found = [_part("base", settings, Cost(0, 0))]
-    terms: tuple[Term, ...] = run.config.criterion().terms
+    terms: tuple[Term, ...] = run.criterion.terms
     for term in terms:
         found.append(_part(term.name, {key: str(value) for key, value in term.settings().items()}, term.cost))
     if len(terms) > 1:

@@ -59,7 +59,7 @@ def _(tmp: Path) -> None:
         one["labels"] = torch.full_like(one["labels"], -100)
     found, steps = trainer(tmp, rows, num_train_epochs=1), Steps()
     found.add_callback(steps)
-    with warned(r"step \d: no row has a label, so the step is not made"):
+    with warned(r"step \d: no example has a label, so it is skipped"):
         found.train()
     moved = [not torch.equal(one, other) for one, other in zip(steps.seen, steps.seen[1:], strict=False)]
     assert len(steps.seen) == 6
@@ -69,7 +69,7 @@ def _(tmp: Path) -> None:
 @row(2, "no label in the whole dataset", "E", "refused")
 def _(tmp: Path) -> None:
     rows = [{**one, "labels": torch.full((6,), -100)} for one in rows_of(tiny_models.batch("bart"))]
-    with pytest.raises(BadInput, match="all labels of all 3 training rows are -100: there is nothing to learn"):
+    with pytest.raises(BadInput, match="all labels of all 3 training examples are -100: there is nothing to learn"):
         trainer(tmp, rows, max_steps=2).train()
 
 

@@ -35,7 +35,7 @@ elsewhere(67, "a full disk", "P", "handled", FULL_DISK, "exit code 4; the last c
 elsewhere(68, "kill -9 in a save; torn or changed checkpoints", "P", "handled", DAMAGED)
 elsewhere(69, "SIGTERM and SIGINT", "P", "handled", SIGNALS, "exit codes 143 and 130, after a save")
 elsewhere(70, "two processes in one output folder", "E", "refused", TWO)
-elsewhere(71, "curves that cannot be written", "W", "warned", CURVES, "the training goes on")
+elsewhere(71, "curves that cannot be written", "W", "warned", CURVES, "the run continues")
 
 
 @row(76, "no network, and the model or the data is not here", "E", "refused")

@@ -135,14 +135,14 @@ def test_the_console_reads_no_markup() -> None:
         assert not found, f"{path}: the consoles have markup=False: print with style="
 
 
-def test_a_trial_changes_nothing(tmp_path: Path) -> None:
+def test_the_preflight_loss_changes_nothing(tmp_path: Path) -> None:
     """The generator, the weights, the state of a normalised head and the mode are as they were."""
     words = tiny(tmp_path, "--terms", "r4f", recipe="glue", variant="rte")
     made = run_config.resolve("glue", variants=["rte"], terms=["r4f"], overrides=words[4:-2])
     shop = train.prepare(made)
     model = shop.model.eval()
     kept, drawn = {key: value.clone() for key, value in model.state_dict().items()}, torch.get_rng_state()
-    preflight.trial(made.config, model, shop.tokenizer, shop.splits.sets["train"])
+    preflight.check_loss(made, model, shop.tokenizer, shop.splits.sets["train"])
     assert torch.equal(drawn, torch.get_rng_state())
     assert all(torch.equal(value, kept[key]) for key, value in model.state_dict().items())
     assert not model.training

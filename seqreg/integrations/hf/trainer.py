@@ -28,10 +28,8 @@ from seqreg.smoothness import observe, source_gap
 
 RAW_HEAD = "seqreg_head.safetensors"
 """Raw weights of a spectrally normalised head, beside the folded ones that `from_pretrained` reads."""
-
-
 TERM_STATE = "seqreg_terms.safetensors"
-"""What the terms of a criterion keep from step to step, and the update."""
+"""State of the terms of a criterion, of the update and of the reference of the smoothness measurements."""
 UPDATE, REFERENCE = "#update", "#reference"
 
 
@@ -40,16 +38,16 @@ class RegularizedTrainer(Trainer):
 
     The loss, also of a baseline without terms, is the criterion's alone; terms are off in evaluation. Every log has
     part/<name> (these add up to the loss), value/<name> and weight/<name>. An R4F head is saved folded, so that
-    `from_pretrained` reads it, with what a resumed training needs beside it.
+    `from_pretrained` reads it, with what a resumed run needs beside it.
 
     Args:
         criterion: the loss
         diagnostics_steps: log `Criterion.diagnostics` under diagnostics/ every so many steps; 0 for never
-        unlabeled_dataset: rows for terms that take unlabelled data: after every optimizer step on labelled ones another
+        unlabeled_dataset: examples for terms that take unlabelled data: after every step on labelled ones another
             is made on these, of the terms alone. Their order depends on the seed and the step, so that it resumes
         update: a change of the optimizer's step, such as `seqreg.selective_update.SelectiveUpdate()`
         smoothness_steps: log the Jacobian norm, the effective rank and the CKA to the model at the start, of every
-            layer, under smoothness/ every so many steps, on the first rows of the evaluation (or training) data
+            layer, under smoothness/ every so many steps, on the first examples of the evaluation (or training) data
     """
 
     loss_is_scaled_for_ga = True
@@ -67,29 +65,28 @@ class RegularizedTrainer(Trainer):
         if not isinstance(criterion, Criterion):
             raise BadInput(f"criterion={criterion!r}: expected a Criterion, such as Criterion(R3F(weight=0.1))")
         super().__init__(*args, **kwargs)
-        if isinstance(diagnostics_steps, bool) or not isinstance(diagnostics_steps, int) or diagnostics_steps < 0:
-            raise BadInput(f"diagnostics_steps={diagnostics_steps!r}: expected a whole number >= 0")
-        if isinstance(smoothness_steps, bool) or not isinstance(smoothness_steps, int) or smoothness_steps < 0:
-            raise BadInput(f"smoothness_steps={smoothness_steps!r}: expected a whole number >= 0")
+        for name, steps in (("diagnostics_steps", diagnostics_steps), ("smoothness_steps", smoothness_steps)):
+            if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+                raise BadInput(f"{name}={steps!r}: expected a whole number >= 0")
         self.criterion, self.diagnostics_steps, self.smoothness_steps = criterion, diagnostics_steps, smoothness_steps
         self._reference: dict[str, Tensor] | None = None
         self._window = Window(criterion)
         self._diagnostics: dict[str, float] = {}
-        self._diagnostics_at = self._smoothness_at = -1
+        self._measured_at = -1
         self.unlearnable = False
-        """Whether no row of the present step has a label."""
+        """Whether no example of the present step has a label."""
         self.add_callback(SkipStepWithoutLabels(self))
         self.update = update
         if update is not None:
             self.add_callback(UpdateCallback(self, update))
         self.unlabeled_dataset = unlabeled_dataset
         self._unlabelled: dict[str, list[Tensor]] = defaultdict(list)
-        waiting = [term.name for term in criterion.terms if getattr(term, "mode", None) == "alternate"]
-        if waiting and unlabeled_dataset is None:
-            raise BadInput(f"{waiting[0]}: mode='alternate' needs unlabeled_dataset=")
+        alternating = [term.name for term in criterion.terms if getattr(term, "mode", None) == "alternate"]
+        if alternating and unlabeled_dataset is None:
+            raise BadInput(f"{alternating[0]}: mode='alternate' needs unlabeled_dataset=")
         if unlabeled_dataset is not None:
             if not hasattr(unlabeled_dataset, "__getitem__") or not len(unlabeled_dataset):
-                raise BadInput("unlabeled_dataset: expected rows that can be counted and indexed, at least one")
+                raise BadInput("unlabeled_dataset: expected examples that can be counted and indexed, at least one")
             if not any(term.takes_unlabelled for term in criterion.terms):
                 raise BadInput("unlabeled_dataset: no term of this criterion takes unlabelled data; JacHess does")
             self.add_callback(UnlabelledStepCallback(self))
@@ -112,38 +109,40 @@ class RegularizedTrainer(Trainer):
         settings.logging_nan_inf_filter = False  # a NaN must be seen in the log, not replaced by the last good loss
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        self._window, self._diagnostics_at, self._smoothness_at, self._reference = Window(self.criterion), -1, -1, None
-        self.criterion.memory.clear()  # a resumed training loads it
+        self._window, self._measured_at, self._reference = Window(self.criterion), -1, None
+        self.criterion.memory.clear()  # a resumed run loads it
         return super().train(*args, **kwargs)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[Any, Any]:
         samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        whole = count(self.model, samples) if samples else None
-        self.unlearnable = whole is not None and whole.labels == 0
+        step_count = count(self.model, samples) if samples else None
+        self.unlearnable = step_count is not None and step_count.labels == 0
         if self.unlearnable:
             self._check_some_label()
-            warnings.warn(f"step {self.state.global_step}: no row has a label, so the step is not made", stacklevel=2)
-        return samples, whole
+            warnings.warn(f"step {self.state.global_step}: no example has a label, so it is skipped", stacklevel=2)
+        return samples, step_count
 
     def _check_some_label(self) -> None:
         """Refuse data without any label; looked at only when a whole step had none."""
-        rows = self.train_dataset
-        if self.state.global_step == 0 and hasattr(rows, "__getitem__"):
-            found = (torch.as_tensor(rows[index]["labels"]) for index in range(len(rows)))
-            if not any(bool((labels != IGNORE).any()) for labels in found):
-                raise BadInput(f"all labels of all {len(rows)} training rows are {IGNORE}: there is nothing to learn")
+        examples = self.train_dataset
+        if self.state.global_step == 0 and hasattr(examples, "__getitem__"):
+            labels = (torch.as_tensor(examples[index]["labels"]) for index in range(len(examples)))
+            if not any(bool((tensor != IGNORE).any()) for tensor in labels):
+                raise BadInput(
+                    f"all labels of all {len(examples)} training examples are {IGNORE}: there is nothing to learn"
+                )
 
     def report(
         self,
         model: nn.Module,
         inputs: Mapping[str, Any],
-        whole: Count | None = None,
+        step_count: Count | None = None,
         *,
         outputs: bool = False,
         criterion: Criterion | None = None,
     ) -> tuple[LossReport, Context]:
         """The loss of one micro-batch of the present step, and the context that it was taken on."""
-        ctx = context(model, inputs, step=self.state.global_step, count=whole)
+        ctx = context(model, inputs, step=self.state.global_step, count=step_count)
         if outputs:
             ctx.forward.rows = None  # outputs of the clean pass alone
         return (self.criterion if criterion is None else criterion)(ctx), ctx
@@ -151,23 +150,29 @@ class RegularizedTrainer(Trainer):
     def compute_loss(
         self, model: nn.Module, inputs: Mapping[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        whole, step = num_items_in_batch if isinstance(num_items_in_batch, Count) else None, self.state.global_step
-        report, ctx = self.report(model, inputs, whole, outputs=return_outputs)
-        every = self.diagnostics_steps
-        if ctx.training and every and step % every == 0 and step != self._diagnostics_at:
-            diagnostics = self.criterion.diagnostics(ctx)
-            if self.unlabeled_dataset is not None:  # what is regularized there shows here, on labelled rows
-                with ctx.forward.observed(), torch.no_grad():
-                    gap = source_gap(ctx)
-                diagnostics |= {} if gap is None else {"source_gap": gap}
-            self._diagnostics |= {f"diagnostics/{key}": number for key, number in diagnostics.items()}
-            self._diagnostics_at = step
-        if ctx.training and self.smoothness_steps and step % self.smoothness_steps == 0 and step != self._smoothness_at:
-            self._diagnostics |= {f"smoothness/{key}": number for key, number in self._smoothness(model).items()}
-            self._smoothness_at = step
+        step_count = num_items_in_batch if isinstance(num_items_in_batch, Count) else None
+        report, ctx = self.report(model, inputs, step_count, outputs=return_outputs)
         if ctx.training:
+            if self.state.global_step != self._measured_at:
+                self._measured_at = self.state.global_step
+                self._measure(ctx)
             self._window.add(report, 1 / getattr(self, "current_gradient_accumulation_steps", 1))
         return (report.total, ctx.clean.output) if return_outputs else report.total
+
+    def _measure(self, ctx: Context) -> None:
+        """Diagnostics and smoothness on the first micro-batch of a step, for the next log."""
+        step = self.state.global_step
+        if self.diagnostics_steps and step % self.diagnostics_steps == 0:
+            self._diagnose(ctx)
+            if self.unlabeled_dataset is not None:  # what is regularized there shows here, on labelled examples
+                with ctx.forward.observed(), torch.no_grad():
+                    gap = source_gap(ctx)
+                self._diagnostics |= {} if gap is None else {"diagnostics/source_gap": gap}
+        if self.smoothness_steps and step % self.smoothness_steps == 0:
+            self._diagnostics |= {f"smoothness/{key}": number for key, number in self._smoothness().items()}
+
+    def _diagnose(self, ctx: Context) -> None:
+        self._diagnostics |= {f"diagnostics/{key}": value for key, value in self.criterion.diagnostics(ctx).items()}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
@@ -179,18 +184,16 @@ class RegularizedTrainer(Trainer):
             self._unlabelled.clear()
         super().log(logs, start_time)
 
-    def _smoothness(self, model: nn.Module) -> dict[str, float]:
-        rows = self.eval_dataset if hasattr(self.eval_dataset, "__getitem__") else self.train_dataset
-        rows = next(iter(rows.values())) if isinstance(rows, dict) else rows
-        size = min(self.args.per_device_eval_batch_size, len(rows))
-        collate = self._get_collator_with_removed_columns(self.data_collator, "smoothness")
-        batch = self._prepare_inputs(collate([rows[i] for i in range(size)]))
-        ctx = context(self.model, batch)
+    def _smoothness(self) -> dict[str, float]:
+        examples = self.eval_dataset if hasattr(self.eval_dataset, "__getitem__") else self.train_dataset
+        examples = next(iter(examples.values())) if isinstance(examples, dict) else examples
+        size = min(self.args.per_device_eval_batch_size, len(examples))
+        ctx = context(self.model, self._batch(examples, range(size)))
         Criterion(label_smoothing=self.criterion.label_smoothing)._prepare(ctx, ())
         with training_off(self.model.modules()):
-            numbers, own = observe(ctx, self._reference)
+            numbers, reference = observe(ctx, self._reference)
         if self._reference is None:
-            self._reference = own
+            self._reference = reference
         return numbers
 
     @property
@@ -200,21 +203,20 @@ class RegularizedTrainer(Trainer):
         )
 
     def regularizer_step(self, step: int) -> None:
-        """One optimizer step on unlabelled rows, of the terms alone."""
-        model, settings = self.model_wrapped.train(), self.args
-        batch = self._prepare_inputs(self._unlabelled_batch(step))
+        """One optimizer step on unlabelled examples, of the terms alone."""
+        model = self.model_wrapped.train()
+        batch = self._batch(self.unlabeled_dataset, self._unlabelled_indices(step))
         with self.compute_loss_context_manager():
             ctx = context(model, batch, unlabelled=True, step=step)
             here, world = Count.of(ctx.mask), self.accelerator.num_processes
             ctx.count = Count(here.labels * world, here.sequences * world, world)
             report = self.criterion(ctx)
             if self.diagnostics_steps and step % self.diagnostics_steps == 0:
-                diagnostics = self.criterion.diagnostics(ctx)
-                self._diagnostics |= {f"diagnostics/{key}": number for key, number in diagnostics.items()}
+                self._diagnose(ctx)
         if not report.total.requires_grad:  # no term counts at this step
             return
         self.accelerator.backward(report.total)
-        norm = self._clip_grad_norm(model) if settings.max_grad_norm else None
+        norm = self._clip_grad_norm(model) if self.args.max_grad_norm else None
         self._get_grad_norm(model, grad_norm=norm)
         with contextlib.nullcontext() if self.update is None else self.update.around(model.parameters()):
             self.optimizer.step()
@@ -225,16 +227,14 @@ class RegularizedTrainer(Trainer):
 
     def measure(self, update: ChildTuningD) -> None:
         """The Fisher information of the training set, of the base loss in training mode; draws nothing."""
-        rows, size, base = self.train_dataset, self.args.per_device_train_batch_size, self.criterion
-        if not hasattr(rows, "__getitem__"):
-            raise BadInput(
-                "ChildTuningD measures the training set first: it needs rows that can be counted and indexed"
-            )
+        examples, size, base = self.train_dataset, self.args.per_device_train_batch_size, self.criterion
+        if not hasattr(examples, "__getitem__"):
+            raise BadInput("ChildTuningD measures the training set first: it needs examples that can be indexed")
         loss = Criterion(label_smoothing=base.label_smoothing, smoothing=base.smoothing, per=base.per, fused=base.fused)
         module, device = self.model.train(), self.args.device
         with replay(generator_state(device), device):
-            for first in range(self.args.process_index * size, len(rows), self.args.world_size * size):
-                batch = self.training_batch(range(first, min(first + size, len(rows))))
+            for first in range(self.args.process_index * size, len(examples), self.args.world_size * size):
+                batch = self._batch(examples, range(first, min(first + size, len(examples))))
                 with self.compute_loss_context_manager():
                     total = loss(context(module, batch)).total
                 total.backward()  # type: ignore[no-untyped-call]
@@ -243,21 +243,21 @@ class RegularizedTrainer(Trainer):
         if self.args.world_size > 1:
             update.fisher = {i: self.accelerator.reduce(fisher, "sum") for i, fisher in sorted(update.fisher.items())}
 
-    def training_batch(self, indices: Iterable[int]) -> dict[str, Any]:
-        """Some rows of the training set."""
-        collate = self._get_collator_with_removed_columns(self.data_collator, "training")
-        return dict(self._prepare_inputs(collate([self.train_dataset[index] for index in indices])))
+    def _batch(self, examples: Any, indices: Iterable[int]) -> dict[str, Any]:
+        """Some examples of a dataset, collated, on the device of the model."""
+        collate = self._get_collator_with_removed_columns(self.data_collator)
+        return dict(self._prepare_inputs(collate([examples[index] for index in indices])))
 
-    def _unlabelled_batch(self, step: int) -> Any:
-        """The rows of this rank at a step: epochs of a permutation that depends on the seed alone."""
-        rows, size, world = self.unlabeled_dataset, self.args.per_device_train_batch_size, self.args.world_size
+    def _unlabelled_indices(self, step: int) -> list[int]:
+        """The unlabelled examples of this rank at a step: epochs of a permutation that depends on the seed alone."""
+        total, size, world = len(self.unlabeled_dataset), self.args.per_device_train_batch_size, self.args.world_size
         first = (step * world + self.args.process_index) * size
-        chosen = []
-        for place in range(first, first + size):
-            epoch, index = divmod(place, len(rows))
-            order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.args.seed + epoch))
-            chosen.append(rows[int(order[index])])
-        return self._get_collator_with_removed_columns(self.data_collator, "unlabelled")(chosen)
+        indices = []
+        for position in range(first, first + size):
+            epoch, index = divmod(position, total)
+            order = torch.randperm(total, generator=torch.Generator().manual_seed(self.args.seed + epoch))
+            indices.append(int(order[index]))
+        return indices
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
@@ -269,7 +269,7 @@ class RegularizedTrainer(Trainer):
             state |= {f"{REFERENCE}/{key}": value for key, value in self._reference.items()}
         if self.update is not None:
             state |= {f"{UPDATE}/{key}": value for key, value in self.update.state_dict().items()}
-        if self._remembers and self.args.should_save:  # also while there is nothing to remember yet
+        if self._remembers and self.args.should_save:  # also while there is no state yet
             state = {key: value.contiguous() for key, value in state.items()}
             safetensors.torch.save_file(state, os.path.join(output_dir, TERM_STATE))
 
@@ -279,34 +279,32 @@ class RegularizedTrainer(Trainer):
             self._load_terms(checkpoint)
 
     def _load_terms(self, checkpoint: str, *, changed: bool = False) -> None:
-        """What the terms remember.
+        """The state of the terms and of the update.
 
         Args:
-            changed: the terms need not be those of the checkpoint: what is gone is forgotten, what is new begins
+            changed: the terms need not be those of the checkpoint: old state is dropped, new terms start without
         """
         path = os.path.join(checkpoint, TERM_STATE)
         if os.path.exists(path):
             state = safetensors.torch.load_file(path)
-            reference = {key: state.pop(key) for key in list(state) if key.startswith(f"{REFERENCE}/")}
-            self._reference = {key.removeprefix(f"{REFERENCE}/"): value for key, value in reference.items()} or None
-            of_update = {key: state.pop(key) for key in list(state) if key.startswith(f"{UPDATE}/")}
+            self._reference = _pop_prefixed(state, REFERENCE) or None
+            update_state = _pop_prefixed(state, UPDATE)
             if changed:
                 names = {term.name for term in self.criterion.terms}
                 state = {key: value for key, value in state.items() if key.partition("/")[0] in names}
             self.criterion.load_state_dict(state)
             if self.update is not None:
-                self.update.load_state_dict({key.removeprefix(f"{UPDATE}/"): value for key, value in of_update.items()})
+                self.update.load_state_dict(update_state)
         elif self._remembers and not changed:
-            raise BadInput(f"{path} is missing: a term of this criterion remembers, and cannot resume without it")
+            raise BadInput(f"{path} is missing: a term of this criterion has a state, and cannot resume without it")
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         raw = spectral_norm.raw_state(self.model)
         if raw and state_dict is None:
             state_dict = spectral_norm.folded_state(self.model)
         super()._save(output_dir, state_dict)
-        settings = self.args
-        if raw and settings.should_save:
-            folder = settings.output_dir if output_dir is None else output_dir
+        if raw and self.args.should_save:
+            folder = self.args.output_dir if output_dir is None else output_dir
             safetensors.torch.save_file(
                 {key: value.contiguous() for key, value in raw.items()}, os.path.join(folder, RAW_HEAD)
             )
@@ -333,6 +331,11 @@ class RegularizedTrainer(Trainer):
         for keys in (load_result.missing_keys, load_result.unexpected_keys):
             keys[:] = [key for key in keys if key not in raw and not _is_folded(key, raw)]
         super()._issue_warnings_after_load(load_result)
+
+
+def _pop_prefixed(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    keys = [key for key in state if key.startswith(f"{prefix}/")]
+    return {key.removeprefix(f"{prefix}/"): state.pop(key) for key in keys}
 
 
 def _is_folded(key: str, raw: Mapping[str, Tensor]) -> bool:

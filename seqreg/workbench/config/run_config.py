@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seqreg.errors import BadInput, nearest
 from seqreg.workbench.config import cards, lookup, methods, overlay
@@ -16,6 +17,9 @@ from seqreg.workbench.config.methods import BASELINE, Part
 from seqreg.workbench.config.schema import checked, texts
 from seqreg.workbench.config.settings import Config
 from seqreg.workbench.text.atomic_files import REMOVED, write_text
+
+if TYPE_CHECKING:
+    from seqreg.criterion import Criterion
 
 TEXTS = texts(Config)
 _SECTIONS = ("model", "loss", "terms", "optimisation")
@@ -36,6 +40,11 @@ class Run:
     origins: overlay.Layers
     trust: bool = False
     note: str = ""
+
+    @functools.cached_property
+    def criterion(self) -> Criterion:
+        """The loss, built once; it has a memory, so whoever evaluates it takes a deep copy."""
+        return self.config.criterion()
 
     def save(self, folder: Path) -> None:
         """Write config.yaml, which is a recipe again, and the card beside it."""

@@ -1,4 +1,4 @@
-"""What the environment says about how a command was started. It is believed only where all of it agrees."""
+"""Environment variables of torchrun and accelerate; those that contradict each other or the recipe are refused."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from seqreg.errors import BadInput
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets for every process."""
 _MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-_BEHIND = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_USE_SAGEMAKER")
-"""What would change a training without a word in its recipe."""
+_ENGINES = (
+    "ACCELERATE_USE_FSDP",
+    "ACCELERATE_USE_DEEPSPEED",
+    "ACCELERATE_DYNAMO_BACKEND",
+    "ACCELERATE_USE_SAGEMAKER",
+)
+"""What would change a run without a word in its recipe."""
 _FLAGS = ("ACCELERATE_USE_CPU", "ACCELERATE_DEBUG_MODE", "ACCELERATE_CPU_AFFINITY", "FORK_LAUNCHED")
 """What accelerate reads as true or false, and fails at anything else."""
 _ON = ("1", "yes", "true", "on", "y", "t")
@@ -24,19 +29,19 @@ def processes() -> tuple[int, int]:
     neither at the lock nor at what is in the output folder.
     """
     _unset_empty(*TORCHRUN, *_MPI)
-    found = {name: value for name in TORCHRUN if (value := os.environ.get(name, "")) not in ("", "-1")}
-    numbers = {name: _whole(name, found[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in found}
+    values = {name: value for name in TORCHRUN if (value := os.environ.get(name, "")) not in ("", "-1")}
+    numbers = {name: _integer(name, values[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in values}
     for name in _MPI:
-        if _whole(name, os.environ.get(name) or "1") > 1:
+        if _integer(name, os.environ.get(name) or "1") > 1:
             raise BadInput(f"{name}={os.environ[name]} in the environment: several processes are started with torchrun")
     rank, world = numbers.get("RANK", 0), numbers.get("WORLD_SIZE", 1)
-    if len(found) == len(TORCHRUN):
+    if len(values) == len(TORCHRUN):
         if rank >= world:
             raise BadInput(f"RANK={rank} and WORLD_SIZE={world} in the environment contradict each other: unset both")
         return rank, world
     stray = next((name for name in numbers if numbers[name] > (name == "WORLD_SIZE") or name == "LOCAL_RANK"), None)
     if stray is not None:
-        lacks = ", ".join(name for name in TORCHRUN if name not in found)
+        lacks = ", ".join(name for name in TORCHRUN if name not in values)
         raise BadInput(
             f"{stray}={numbers[stray]} is set in the environment, but not {lacks}: unset it, or start several "
             "processes with torchrun"
@@ -51,22 +56,23 @@ def _unset_empty(*names: str) -> None:
             del os.environ[name]
 
 
-def _whole(name: str, text: str) -> int:
+def _integer(name: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise BadInput(f"{name}={text[:40]!r} in the environment: expected a whole number: unset it, or use torchrun")
     return int(text)
 
 
-def check_accelerate(precision: str) -> None:
-    """Refuse variables by which accelerate would train otherwise than the recipe says."""
-    _unset_empty("ACCELERATE_MIXED_PRECISION", *_BEHIND, *_FLAGS)
+def check_environment(precision: str) -> None:
+    """Refuse variables that contradict each other, or by which accelerate would train otherwise than the recipe."""
+    processes()
+    _unset_empty("ACCELERATE_MIXED_PRECISION", *_ENGINES, *_FLAGS)
     mixed = os.environ.get("ACCELERATE_MIXED_PRECISION", "").lower()
     if mixed not in (*_OFF, precision):
         raise BadInput(
             f"ACCELERATE_MIXED_PRECISION={mixed} in the environment, but optimisation.precision={precision}: unset the "
             "one, or change the other"
         )
-    for name in _BEHIND:
+    for name in _ENGINES:
         if os.environ.get(name, "").lower() not in _OFF:
             raise BadInput(f"{name}={os.environ[name]} in the environment: it is in no recipe: unset it")
     for name in _FLAGS:

@@ -1,101 +1,108 @@
-"""Steps that are not finite: named, counted, kept for a replay, and never applied."""
+"""Steps that are not finite: named, counted, stored for `seqreg replay`, and never applied."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import safetensors
+import safetensors.torch
 import torch
 from torch import Tensor
 
 from seqreg.criterion import LossReport
-from seqreg.errors import NotFinite
-from seqreg.workbench.run import crash, rng
+from seqreg.errors import BadInput, NoRoom, NotFinite
+from seqreg.workbench.run import checkpoints, disk, rng
+from seqreg.workbench.text import stored_json
+from seqreg.workbench.text.atomic_files import to_json
 from seqreg.workbench.text.terminal import warn
 
-SHOWN = 16
-"""Row numbers that are named on the console; crash/ has all."""
+BATCHES, REPORT = "batch.safetensors", "crash.json"
+MAX_SHOWN = 16
+"""Training examples that are named on the console; crash/ has all."""
+MAX_STORED = 10
+"""Steps of a run that are stored."""
+MAX_WEIGHTS = 256 * 2**20
+"""Bytes of weights up to which they are stored with the step."""
 
 
 def not_finite(report: LossReport) -> list[str]:
-    """The parts of a loss that are not finite; "base" for the whole if all parts are."""
+    """The parts of a loss that are not finite; "base" for the total if all parts are."""
     values = torch.stack([*(part.detach().float() for part in report.parts.values()), report.total.detach().float()])
-    fine = values.isfinite().tolist()
-    bad = [name for name, good in zip(report.parts, fine, strict=False) if not good]
-    return bad or ([] if fine[-1] else ["base"])
+    finite = values.isfinite().tolist()
+    bad = [name for name, good in zip(report.parts, finite, strict=False) if not good]
+    return bad or ([] if finite[-1] else ["base"])
 
 
 @dataclass
-class Attempt:
+class StepAttempt:
     """One optimizer step while it is made: what it saw, and what went wrong.
 
     Args:
-        rows: numbers of the training rows of all its micro-batches
+        rows: numbers of the training examples of all its micro-batches
         batches: the micro-batches so far
-        faults: parts of the loss, or "gradient", that make it impossible
+        faults: parts of the loss, or "gradient", that are not finite, so that the step is skipped
         dropped: terms that were left out
-        draws: the generators before it began
+        rng_state: of the generators before it
     """
 
     rows: list[int] = field(default_factory=list)
     batches: list[Any] = field(default_factory=list)
     faults: set[str] = field(default_factory=set)
     dropped: set[str] = field(default_factory=set)
-    draws: dict[str, Any] = field(default_factory=dict)
+    rng_state: dict[str, Any] = field(default_factory=dict)
     _log: tuple[Any, ...] = ()
 
     def begin(self, loss: Tensor, window: Any) -> None:
         """Note what the step starts from."""
-        self.draws = rng.rng_state()
+        self.rng_state = rng.rng_state()
         self._log = (loss.clone(), dict(window.sums), window.steps.copy())
 
     def undo(self, loss: Tensor, window: Any) -> None:
-        """Take a step that is not made out of the log again."""
+        """Take a skipped step out of the log again."""
         if self._log:
             before, window.sums, window.steps = self._log
             loss.copy_(before)
 
 
-class Health:
-    """Counts bad steps of a run; too many in a row end it.
+class NonfiniteSteps:
+    """Counts steps that are not finite; `patience` of them in a row end the run."""
 
-    Args:
-        folder: the run's
-        patience: how many in a row are too many
-    """
-
-    def __init__(self, folder: Path, patience: int) -> None:
-        self.folder, self.patience = folder, patience
+    def __init__(self, patience: int) -> None:
+        self.patience = patience
         self.streak = self.skipped = 0
         self.dropped: Counter[str] = Counter()
         self.window = [0, 0]
         """Steps since the last log, and those of them that were made."""
 
-    def note(self, trainer: Any, attempt: Attempt, skip: bool, drop: bool) -> None:
-        """Take in one step."""
+    def record(self, trainer: Any, attempt: StepAttempt, skip: bool, drop: bool) -> None:
+        """Count one step; one that was skipped, or made without a term, is reported and stored."""
         self.window = [self.window[0] + 1, self.window[1] + (not skip)]
         self.streak = self.streak + 1 if skip or drop else 0
         if not skip and not drop:
             return
         self.skipped += skip
         self.dropped.update(() if skip else attempt.dropped)
-        names = sorted(attempt.faults if skip else attempt.dropped) or ["another process"]
-        kept = crash.write(self.folder, trainer, attempt, skip) if attempt.faults or attempt.dropped else None
-        rows = ", ".join(map(str, attempt.rows[:SHOWN])) + (" ..." if len(attempt.rows) > SHOWN else "")
-        done = "the step is not made" if skip else "the step is made without"
-        line = f"step {trainer.state.global_step + 1}: {', '.join(names)} not finite, {done} (training rows {rows})"
-        warn(f"{line}{f'; seqreg replay {kept}' if kept else ''}")
+        names = ", ".join(sorted(attempt.faults if skip else attempt.dropped) or ["another process"])
+        crash = write_crash(trainer, attempt, skip) if attempt.faults or attempt.dropped else None
+        rows = ", ".join(map(str, attempt.rows[:MAX_SHOWN])) + (" ..." if len(attempt.rows) > MAX_SHOWN else "")
+        action = "the step is skipped" if skip else "the step is made without"
+        line = f"step {trainer.state.global_step + 1}: {names} not finite, {action} (training examples {rows})"
+        warn(f"{line}{f'; seqreg replay {crash}' if crash else ''}")
         if self.streak >= self.patience:
             raise NotFinite(
-                f"{self.folder}: {self.streak} steps in a row were not finite ({', '.join(names)}); none of it was "
+                f"{trainer.args.output_dir}: {self.streak} steps in a row were not finite ({names}); none of it was "
                 "applied, and the last checkpoint is as it was. Lower optimisation.learning_rate or the weight of the "
                 "term (with --allow-change), or raise optimisation.nonfinite_patience"
             )
 
     def correction(self) -> float:
-        """What a mean over all steps since the last log is to be multiplied by, to be one over those made."""
+        """What a mean over all steps since the last log is multiplied by, to be one over those made."""
         (steps, made), self.window = self.window, [0, 0]
         return 1.0 if steps == made else steps / made if made else float("nan")
 
@@ -106,6 +113,91 @@ class Health:
     def state(self) -> dict[str, Any]:
         return {"streak": self.streak, "window": self.window, **self.numbers()}
 
-    def load(self, state: dict[str, Any]) -> None:
-        self.streak, self.skipped, self.window = state["streak"], state["skipped"], state["window"]
-        self.dropped = Counter(state["dropped"])
+    def load(self, state: stored_json.NonfiniteState) -> None:
+        self.streak, self.skipped, self.window = state.streak, state.skipped, list(state.window)
+        self.dropped = Counter(state.dropped)
+
+
+def write_crash(trainer: Any, attempt: StepAttempt, skip: bool) -> Path | None:
+    """Write RUN/crash/step-N: the batches, the generators, what was wrong, and the weights of a small model."""
+    rank, step = trainer.args.process_index, trainer.state.global_step
+    parent = Path(trainer.args.output_dir) / "crash"
+    folder = parent / f"step-{step + 1}{f'-process-{rank}' if rank else ''}"
+    if folder.exists():  # of the same step before the run was resumed: torn, or with other settings, for all we know
+        shutil.rmtree(folder)
+    if len(list(parent.glob("step-*"))) >= MAX_STORED:
+        return None
+    report = {
+        **trainer.facts, "step": step, "rows": attempt.rows, "made": not skip,
+        "not_finite": sorted(attempt.faults | attempt.dropped), "batches": len(attempt.batches),
+        "rng_state": _plain(attempt.rng_state),
+    }  # fmt: skip
+    tensors = {
+        f"{index}/{key}": value.cpu().contiguous()
+        for index, batch in enumerate(attempt.batches)
+        for key, value in batch.items()
+        if isinstance(value, Tensor)
+    }
+    try:
+        with disk.writing(folder):
+            folder.mkdir(parents=True)
+            safetensors.torch.save_file(tensors, folder / BATCHES)
+            (folder / REPORT).write_text(to_json(report, indent=1) + "\n", encoding="utf-8")
+            if sum(p.numel() * p.element_size() for p in trainer.model.parameters()) <= MAX_WEIGHTS:
+                trainer.save_weights(folder)
+            checkpoints.seal(folder, {"step": step})
+    except NoRoom as error:
+        warn(f"the step is not stored for a replay: {error}")
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
+    return folder
+
+
+def read_crash(folder: Path) -> tuple[stored_json.CrashReport, dict[str, Any], list[dict[str, Any]]]:
+    """The report of a crash folder, its generators as `rng.set_rng_state` takes them, and its batches."""
+    if not os.path.isdir(folder):
+        raise BadInput(f"{folder}: no such folder; a run writes one as RUN/crash/step-N")
+    fault = checkpoints.fault(folder, (BATCHES, REPORT))
+    if fault is not None:
+        raise BadInput(f"{folder}: cannot be replayed: {fault}")
+    report = stored_json.read(stored_json.CrashReport, folder / REPORT, "it cannot be replayed")
+    try:
+        state = _rng_state(report.rng_state)
+        with rng.preserve_rng_state():
+            rng.set_rng_state(state)
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise BadInput(f"{folder / REPORT}: rng_state: not the state of a generator: {error}") from None
+    try:
+        tensors = safetensors.torch.load_file(folder / BATCHES)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise BadInput(f"{folder / BATCHES}: cannot be read ({error})") from None
+    batches: dict[int, dict[str, Any]] = {}
+    for path, tensor in tensors.items():
+        index, _, key = path.partition("/")
+        batches.setdefault(int(index) if index.isdecimal() else -1, {})[key] = tensor
+    if sorted(batches) != list(range(len(batches))) or len(batches) != report.batches:
+        raise BadInput(f"{folder}: {REPORT} tells of {report.batches} batches, and {BATCHES} holds {len(batches)}")
+    return report, state, [batches[index] for index in range(len(batches))]
+
+
+def _rng_state(stored: stored_json.RngState) -> dict[str, Any]:
+    """The generators as `rng.set_rng_state` takes them."""
+    version, numbers, gauss = stored.python
+    kind, keys, *rest = stored.numpy
+    state: dict[str, Any] = {
+        "python": (version, tuple(numbers), gauss),
+        "numpy": (kind, np.asarray(keys, dtype=np.uint32), *rest),
+        "torch": torch.tensor(stored.torch, dtype=torch.uint8),
+    }
+    if stored.cuda and torch.cuda.is_available():
+        state["cuda"] = [torch.tensor(device, dtype=torch.uint8) for device in stored.cuda]
+    return state
+
+
+def _plain(value: Any) -> Any:
+    """Tensors, arrays and tuples as lists, for JSON."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -1,47 +1,74 @@
-"""One loss on two short rows before anything is written: terms that cannot work with a model say so here."""
+"""Checks before anything is written: disk space, precision, and one loss on two short examples."""
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import DataCollatorForSeq2Seq, DataCollatorWithPadding
 
-from seqreg.errors import Advice, BadInput
+from seqreg.errors import Advice, BadInput, NoRoom
 from seqreg.integrations.hf import context
-from seqreg.workbench.config.settings import Config
+from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.data.models import Encoded
+from seqreg.workbench.run import checkpoints, disk
 from seqreg.workbench.run.nonfinite import not_finite
 
 TOKENS = 32
 """Of a text: enough to see that it works."""
+OPTIMIZER_STATE = {"adamw": 2.0, "adafactor": 0.1}
+"""Size of an optimizer's state, in copies of the weights."""
 
 
-def trial(config: Config, model: Any, tokenizer: Any, examples: Sequence[Example]) -> None:
-    """Compute the loss once; generators, weights and the mode of the model are as before."""
+def check_disk_space(run: Run, model: Any, folder: Path) -> int:
+    """Refuse a run that cannot be saved: all checkpoints that stay, one more that is written, and the model.
+
+    Returns the approximate bytes of one checkpoint.
+    """
+    config = run.config
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    term_state = sum(term.remembers for term in run.criterion.terms)
+    size = int(weights * (1 + OPTIMIZER_STATE[config.optimisation.optim] + term_state))
+    saves = config.checkpoints.save_steps or config.checkpoints.save_minutes
+    count = config.checkpoints.save_total_limit + 1 + config.evaluation.load_best_model_at_end if saves else 0
+    existing = len(list(folder.glob(f"{checkpoints.PREFIX}*"))) if folder.is_dir() else 0
+    needed, free = size * max(count - existing, 1 if saves else 0) + weights, disk.free(folder)
+    if free < needed:
+        raise NoRoom(
+            f"{folder}: {free:,} bytes free, about {needed:,} needed ({count} checkpoints of {size:,}, and the model): "
+            "free some space, or set checkpoints.save_total_limit or another output"
+        )
+    return size
+
+
+def check_loss(run: Run, model: Any, tokenizer: Any, examples: Sequence[Example]) -> None:
+    """Compute the loss once; generators, weights, the mode of the model and the memory of terms stay as they are."""
+    config = run.config
     short = config.data.updated(
         max_source_length=min(TOKENS, config.data.max_source_length),
         max_target_length=min(TOKENS, config.data.max_target_length),
     )
-    rows = Encoded(examples[:2], tokenizer, config.updated(data=short))
+    encoded = Encoded(examples[:2], tokenizer, config.updated(data=short))
     collate = DataCollatorWithPadding if examples[0].target is None else DataCollatorForSeq2Seq
     training, bf16 = model.training, config.optimisation.precision == "bf16"
     try:
-        batch = collate(tokenizer)([rows[index] for index in range(len(rows))])
+        batch = collate(tokenizer)([encoded[index] for index in range(len(encoded))])
         ctx = context(model.train(), {**batch}, step=0)
         with (
             warnings.catch_warnings(),
             ctx.forward.observed(),
             torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=bf16),
         ):
-            warnings.simplefilter("ignore", Advice)  # said at the first step, on whole rows
-            bad = not_finite(config.criterion()(ctx))
+            warnings.simplefilter("ignore", Advice)  # given at the first step, on complete examples
+            bad = not_finite(copy.deepcopy(run.criterion)(ctx))
         if bad:
             raise BadInput(
-                f"the loss of the first {len(rows)} training examples is not finite ({', '.join(bad)}): look at "
+                f"the loss of the first {len(encoded)} training examples is not finite ({', '.join(bad)}): look at "
                 "model.settings, and at the settings of the terms"
             )
     except BadInput:

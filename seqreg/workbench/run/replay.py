@@ -1,11 +1,11 @@
-"""Compute a step again that was not finite, and find where it began."""
+"""Compute a step again that was not finite, and find the first module that is not."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,11 @@ from rich.console import Group
 from rich.table import Table
 
 from seqreg.errors import BadInput
-from seqreg.integrations.hf.context import count
-from seqreg.integrations.hf.trainer import TERM_STATE, RegularizedTrainer
+from seqreg.integrations.hf import RegularizedTrainer, count
 from seqreg.workbench.config import run_config
-from seqreg.workbench.run import checkpoints, crash, rng, train
+from seqreg.workbench.run import checkpoints, nonfinite, rng, train
 from seqreg.workbench.run.run_directory import RunRecord
+from seqreg.workbench.text.stored_json import CrashReport
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Replayed:
 
     Args:
         parts: of the loss of every micro-batch: "micro_batch", "part", weighted "value" and whether it is "finite"
-        notes: which weights and rows it was computed with, and the first places that are not finite
+        notes: which weights and examples it was computed with, and the first places that are not finite
     """
 
     step: int
@@ -36,87 +36,84 @@ class Replayed:
     parts: list[dict[str, Any]] = field(default_factory=list)
 
 
-def shown(found: Replayed) -> Group:
+def shown(replayed: Replayed) -> Group:
     """For a terminal."""
-    table = Table("micro-batch", "part", "weighted value", "finite", title=f"step {found.step}")
-    for one in found.parts:
-        table.add_row(str(one["micro_batch"]), one["part"], f"{one['value']:.6g}", "yes" if one["finite"] else "no")
-    return Group(table, *found.notes)
+    table = Table("micro-batch", "part", "weighted value", "finite", title=f"step {replayed.step}")
+    for part in replayed.parts:
+        table.add_row(str(part["micro_batch"]), part["part"], f"{part['value']:.6g}", "yes" if part["finite"] else "no")
+    return Group(table, *replayed.notes)
 
 
 def replay(folder: Path, *, trust: bool = False) -> Replayed:
     """The parts of the loss of every micro-batch of RUN/crash/step-N, and the first places that are not finite."""
-    story, batches = crash.read(folder)
+    report, rng_state, batches = nonfinite.read_crash(folder)
     home = folder.absolute().parent.parent
     run = run_config.load(home, trust=trust)
-    weights = _weights(home, folder, story)
+    weights = _weights(home, folder, report)
+    replayed = Replayed(
+        report.step + 1, [f"weights of {weights}", f"training examples {', '.join(map(str, report.rows))}"]
+    )
+    record = RunRecord.read(home)
+    if record is None or record.facts["configuration"] != report.configuration:
+        replayed.notes.append("the settings of the run have changed since this step: it is computed with those of now")
     with tempfile.TemporaryDirectory() as scratch:
         trainer = train.make_trainer(train.prepare(run), Path(scratch))
-        trainer._load_from_checkpoint(str(weights))
-        if (weights / TERM_STATE).exists():
-            trainer._load_terms(str(weights))
-        found = Replayed(
-            story["step"] + 1, [f"weights of {weights}", f"training rows {', '.join(map(str, story['rows']))}"]
-        )
-        record = RunRecord.read(home)
-        if record is None or record.facts["configuration"] != story["configuration"]:
-            found.notes.append("the settings of the run have changed since this step: it is computed with those of now")
+        trainer.load_weights(weights)
+        trainer.state.global_step = report.step
+        rng.set_rng_state(rng_state)
         try:
-            found.notes += _compute(trainer, story, batches, found.parts)
+            _compute(trainer, batches, replayed)
         except (RuntimeError, ValueError, TypeError, KeyError, IndexError) as error:
             what = next(iter(str(error).splitlines()), type(error).__name__)
             raise BadInput(f"{folder}: its batches do not belong to the model of the run: {what[:200]}") from None
-    return found
+    return replayed
 
 
-def _weights(home: Path, folder: Path, story: dict[str, Any]) -> Path:
-    """Those kept with the step, or the nearest checkpoint before it."""
+def _weights(home: Path, folder: Path, report: CrashReport) -> Path:
+    """Those stored with the step, or the nearest checkpoint before it."""
     if (folder / "model.safetensors").exists():
         return folder
-    found = [path for path in checkpoints.sealed(home, story["run"]) if checkpoints.step_of(path) <= story["step"]]
-    if not found:
-        raise BadInput(f"{folder}: the model was too large to be kept, and there is no checkpoint before this step")
-    return found[-1]
+    sealed = [path for path in checkpoints.sealed(home, report.run) if checkpoints.step_of(path) <= report.step]
+    if not sealed:
+        raise BadInput(f"{folder}: the model was too large to be stored, and there is no checkpoint before this step")
+    return sealed[-1]
 
 
-def _compute(
-    trainer: Any, story: dict[str, Any], batches: list[dict[str, Any]], parts: list[dict[str, Any]]
-) -> list[str]:
+def _compute(trainer: Any, batches: Sequence[dict[str, Any]], replayed: Replayed) -> None:
+    """Make the step up to its gradient; adds to the parts and the notes."""
     model = trainer.model.train()
-    trainer.state.global_step = story["step"]
-    whole, seen = count(model, batches), []
-    rng.set_rng_state(story["draws"])
+    step_count, first = count(model, batches), list[str]()
     for index, batch in enumerate(batches):
-        with _first_not_finite(model) as places, trainer.compute_loss_context_manager():
-            report, _ = RegularizedTrainer.report(trainer, model, trainer._prepare_inputs(batch), whole)
+        with _not_finite_modules(model) as modules, trainer.compute_loss_context_manager():
+            report, _ = RegularizedTrainer.report(trainer, model, trainer._prepare_inputs(batch), step_count)
         for name, part in report.parts.items():
-            said, value = f"{name} (with a second task loss)" if name in report.tasks else name, float(part)
-            parts.append({"micro_batch": index, "part": said, "value": value, "finite": math.isfinite(value)})
-        seen += places[:1]
+            title, value = f"{name} (with a second task loss)" if name in report.tasks else name, float(part)
+            replayed.parts.append({"micro_batch": index, "part": title, "value": value, "finite": math.isfinite(value)})
+        first += modules[:1]
         trainer.accelerator.backward(report.total)
     bad = [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
-    notes = (
-        [f"first module whose output is not finite: {seen[0]}"] if seen else ["the outputs of all modules are finite"]
-    )
-    return [*notes, f"gradients that are not finite: {len(bad)} parameters{f', the first {bad[0]}' if bad else ''}"]
+    replayed.notes += [
+        f"first module whose output is not finite: {first[0]}" if first else "the outputs of all modules are finite",
+        f"gradients that are not finite: {len(bad)} parameters{f', the first {bad[0]}' if bad else ''}",
+    ]
 
 
 @contextlib.contextmanager
-def _first_not_finite(model: torch.nn.Module) -> Iterator[list[str]]:
+def _not_finite_modules(model: torch.nn.Module) -> Iterator[list[str]]:
     """The names of modules in the order in which their outputs stop being finite."""
-    places: list[str] = []
+    names: list[str] = []
 
-    def look(name: str) -> Any:
+    def watch(name: str) -> Any:
         def hook(module: Any, inputs: Any, output: Any) -> None:
             tensors = output if isinstance(output, (tuple, list)) else [output]
-            if any(isinstance(one, torch.Tensor) and not one.isfinite().all() for one in tensors):
-                places.append(name)
+            if any(isinstance(x, torch.Tensor) and not x.isfinite().all() for x in tensors):
+                names.append(name)
 
         return hook
 
-    handles = [module.register_forward_hook(look(name)) for name, module in model.named_modules() if name]
+    handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules() if name]
     try:
-        yield places
+        yield names
     finally:
         for handle in handles:
             handle.remove()

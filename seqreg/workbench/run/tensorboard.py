@@ -1,4 +1,4 @@
-"""TensorBoard: the curves of a run, grouped so that the first page tells the story."""
+"""Callback: the TensorBoard curves of a run, grouped so that the first page has what matters."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from seqreg.schedules import weight_at
 from seqreg.workbench.config import overlay
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.scores.evaluate import Scored, Scorer
+from seqreg.workbench.text import stored_json
 from seqreg.workbench.text.escape import code, fenced
 from seqreg.workbench.text.terminal import warn
 
@@ -27,7 +28,7 @@ _NOT_SHOWN = ("epoch", "runtime", "per_second", "preparation_time", "_references
 
 
 def tag_of_log(key: str) -> str:
-    """Where a number of the training is shown.
+    """The tag of a number that is logged in training.
 
     >>> tag_of_log("part/r3f"), tag_of_log("diagnostics/r3f/noise_over_value")
     ('train/part/r3f', 'train_diagnostics/r3f/noise_over_value')
@@ -37,7 +38,7 @@ def tag_of_log(key: str) -> str:
 
 
 def tag_of_score(key: str, metrics: Sequence[str]) -> str:
-    """Where a number of the validation is shown; `metrics` are those of the card.
+    """The tag of a score on the validation set; `metrics` are those of the card.
 
     >>> [tag_of_score(key, ["rouge"]) for key in ("rougeL", "rougeL_low", "gen_len")]
     ['eval/rougeL', 'validation_intervals/rougeL_low', 'validation_outputs/gen_len']
@@ -61,14 +62,14 @@ class TensorBoardWriter(TrainerCallback):
         self.folder, self.run, self.scorer = folder, run, scorer
         self.writer: Any = None
         self.epochs: list[str] = []
-        self.seen = (time.perf_counter(), 0)
+        self._last_log = (time.perf_counter(), 0)
         self.loss = float("nan")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if not state.is_world_process_zero:
             return
         later = state.global_step + 1 if state.global_step else 0
-        with self._spared():
+        with self._or_give_up():
             threading.excepthook = _unless_writing
             self.writer = SummaryWriter(str(self.folder), purge_step=later if self.folder.exists() else None)
             self.writer.add_custom_scalars(layout(self.run))
@@ -76,31 +77,31 @@ class TensorBoardWriter(TrainerCallback):
             experiment, start, _ = _hparams(self.run)
             self.writer.file_writer.add_summary(experiment)
             self.writer.file_writer.add_summary(start)
-        self.seen = (time.perf_counter(), state.num_input_tokens_seen)
+        self._last_log = (time.perf_counter(), state.num_input_tokens_seen)
 
     @contextlib.contextmanager
-    def _spared(self) -> Iterator[None]:
-        """Curves that cannot be written are given up with one warning: the training goes on."""
+    def _or_give_up(self) -> Iterator[None]:
+        """Give up curves that cannot be written, with one warning: the run continues."""
         try:
             yield
         except (OSError, RuntimeError) as error:
             self.writer = None
-            warn(f"{self.folder}: curves are no longer written ({error}); the training goes on")
+            warn(f"{self.folder}: curves are no longer written ({error}); the run continues")
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs to go on with the table of epochs."""
+        """What a resumed run continues the table of epochs with."""
         return {"epochs": self.epochs, "loss": self.loss}
 
-    def load(self, state: dict[str, Any]) -> None:
-        self.epochs, self.loss = state["epochs"], state["loss"]
+    def load(self, state: stored_json.CurveState) -> None:
+        self.epochs, self.loss = state.epochs, state.loss
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if self.writer is None or not logs or "loss" not in logs:
             return
         now, tokens = time.perf_counter(), state.num_input_tokens_seen
-        speed = (tokens - self.seen[1]) / max(now - self.seen[0], 1e-9)
-        self.seen, self.loss = (now, tokens), float(logs["loss"])
-        with self._spared():
+        speed = (tokens - self._last_log[1]) / max(now - self._last_log[0], 1e-9)
+        self._last_log, self.loss = (now, tokens), float(logs["loss"])
+        with self._or_give_up():
             for key, value in {**logs, "tokens_per_second": speed}.items():
                 if key not in _UNUSED and isinstance(value, (int, float)):
                     self.writer.add_scalar(tag_of_log(key), value, state.global_step)
@@ -109,14 +110,14 @@ class TensorBoardWriter(TrainerCallback):
         if self.writer is None:
             return
         shown = samples(self.scorer, self.run.config.logging.samples)
-        with self._spared():
+        with self._or_give_up():
             for key, value in (metrics or {}).items():
                 name = key.removeprefix("eval_")
                 if not name.endswith(_NOT_SHOWN):
                     self.writer.add_scalar(tag_of_score(name, self.run.card.metric), value, state.global_step)
             if shown:
                 self.writer.add_text("samples", shown, state.global_step)
-        self.seen = (time.perf_counter(), state.num_input_tokens_seen)
+        self._last_log = (time.perf_counter(), state.num_input_tokens_seen)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.writer is None:
@@ -125,20 +126,20 @@ class TensorBoardWriter(TrainerCallback):
         shown = "" if score is None else f"{score:.2f}"
         self.epochs.append(f"| {state.epoch:.2f} | {state.global_step} | {self.loss:.4g} | {shown} |")
         table = "| epoch | step | loss | last score |\n|---|---|---|---|\n" + "\n".join(self.epochs[-200:])
-        with self._spared():
+        with self._or_give_up():
             self.writer.add_text("scores_by_epoch", table)  # always at step 0: the newest replaces the others
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.writer is not None:
-            with self._spared():
+            with self._or_give_up():
                 self.writer.flush()
 
-    def close(self, found: dict[str, Scored]) -> None:
+    def close(self, scores: dict[str, Scored]) -> None:
         """Add the final scores, and end the hparams session."""
         if self.writer is None:
             return
-        with self._spared():
-            for name, scored in found.items():
+        with self._or_give_up():
+            for name, scored in scores.items():
                 for key, value in scored.metrics.items():
                     self.writer.add_scalar(f"trained/{name}/{key}", value)
             _, _, end = _hparams(self.run)
@@ -146,13 +147,13 @@ class TensorBoardWriter(TrainerCallback):
             self.writer.close()
 
 
-_kept_hook = threading.excepthook
+_default_hook = threading.excepthook
 
 
 def _unless_writing(failed: threading.ExceptHookArgs) -> None:
     """TensorBoard's thread prints its exception; `TensorBoardWriter` says it in a line at the next point instead."""
     if not isinstance(failed.exc_value, OSError):
-        _kept_hook(failed)
+        _default_hook(failed)
 
 
 def _hparams(run: Run) -> Any:
@@ -204,7 +205,7 @@ def hyperparameters(run: Run) -> dict[str, Any]:
     for key, value in config.items():
         for inner, setting in value.items() if isinstance(value, dict) else [("", value)]:
             flat[f"{key}.{inner}" if inner else key] = _simple(setting)
-    built = {type(term).__name__.lower(): term for term in run.config.criterion().terms}
+    built = {type(term).__name__.lower(): term for term in run.criterion.terms}
     for name in term_names():
         flat[f"_weight.{name}"] = weight_at(built[name].weight, 0) if name in built else 0.0
     flat["terms"] = _simple(terms)

@@ -1,8 +1,9 @@
-"""Train a recipe: data, model and trainer put together, and everything written down at the end."""
+"""Train a run, evaluate it, and write its files."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -16,17 +17,16 @@ from transformers import DataCollatorForSeq2Seq, DataCollatorWithPadding, Seq2Se
 
 from seqreg.errors import BadInput, Interrupted
 from seqreg.integrations.hf.trainer import RAW_HEAD
-from seqreg.workbench.config import run_config as configs
+from seqreg.workbench.config import run_config
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.config.settings import Config
 from seqreg.workbench.data import loading, models
 from seqreg.workbench.data.batches import GroupedOrder
 from seqreg.workbench.data.loading import Splits
 from seqreg.workbench.data.models import Collator, Encoded, Numbered
-from seqreg.workbench.run import checkpoints, disk, disk_space
-from seqreg.workbench.run.launch import check_accelerate
-from seqreg.workbench.run.preflight import trial
-from seqreg.workbench.run.run_directory import RunDirectory, RunRecord, first_process
+from seqreg.workbench.run import checkpoints, disk, launch, preflight
+from seqreg.workbench.run.checkpointing import RunOptions
+from seqreg.workbench.run.run_directory import RunDirectory, RunRecord
 from seqreg.workbench.run.signals import Signals
 from seqreg.workbench.run.tensorboard import TensorBoardWriter
 from seqreg.workbench.run.trainer import FaultTolerantSeq2SeqTrainer, FaultTolerantTrainer
@@ -35,7 +35,7 @@ from seqreg.workbench.scores.evaluate import Scored, Scorer, evaluate, with_aver
 from seqreg.workbench.text.atomic_files import ASIDE, REMOVED
 from seqreg.workbench.text.escape import plain
 from seqreg.workbench.text.progress import Bars
-from seqreg.workbench.text.terminal import console, say
+from seqreg.workbench.text.terminal import console, first_process, say
 
 NO_CLIPPING = 1e9
 """A bound that no gradient reaches: the norm is measured, and not clipped."""
@@ -43,7 +43,7 @@ NO_CLIPPING = 1e9
 
 @dataclass
 class LoadedRun:
-    """All that a run needs, built and checked; nothing is written yet."""
+    """A run with its data, tokenizer and model; nothing is written yet."""
 
     run: Run
     splits: Splits
@@ -51,21 +51,23 @@ class LoadedRun:
     model: Any
 
 
-def prepare(run: Run, *, needs_train: bool = True, splits: Splits | None = None) -> LoadedRun:
-    """Load the data, if `splits` are not given, the tokenizer and the model of a run."""
-    splits = loading.load(run.card, run.config.data, needs_train=needs_train) if splits is None else splits
-    for note in splits.notes if first_process() else ():
+def prepare(run: Run, *, splits: Splits | None = None) -> LoadedRun:
+    """Load the data, if `splits` are not given, the tokenizer and the model of a run, and check that they work."""
+    launch.check_environment(run.config.optimisation.precision)
+    splits = loading.load(run.card, run.config.data) if splits is None else splits
+    notes = list(splits.notes)
+    if loading.UNLABELLED in splits.sets and not _takes_unlabelled(run):
+        notes.append("data.unlabelled is not used: no term of this run takes unlabelled examples")
+    for note in notes if first_process() else ():
         console.print(plain(note), style="dim")
-    if loading.UNLABELLED in splits.sets and not _takes_unlabelled(run.config) and first_process():
-        console.print("data.unlabelled is not used: no term of this run takes unlabelled rows", style="dim")
     models.probe(run.config)
     transformers.set_seed(run.config.seed)
-    texts = (text for one in splits.sets.get("train", ()) for text in (one.source, one.second, one.target) if text)
+    texts = (text for row in splits.sets.get("train", ()) for text in (row.source, row.second, row.target) if text)
     tokenizer = models.load_tokenizer(run.config, texts, trust=run.trust)
-    shop = LoadedRun(run, splits, tokenizer, models.load_model(run.config, run.card, tokenizer, trust=run.trust))
+    model = models.load_model(run.config, run.card, tokenizer, trust=run.trust)
     if "train" in splits.sets:
-        trial(run.config, shop.model, tokenizer, splits.sets["train"])
-    return shop
+        preflight.check_loss(run, model, tokenizer, splits.sets["train"])
+    return LoadedRun(run, splits, tokenizer, model)
 
 
 def train(
@@ -73,98 +75,87 @@ def train(
 ) -> dict[str, Any]:
     """Train, evaluate and write everything to `config.output`; returns what is in metrics.json.
 
-    A run that was stopped goes on from its newest whole checkpoint, and ends with the weights that it would have had.
+    A run that was stopped resumes from its newest whole checkpoint, and ends with the weights that it would have had.
 
     Args:
         overwrite: replace the run that is in the folder
-        resume: refuse to begin at step 0
-        allow_change: settings that may differ from those that the run was begun with
+        resume: refuse to start at step 0
+        allow_change: settings that may differ from those that the run was started with
     """
     folder = Path(run.config.output)
     with Signals() as signals, contextlib.ExitStack() as stack:
-        check_accelerate(run.config.optimisation.precision)
-        place = RunDirectory(folder, run, stack, resume)
+        launch.check_environment(run.config.optimisation.precision)
+        directory = RunDirectory(folder, run, stack, overwrite=overwrite, resume=resume, allowed=allow_change)
         with disk.writing(folder):
-            place.look(overwrite, allow_change)
+            directory.check()
         splits = loading.load(run.card, run.config.data)
-        place.compare(splits, allow_change)
-        if place.finished:
-            place.reopen()
-        if place.finished:
+        directory.check_data(splits)
+        if directory.finished():
             if not first_process():
                 return {}
-            say(f"{folder}: this run is finished, nothing to do (seqreg train --overwrite begins it anew)")
+            say(f"{folder}: this run is finished, nothing to do (seqreg train --overwrite restarts it)")
             return outputs.read_metrics(folder)
-        shop = prepare(run, splits=splits)
-        scorer = Scorer(splits.sets["validation"], run, shop.tokenizer)
-        needed = disk_space.check(shop.model, run.config, folder)
+        loaded = prepare(run, splits=splits)
+        scorer = Scorer(splits.sets["validation"], run, loaded.tokenizer)
+        size = preflight.check_disk_space(run, loaded.model, folder)
+        curves = TensorBoardWriter(folder / "tensorboard", run, scorer) if run.config.logging.tensorboard else None
         with disk.writing(folder):
-            trainer = make_trainer(shop, folder, scorer)
-        trainer.signals, trainer.needed = signals, needed
-        try:
-            return _trained(trainer, shop, place, scorer)
-        finally:
-            trainer.bars.progress.stop()
+            trainer = make_trainer(
+                loaded, folder, scorer, directory=directory, signals=signals, checkpoint_bytes=size, tensorboard=curves
+            )
+        stack.callback(trainer.options.bars.progress.stop)
+        return _train(trainer, loaded, directory)
 
 
-def _trained(trainer: Any, shop: LoadedRun, place: RunDirectory, scorer: Scorer) -> dict[str, Any]:
-    """Go through a training from where it stands to its end."""
-    run, folder, signals = shop.run, place.folder, trainer.signals
-    checkpoint = place.take(trainer)
-    first = shop.splits.evaluations(run.card)[0]
-    if run.config.evaluation.eval_before_training and not place.record.before:
-        untrained = evaluate(trainer, run, shop.tokenizer, shop.splits.sets[first], first, untrained=True)
-        place.note(before=outputs.scores(untrained))
-    monitor = TensorBoardWriter(folder / "tensorboard", run, scorer)
-    if run.config.logging.tensorboard:
-        trainer.add_callback(monitor)
-        trainer.monitor = monitor
+def _train(trainer: Any, loaded: LoadedRun, directory: RunDirectory) -> dict[str, Any]:
+    """Train from the newest checkpoint, or from the start, to the end."""
+    run, signals = loaded.run, trainer.options.signals
+    checkpoint = directory.take()
+    first = loaded.splits.evaluations(run.card)[0]
+    if run.config.evaluation.eval_before_training and not directory.record.before:
+        untrained = evaluate(trainer, run, loaded.tokenizer, loaded.splits.sets[first], first, untrained=True)
+        directory.update(before=outputs.scores(untrained))
     with signals.deferred():
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     seconds = trainer.seconds + time.monotonic() - trainer.clock
-    place.check_own()
+    directory.check_own()
     trainer.check_weights()
-    steps, health = trainer.state.global_step, trainer.health
     numbers = {
-        "steps": steps, "seconds": seconds,
+        "steps": trainer.state.global_step, "seconds": seconds,
         "cpu_seconds": trainer.cpu_seconds, "step_seconds": trainer.step_seconds, "device": trainer.args.device.type,
-        "loss": trainer.mean_loss(),
-        "tokens": trainer.state.num_input_tokens_seen,
-        "parameters": sum(p.numel() for p in shop.model.parameters()), **health.numbers(),
+        "loss": trainer.mean_loss(), "tokens": trainer.state.num_input_tokens_seen,
+        "parameters": sum(p.numel() for p in loaded.model.parameters()), **trainer.nonfinite.numbers(),
     }  # fmt: skip
-    found = _judged(trainer, shop)
-    if place.record.before:
-        found = {"before": Scored(**dict[str, Any](place.record.before)), **found}
-    with signals.deferred(), disk.writing(folder, trainer.needed, "; the same command goes on"):
-        return _finish(trainer, shop, place, found, numbers, monitor)
+    scores = _evaluate(trainer, loaded)
+    if directory.record.before:
+        scores = {"before": Scored(**dict[str, Any](directory.record.before)), **scores}
+    size, hint = trainer.options.checkpoint_bytes, "; run the same command to resume"
+    with signals.deferred(), disk.writing(directory.folder, size, hint):
+        return _finish(trainer, run, directory, scores, numbers)
 
 
-def _judged(trainer: Any, shop: LoadedRun) -> dict[str, Scored]:
+def _evaluate(trainer: Any, loaded: LoadedRun) -> dict[str, Scored]:
     """The scores of the trained model on all its splits."""
-    run, found = shop.run, {}
+    run, splits, signals = loaded.run, loaded.splits, trainer.options.signals
     try:
-        trainer.signals.check()
-        for name in dict.fromkeys(["validation", *shop.splits.evaluations(run.card)]):
-            found[name] = evaluate(trainer, run, shop.tokenizer, shop.splits.sets[name], name)
+        signals.check()
+        names = dict.fromkeys(["validation", *splits.evaluations(run.card)])
+        scores = {name: evaluate(trainer, run, loaded.tokenizer, splits.sets[name], name) for name in names}
     except Interrupted as stop:
-        with trainer.signals.deferred():
+        with signals.deferred():
             trainer._save_checkpoint(trainer.model_wrapped, None)
-        last = f"stopped after the last step, {trainer.state.global_step}: the same command goes on with the evaluation"
-        raise Interrupted(stop.code - 128, last) from None
-    return with_average(found, run.card)
+        step = trainer.state.global_step
+        message = f"stopped after the last step, {step}: run the same command to resume with the evaluation"
+        raise Interrupted(stop.number, message) from None
+    return with_average(scores, run.card)
 
 
 def _finish(
-    trainer: Any,
-    shop: LoadedRun,
-    place: RunDirectory,
-    found: dict[str, Scored],
-    numbers: Mapping[str, Any],
-    monitor: TensorBoardWriter,
+    trainer: Any, run: Run, directory: RunDirectory, scores: dict[str, Scored], numbers: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Write the model, the scores and the card; last of all that the run is finished."""
-    folder = place.folder
-    place.check_own()
+    folder = directory.folder
+    directory.check_own()
     aside = folder / f"{ASIDE}model"
     trainer.save_model(str(aside))
     if not trainer.is_world_process_zero():
@@ -172,55 +163,58 @@ def _finish(
     (aside / RAW_HEAD).unlink(missing_ok=True)  # the final model is folded
     files = checkpoints.publish(aside, folder)
     (folder / REMOVED).unlink(missing_ok=True)  # of a model that was not kept
-    metrics = outputs.write_scores(folder, shop.run, found, method=shop.run.config.method, train=dict(numbers))
-    outputs.write_card(folder, shop.run, metrics)
-    monitor.close(found)
-    place.note(finished=True, files=files)
-    if not shop.run.config.checkpoints.save_steps:
-        checkpoints.rotate(folder, place.record.run, 0, None)
+    metrics = outputs.write_scores(folder, run, scores, method=run.config.method, train=dict(numbers))
+    outputs.write_card(folder, run, metrics)
+    if trainer.options.tensorboard is not None:
+        trainer.options.tensorboard.close(scores)
+    directory.update(finished=True, files=files)
+    if not run.config.checkpoints.save_steps:
+        checkpoints.rotate(folder, directory.record.run, 0, None)
     return metrics
 
 
-def _takes_unlabelled(config: Config) -> bool:
-    return any(term.takes_unlabelled for term in config.criterion().terms)
+def _takes_unlabelled(run: Run) -> bool:
+    return any(term.takes_unlabelled for term in run.criterion.terms)
 
 
-def _order(rows: Encoded, config: Config, world: int) -> GroupedOrder:
-    """An order of the training rows by the lengths of source and target."""
-    coded = (rows[index] for index in range(len(rows)))
-    lengths = [(len(row["input_ids"]), len(row["labels"]) if isinstance(row["labels"], list) else 1) for row in coded]
+def _grouped(examples: Encoded, config: Config, world: int) -> GroupedOrder:
+    """An order of the training examples by the lengths of source and target."""
+    rows = (examples[index] for index in range(len(examples)))
+    lengths = [(len(row["input_ids"]), len(row["labels"]) if isinstance(row["labels"], list) else 1) for row in rows]
     return GroupedOrder(lengths, config.optimisation.per_device_train_batch_size, world=world, seed=config.seed)
 
 
-def make_trainer(shop: LoadedRun, folder: Path, scorer: Scorer | None = None) -> Any:
-    """The trainer of a run, with bars instead of transformers' own."""
-    run, config = shop.run, shop.run.config
+def make_trainer(loaded: LoadedRun, folder: Path, scorer: Scorer | None = None, **options: Any) -> Any:
+    """The trainer of a run; `options` are further `RunOptions`."""
+    run, config = loaded.run, loaded.run.config
     seq2seq = run.card.kind == "generation"
-    sets = {name: Encoded(found, shop.tokenizer, config) for name, found in shop.splits.sets.items()}
+    sets = {name: Encoded(examples, loaded.tokenizer, config) for name, examples in loaded.splits.sets.items()}
     kind = FaultTolerantSeq2SeqTrainer if seq2seq else FaultTolerantTrainer
     collate = DataCollatorForSeq2Seq if seq2seq else DataCollatorWithPadding
-    trainer = kind(
-        shop.model,
-        arguments(config, folder, seq2seq),
-        data_collator=Collator(collate(shop.tokenizer)),
+    args = arguments(config, folder, seq2seq)
+    grouped = config.data.group_by_length and "train" in sets
+    return kind(
+        loaded.model,
+        args,
+        data_collator=Collator(collate(loaded.tokenizer)),
         train_dataset=Numbered(sets["train"]) if "train" in sets else None,
         eval_dataset=sets.get("validation"),
-        processing_class=shop.tokenizer,
+        processing_class=loaded.tokenizer,
         compute_metrics=scorer,
-        criterion=config.criterion(),
+        criterion=copy.deepcopy(run.criterion),
         diagnostics_steps=config.logging.diagnostics_steps,
         smoothness_steps=config.logging.smoothness_steps,
-        unlabeled_dataset=sets.get(loading.UNLABELLED) if _takes_unlabelled(config) else None,
+        unlabeled_dataset=sets.get(loading.UNLABELLED) if _takes_unlabelled(run) else None,
         update=config.update(),
-        patience=config.optimisation.nonfinite_patience,
+        options=RunOptions(
+            sampler=_grouped(sets["train"], config, args.world_size) if grouped else None,
+            nonfinite_patience=config.optimisation.nonfinite_patience,
+            save_total_limit=config.checkpoints.save_total_limit,
+            save_minutes=config.checkpoints.save_minutes,
+            bars=Bars(run.card.score),
+            **options,
+        ),
     )
-    trainer.keep, trainer.minutes = config.checkpoints.save_total_limit, config.checkpoints.save_minutes
-    if config.data.group_by_length and "train" in sets:
-        trainer.order = _order(sets["train"], config, trainer.args.world_size)
-    trainer.remove_callback(transformers.PrinterCallback)
-    trainer.bars = Bars(run.card.score)
-    trainer.add_callback(trainer.bars)
-    return trainer
 
 
 def arguments(config: Config, folder: Path, seq2seq: bool) -> TrainingArguments:
@@ -256,16 +250,15 @@ def arguments(config: Config, folder: Path, seq2seq: bool) -> TrainingArguments:
 
 def trained(folder: Path, overrides: tuple[str, ...] = (), *, trust: bool = False) -> Run:
     """The run of a folder, with the trained model in place of the one that it started from."""
-    run = configs.load(folder, overrides, trust=trust, build_terms=False)
-    if not (folder / "config.json").is_file():
-        gone = (folder / REMOVED).exists()
-        why = "its comparison has not kept it (--keep-models)" if gone else "has its training ended?"
-        raise BadInput(f"{folder}: there is no trained model in it: {why}")
+    run_config.check_trained(folder)
+    run = run_config.load(folder, overrides, trust=trust, build_terms=False)
     record = RunRecord.read(folder)
     weights = {} if record is None else {k: v for k, v in record.files.items() if k.endswith(".safetensors")}
-    wrong = checkpoints.damage(folder, weights)
-    if wrong is not None:
-        raise BadInput(f"{folder}: its model is not the one that was trained: {wrong}: train it again with --overwrite")
+    damage = checkpoints.damage(folder, weights)
+    if damage is not None:
+        raise BadInput(
+            f"{folder}: its model is not the one that was trained: {damage}: train it again with --overwrite"
+        )
     return Run(run.config.for_evaluation(str(folder)), run.card, run.origins, trust)
 
 
@@ -279,23 +272,21 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Score a trained model again, on the splits of its task or on one file, and bring its files up to date."""
     run = trained(folder, overrides, trust=trust)
-    first_process()  # what the environment says about processes makes sense
-    check_accelerate(run.config.optimisation.precision)
+    launch.check_environment(run.config.optimisation.precision)
     models.probe(run.config)
     if file is not None:
         splits = Splits({file.stem: loading.read_file(run.card, file)})
         names = [file.stem]
     else:
         splits = loading.load(run.card, run.config.data, needs_train=False)
-        judged = ["validation", *splits.evaluations(run.card)]
-        names = [name for name in dict.fromkeys(judged) if name in splits.sets]
+        wanted = dict.fromkeys(["validation", *splits.evaluations(run.card)])
+        names = [name for name in wanted if name in splits.sets]
     tokenizer = models.load_tokenizer(run.config, (), trust=trust)
     model = models.load_model(run.config, run.card, tokenizer, trust=trust, trained=True)
-    shop = LoadedRun(run, splits, tokenizer, model)
     with tempfile.TemporaryDirectory() as scratch:
-        trainer = make_trainer(shop, Path(scratch))
-        found = {name: evaluate(trainer, run, tokenizer, splits.sets[name], name) for name in names}
+        trainer = make_trainer(LoadedRun(run, splits, tokenizer, model), Path(scratch))
+        scores = {name: evaluate(trainer, run, tokenizer, splits.sets[name], name) for name in names}
         first = trainer.is_world_process_zero()
-    found = with_average(found, run.card)
+    scores = with_average(scores, run.card)
     with disk.writing(output or folder):
-        return outputs.write_scores(output or folder, run, found) if first else {}
+        return outputs.write_scores(output or folder, run, scores) if first else {}

@@ -67,7 +67,7 @@ def _write_predictions(folder: Path, suffix: str, rows: list[dict[str, Any]], te
 def write_card(folder: Path, run: Run, metrics: Mapping[str, Any]) -> None:
     """README.md in the manner of the hub: the method, its settings and its scores."""
     config, card = run.config, run.card
-    criterion = code(config.criterion(), most=2000)
+    criterion = code(run.criterion, most=2000)
     base = f"Fine-tuned from {prose(config.model.name)}" if config.model.name else "Trained from scratch"
     scores = [
         f"| {prose(split)} | {name} | {value:.2f} | {_interval(numbers['intervals'].get(name))} |"

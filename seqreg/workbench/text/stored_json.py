@@ -1,11 +1,11 @@
-"""What a run has stored as JSON, read again: of the right form, or one line that names the file."""
+"""JSON files of a run, read and checked; an error is one line that names the file."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from seqreg.errors import BadInput
@@ -23,7 +23,7 @@ def read(kind: type[T], path: Path, fix: str) -> T:
         return TypeAdapter(kind).validate_json(path.read_bytes(), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "all of it"
+        where = ".".join(map(str, first["loc"])) or "the whole file"
         reason = f"{where[:100]}: {str(first['msg'])[:200]}"
     except OSError as error:
         reason = error.strerror or type(error).__name__
@@ -31,7 +31,7 @@ def read(kind: type[T], path: Path, fix: str) -> T:
 
 
 class Before(TypedDict, total=False):
-    """The scores of the untrained model in run.json, if they were asked for."""
+    """Scores of the untrained model in run.json, with evaluation.eval_before_training."""
 
     metrics: dict[str, float | None]
     intervals: dict[str, list[float | None]]
@@ -50,8 +50,8 @@ class _Stored(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-class HealthState(_Stored):
-    """Of `Health.state`."""
+class NonfiniteState(_Stored):
+    """Of `NonfiniteSteps.state`."""
 
     streak: int
     window: tuple[int, int]
@@ -59,7 +59,7 @@ class HealthState(_Stored):
     dropped: dict[str, int]
 
 
-class MonitorState(_Stored):
+class CurveState(_Stored):
     """Of `TensorBoardWriter.state`; a run without one has none."""
 
     epochs: list[str] = []
@@ -67,19 +67,19 @@ class MonitorState(_Stored):
 
 
 class Progress(_Stored):
-    """Of `FaultTolerantTrainer._progress`."""
+    """Of `FaultTolerantTrainer._progress`; the second names are those of earlier versions."""
 
     loss: float
     total: float
     logged: int
     sums: dict[str, float]
     shares: dict[str, float]
-    diagnostics: dict[str, float]
-    owed: bool
-    health: HealthState
+    diagnostics: dict[str, float] = Field(validation_alias=AliasChoices("diagnostics", "anatomy"))
+    evaluation_due: bool = Field(validation_alias=AliasChoices("evaluation_due", "owed"))
+    nonfinite: NonfiniteState = Field(validation_alias=AliasChoices("nonfinite", "health"))
     seconds: float
     spent: tuple[float, float]
-    monitor: MonitorState
+    tensorboard: CurveState = Field(validation_alias=AliasChoices("tensorboard", "monitor"))
 
 
 class TrainerFile(_Stored):
@@ -98,7 +98,7 @@ class TrainerFile(_Stored):
     stateful_callbacks: dict[str, Any]
 
 
-class Draws(_Stored):
+class RngState(_Stored):
     """Of `rng.rng_state`, as lists."""
 
     python: tuple[int, list[int], float | None]
@@ -107,8 +107,8 @@ class Draws(_Stored):
     cuda: list[list[int]] = []
 
 
-class Story(_Stored):
-    """What crash.json says."""
+class CrashReport(_Stored):
+    """Contents of crash.json; the second name is that of earlier versions."""
 
     run: str
     configuration: str
@@ -116,4 +116,4 @@ class Story(_Stored):
     rows: list[int]
     not_finite: list[str]
     batches: int = Field(ge=1)
-    draws: Draws
+    rng_state: RngState = Field(validation_alias=AliasChoices("rng_state", "draws"))

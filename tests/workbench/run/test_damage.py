@@ -15,8 +15,8 @@ from seqreg.cli.predict import predict
 from seqreg.errors import BadInput
 from seqreg.workbench.config import run_config
 from seqreg.workbench.data import loading
-from seqreg.workbench.run import checkpoints, crash, replay, rng, run_directory, train
-from seqreg.workbench.run.nonfinite import Attempt
+from seqreg.workbench.run import checkpoints, nonfinite, replay, rng, run_directory, train
+from seqreg.workbench.run.nonfinite import StepAttempt
 from tests.fuzz import limited
 from tests.helpers import damage, sample_files
 from tests.workbench.run.test_train import run_of
@@ -66,16 +66,14 @@ def test_b7_a_spoilt_record(stopped: Path, tmp_path: Path) -> None:
     for spoilt in (damage.spoilt_bytes(path), damage.spoilt_json(path, 250)):
         for what in spoilt:
             with limited(), contextlib.ExitStack() as stack:
-                place = run_directory.RunDirectory(folder, run, stack, False)
+                directory = run_directory.RunDirectory(folder, run, stack)
                 try:
-                    place.look(False, [])
-                    place.compare(splits, [])
-                    _ = place.finished, place.record.facts
-                    if place.finished:
-                        place.reopen()
+                    directory.check()
+                    directory.check_data(splits)
+                    _ = directory.finished(), directory.record.facts
                 except BadInput as error:
                     count += 1
-                    refused(what, error, "run.json", "its run was begun with other settings", "was finished, but")
+                    refused(what, error, "run.json", "its run was started with other settings", "was finished, but")
     assert count > 100
 
 
@@ -141,15 +139,15 @@ def test_b10_a_state_of_another_form_names_its_file(name: str, stopped: Path, tm
 def crashed(stopped: Path) -> Path:
     """A step that was kept for a replay."""
     run = run_of("gigaword", stopped, *SETTINGS, variants=[])
-    trainer = train.make_trainer(train.prepare(run), stopped / "run")
-    record = run_directory.RunRecord.read(stopped / "run")
-    assert record is not None
-    trainer.facts = record.facts
+    with contextlib.ExitStack() as stack:
+        directory = run_directory.RunDirectory(stopped / "run", run, stack)
+        directory.check()
+        directory.take()
+    trainer = train.make_trainer(train.prepare(run), stopped / "run", directory=directory)
     rows = [trainer.train_dataset[index] for index in range(2)]
     batch = {key: value for key, value in trainer.data_collator(rows).items() if key != "row"}
-    attempt = Attempt(rows=[0, 1], batches=[batch], faults={"base"})
-    attempt.draws = rng.rng_state()
-    found = crash.write(stopped / "run", trainer, attempt, True)
+    attempt = StepAttempt(rows=[0, 1], batches=[batch], faults={"base"}, rng_state=rng.rng_state())
+    found = nonfinite.write_crash(trainer, attempt, True)
     assert found is not None
     return found
 
@@ -166,7 +164,7 @@ def test_b7_a_spoilt_crash_folder(crashed: Path, tmp_path: Path) -> None:
                     sealed_again(folder)
                 try:
                     with limited():
-                        crash.read(folder)
+                        nonfinite.read_crash(folder)
                 except BadInput as error:
                     count += 1
                     refused(what, error, str(folder))

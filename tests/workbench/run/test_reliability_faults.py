@@ -62,7 +62,7 @@ def test_p4_a_step_that_is_not_finite_is_not_applied(how: str, accumulation: int
     assert all(value.isfinite().all() for value in weights_at(folder, 5).values())
     what = "base" if how == "loss" else "gradient"
     assert f"step 3: {what}" in command.text()
-    assert "not finite, the step is not made (training rows" in command.text()
+    assert "not finite, the step is skipped (training examples" in command.text()
     found = metrics(folder)["train"]
     assert (found["skipped"], found["dropped"], found["steps"]) == (1, {}, 5)
     story = json.loads((folder / "crash" / "step-3" / "crash.json").read_text())
@@ -75,7 +75,7 @@ def test_p4_a_step_that_is_not_finite_is_not_applied(how: str, accumulation: int
 def test_p4_one_term_that_is_not_finite_is_dropped_for_the_step(tmp_path: Path) -> None:
     command = faulty(tmp_path / "run", "[1, 3]", "term")
     assert command.wait() == 0, command.text()
-    assert "step 2: faulty not finite, the step is made without (training rows" in command.text()
+    assert "step 2: faulty not finite, the step is made without (training examples" in command.text()
     assert metrics(tmp_path / "run")["train"]["dropped"] == {"faulty": 2}
     plain = faulty(tmp_path / "plain", "[]", "term")
     assert plain.wait() == 0, plain.text()
@@ -131,14 +131,14 @@ def test_p4_b8_the_crash_folder_replays_the_step(how: str, tmp_path: Path) -> No
 
 def test_p4_overflows_of_float16_are_the_scaler_s_business(tmp_path: Path) -> None:
     trainer = train.make_trainer(train.prepare(run_of("gigaword", tmp_path, variants=[])), tmp_path / "run")
-    trainer._tr_loss = torch.zeros(())  # as at the beginning of a training
+    trainer._tr_loss = torch.zeros(())  # as at the beginning of a run
     for scale, skipped in ((None, 1), (2.0**16, 0), (1.0, 1)):
         trainer.accelerator.scaler = None if scale is None else SimpleNamespace(get_scale=lambda: scale)  # noqa: B023
-        trainer.health.skipped = trainer.health.streak = 0
+        trainer.nonfinite.skipped = trainer.nonfinite.streak = 0
         for parameter in trainer.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         trainer._get_grad_norm(trainer.model, torch.tensor(float("inf")))
-        assert trainer.health.skipped == skipped
+        assert trainer.nonfinite.skipped == skipped
         assert all((parameter.grad is None) == bool(skipped) for parameter in trainer.model.parameters())
 
 
@@ -183,12 +183,12 @@ def test_p5_a_signal_finishes_the_step_and_saves(number: int, code: int, tmp_pat
     (line,) = [
         line for line in folder.with_suffix(".log").read_text().splitlines() if re.match("seqreg: (?!warning)", line)
     ]
-    assert "the same command goes on" in line or "stopped by signal" in line
+    assert "run the same command to resume" in line or "stopped by signal" in line
     assert "Traceback" not in log(folder)
     newest = checkpoints.sealed(folder, json.loads((folder / "run.json").read_text())["run"])[-1]
     assert checkpoints.fault(newest) is None
     assert same(folder, "checkpoints.save_total_limit=9").wait() == 0, log(folder)
-    assert f"goes on from {newest}" in log(folder)
+    assert f"resumes from {newest}" in log(folder)
     assert forked_process.weights(folder) == forked_process.weights(whole)
     assert history(folder, 8) == history(whole, 8)
 
@@ -203,7 +203,7 @@ LONG = (
 
 @pytest.mark.parametrize("where", ["an evaluation", "one at the end of the last epoch", "the last evaluation"])
 def test_p5_a_signal_during_an_evaluation(where: str, tmp_path: Path) -> None:
-    """Two epochs of two steps: at the end of the last one there is no epoch left to go on with."""
+    """Two epochs of two steps: at the end of the last one there is no epoch left to resume."""
     last = where == "the last evaluation"
     settings = [word for word in SETTINGS if last <= ("evaluation" not in word and "checkpoints" not in word)]
     settings += [*LONG, "optimisation.max_steps=4", *([] if last else ["evaluation.eval_steps=2"])]
@@ -220,7 +220,7 @@ def test_p5_a_signal_during_an_evaluation(where: str, tmp_path: Path) -> None:
     assert "Traceback" not in log(folder)
     assert f"step {step} validation rougeL" not in log(folder)  # it did not wait for the end
     said = "stopped after the last step, 4" if last else f"stopped at step {step} with everything saved"
-    assert f"seqreg: {said}: the same command goes on" in log(folder)
+    assert f"seqreg: {said}: run the same command to resume" in log(folder)
     assert checkpoints.fault(folder / f"checkpoint-{step}") is None
     assert forked_process.train(folder, *settings).wait() == 0, log(folder)
     assert (f"step {step} validation rougeL" in log(folder)) != last  # made up for
@@ -304,7 +304,7 @@ def test_p7_a_disk_that_fills_up(disk: Any, tmp_path: Path, whole: Path) -> None
     assert forked_process.weights(folder) == forked_process.weights(whole)
 
 
-def test_p7_room_is_looked_for_before_training(disk: Any, tmp_path: Path) -> None:
+def test_p7_disk_space_is_checked_before_training(disk: Any, tmp_path: Path) -> None:
     folder = disk("200k") / "run"
     command = forked_process.train(folder, *SETTINGS, terms=TERMS, log=tmp_path / "log")
     assert command.wait() == 4
@@ -329,7 +329,7 @@ def test_p7_a_file_that_cannot_grow(size: int, tmp_path: Path) -> None:
     assert not list(folder.glob("*checkpoint-*"))
 
 
-def test_p7_curves_that_cannot_be_written_do_not_stop_a_training(disk: Any, tmp_path: Path) -> None:
+def test_p7_curves_that_cannot_be_written_do_not_stop_a_run(disk: Any, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     killed_at(folder, 2, *SETTINGS, "logging.tensorboard=true", terms=())
     shutil.rmtree(folder / "tensorboard")

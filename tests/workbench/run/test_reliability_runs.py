@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from seqreg.workbench.data import loading
-from seqreg.workbench.run import checkpoints, run_directory, train
+from seqreg.workbench.run import checkpoints, fingerprint, run_directory, train
 from tests.helpers import forked_process, sample_files
 from tests.helpers.interrupted_runs import SETTINGS, TERMS, history, log, metrics, one_line, same
 from tests.workbench.run.test_train import run_of
@@ -25,7 +25,7 @@ def test_p6_other_settings_are_refused_with_a_difference(copy: Path) -> None:
     command = same(copy, "checkpoints.save_total_limit=9", "optimisation.learning_rate=3e-3", "terms.smart=null")
     assert command.wait() == 2
     for piece in (
-        "its run was begun with other settings:",
+        "its run was started with other settings:",
         "optimisation.learning_rate: 0.01 there, 0.003 now",
         "terms.smart",
         "nothing now",
@@ -42,7 +42,7 @@ def test_p6_an_allowed_change_takes_effect(copy: Path, whole: Path) -> None:
     rate = "optimisation.learning_rate"
     command = same(copy, "checkpoints.save_total_limit=9", f"{rate}=3e-3", "--allow-change", rate)
     assert command.wait() == 0, command.text()
-    assert f"changed since the run was begun: {rate}" in command.text()
+    assert f"changed since the run was started: {rate}" in command.text()
     assert forked_process.weights(copy) != forked_process.weights(whole)
     rates = {entry["step"]: entry["learning_rate"] for entry in history(copy, 8) if "loss" in entry}
     old = {entry["step"]: entry["learning_rate"] for entry in history(whole, 8) if "loss" in entry}
@@ -64,9 +64,9 @@ def test_p6_changed_intervals_take_effect(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "allowed", "said"),
     [
-        ("terms.bregman=null", "terms", "changed since the run was begun: terms.bregman"),
+        ("terms.bregman=null", "terms", "changed since the run was started: terms.bregman"),
         ("optimisation.optim=adafactor", "optimisation.optim", "begins without what the other one remembered"),
-        ("logging.smoothness_steps=1", "logging", "changed since the run was begun: logging.smoothness_steps"),
+        ("logging.smoothness_steps=1", "logging", "changed since the run was started: logging.smoothness_steps"),
     ],
 )
 def test_p6_what_was_remembered_does_not_forbid_a_change(copy: Path, change: str, allowed: str, said: str) -> None:
@@ -116,23 +116,23 @@ def test_p6_other_data_and_another_world_are_refused(tmp_path: Path, monkeypatch
 
 def test_p6_data_that_changed_between_are_noticed(tmp_path: Path) -> None:
     run = run_of("gigaword", tmp_path, variants=[])
-    before, outline = run_directory.fingerprint(samples_of(run))
+    before, outline = fingerprint.fingerprint(samples_of(run))
     rows = sample_files.rows(run.card, 16)
     rows[7]["summary"] += " x"
     sample_files.write(tmp_path / "data" / "train.jsonl", rows)
-    assert run_directory.fingerprint(samples_of(run))[0] != before
-    assert run_directory.difference(outline, samples_of(run)).startswith(
+    assert fingerprint.fingerprint(samples_of(run))[0] != before
+    assert fingerprint.difference(outline, samples_of(run)).startswith(
         "the first difference in train is example 8, now '"
     )
     sample_files.write(tmp_path / "data" / "train.jsonl", sample_files.rows(run.card, 15))
-    assert run_directory.difference(outline, samples_of(run)).startswith("train had 16 examples and has 15; the first")
+    assert fingerprint.difference(outline, samples_of(run)).startswith("train had 16 examples and has 15; the first")
     sample_files.write(tmp_path / "data" / "train.jsonl", sample_files.rows(run.card, 600))
-    _, many = run_directory.fingerprint(samples_of(run))
+    _, many = fingerprint.fingerprint(samples_of(run))
     changed = sample_files.rows(run.card, 600)
     changed[301]["summary"] += " x"
     sample_files.write(tmp_path / "data" / "train.jsonl", changed)
     assert (
-        run_directory.difference(many, samples_of(run))
+        fingerprint.difference(many, samples_of(run))
         == "the first difference in train is one of the examples 301 to 303"
     )
 
@@ -190,7 +190,7 @@ def test_p8_no_step_too_many_after_the_last(copy: Path, whole: Path, tmp_path: P
         shutil.copytree(whole / f"checkpoint-{step}", copy / f"checkpoint-{step}")
     (copy / "run.json").write_text((copy / "run.json").read_text().replace(record.run, other.run))
     assert same(copy, "checkpoints.save_total_limit=9").wait() == 0, log(copy)
-    assert f"goes on from {copy / 'checkpoint-8'}" in log(copy)
+    assert f"resumes from {copy / 'checkpoint-8'}" in log(copy)
     assert metrics(copy) == metrics(whole)
     assert forked_process.weights(copy) == forked_process.weights(whole)
 

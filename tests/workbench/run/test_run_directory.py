@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ from seqreg.errors import BadInput, NoRoom, NotFinite
 from seqreg.studies.collapse import chain
 from seqreg.studies.common.findings import Finding
 from seqreg.workbench.data import loading
-from seqreg.workbench.run import launch, run_directory, train
+from seqreg.workbench.run import fingerprint, launch, run_directory, train
 from seqreg.workbench.run.trainer import FaultTolerantTrainer
 from seqreg.workbench.text import atomic_files
 from tests.workbench.run.test_train import run_of
@@ -147,7 +148,7 @@ def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in names:
         monkeypatch.setenv(name, "")
     assert launch.processes() == (0, 1)
-    launch.check_accelerate("fp32")
+    launch.check_environment("fp32")
     assert not names & set(os.environ)
 
 
@@ -209,7 +210,7 @@ def test_w15_a_folder_that_was_given_to_another_run_is_left_alone(tmp_path: Path
     run_directory.RunRecord.of(run).write(tmp_path)
     before = (tmp_path / "run.json").read_bytes()
     with pytest.raises(NoRoom, match="was given to another run"):
-        run_directory.check_own(tmp_path, "mine")
+        run_directory.RunDirectory(tmp_path, run, contextlib.ExitStack()).check_own()
     assert (tmp_path / "run.json").read_bytes() == before
 
 
@@ -248,4 +249,4 @@ def test_w15_an_old_note_of_a_removed_model_does_not_outlive_it(tmp_path: Path) 
 
 
 def test_data_without_an_outline_tell_nothing() -> None:
-    assert run_directory.difference({}, loading.Splits({"train": []})) == ""
+    assert fingerprint.difference({}, loading.Splits({"train": []})) == ""

@@ -1,0 +1,53 @@
+"""The names of transformers and accelerate that seqreg relies on although no one promises them.
+
+This is where an upgrade of these libraries breaks something first: the trainers override these methods or read these
+attributes to save and resume exactly, and to skip a step that is not finite. They were read in the versions below;
+`tests/integrations/test_private_names.py` fails, with the name, when one is gone or takes other arguments, and when the
+code uses one that is not listed here.
+"""
+
+from __future__ import annotations
+
+READ_IN = {"transformers": "5.22.2", "accelerate": "1.15.0"}
+
+TRAINER_METHODS = {
+    "_clip_grad_norm": "model",
+    "_determine_best_metric": "metrics trial",
+    "_evaluate": "trial ignore_keys_for_eval skip_scheduler",
+    "_finalize_training": "trial num_train_samples start_time",
+    "_get_collator_with_removed_columns": "data_collator description",
+    "_get_grad_norm": "model grad_norm",
+    "_get_train_sampler": "train_dataset",
+    "_init_training_state": "max_steps num_update_steps_per_epoch num_train_epochs resume_from_checkpoint trial",
+    "_issue_warnings_after_load": "load_result",
+    "_load_best_model": "",
+    "_load_from_checkpoint": "resume_from_checkpoint model",
+    "_load_optimizer_and_scheduler": "checkpoint",
+    "_load_rng_state": "checkpoint",
+    "_load_scaler": "checkpoint",
+    "_maybe_log_save_evaluate": "tr_loss grad_norm model trial epoch ignore_keys_for_eval start_time learning_rate",
+    "_prepare_inputs": "inputs",
+    "_run_epoch": "model epoch train_dataloader steps_in_epoch num_update_steps_per_epoch trial ignore_keys_for_eval "
+    "start_time resume_from_checkpoint epochs_trained steps_trained_in_current_epoch",
+    "_save": "output_dir state_dict",
+    "_save_checkpoint": "model trial",
+    "_save_optimizer_and_scheduler": "output_dir",
+    "_save_rng_state": "output_dir",
+    "_save_scaler": "output_dir",
+    "_set_signature_columns_if_needed": "",
+    "get_batch_samples": "epoch_iterator num_batches device",
+    "store_flos": "",
+}
+"""Methods of `transformers.Trainer` with their parameters; the last two are public, and documented nowhere."""
+TRAINER_ATTRIBUTES = (
+    "_globalstep_last_logged", "_signature_columns", "_total_loss_scalar", "_tr_loss",
+    "current_gradient_accumulation_steps",
+)  # fmt: skip
+"""Attributes that `transformers.Trainer` assigns."""
+FUNCTIONS = (
+    "accelerate.utils.broadcast_object_list",
+    "transformers.trainer_callback.TrainerState.compute_steps",
+    "transformers.trainer_pt_utils.get_length_grouped_indices",
+    "transformers.trainer_pt_utils.safe_globals",
+)
+"""Functions elsewhere that are documented nowhere."""
