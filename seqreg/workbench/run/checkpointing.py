@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from seqreg.errors import BadInput, NotFinite, Stopped
 from seqreg.integrations.hf import RegularizedTrainer
+from seqreg.workbench.config.settings import Config
 from seqreg.workbench.data import weights
 from seqreg.workbench.data.batches import GroupedOrder
 from seqreg.workbench.run import checkpoints, disk
 from seqreg.workbench.run.nonfinite import NonfiniteSteps
-from seqreg.workbench.run.run_directory import RunDirectory
+from seqreg.workbench.run.run_directory import RunDirectory, covers
 from seqreg.workbench.run.signals import Signals
 from seqreg.workbench.run.tensorboard import TensorBoardWriter
 from seqreg.workbench.text import stored_json
@@ -35,23 +36,19 @@ class RunOptions:
     """How a run is trained, beside transformers' arguments.
 
     Args:
+        config: for what transformers has no argument
         directory: of the run; its facts seal the checkpoints. A trainer without one is not resumed
         signals: looked at after every step, and after every batch of an evaluation
         sampler: the order of the training examples; None for transformers' own
-        nonfinite_patience: steps in a row that are not finite, to stop after
-        save_total_limit: checkpoints that stay, beside the best
-        save_minutes: a checkpoint when so many have passed since the last; 0 for never
         checkpoint_bytes: about, for the message on a full disk
         bars: progress on the terminal
         tensorboard: the curves, if they are written
     """
 
+    config: Config
     directory: RunDirectory | None = None
     signals: Signals = field(default_factory=Signals)
     sampler: GroupedOrder | None = None
-    nonfinite_patience: int = 3
-    save_total_limit: int = 1
-    save_minutes: float = 0.0
     checkpoint_bytes: int = 0
     bars: Bars = field(default_factory=Bars)
     tensorboard: TensorBoardWriter | None = None
@@ -63,7 +60,7 @@ class CheckpointingTrainer(RegularizedTrainer):
     def __init__(self, *args: Any, options: RunOptions, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.options = options
-        self.nonfinite = NonfiniteSteps(options.nonfinite_patience)
+        self.nonfinite = NonfiniteSteps(options.config.optimisation.nonfinite_patience)
         self.clock = self.saved = time.monotonic()
         self.seconds = self.cpu_seconds = self.step_seconds = 0.0
         self._evaluation_due = False
@@ -95,7 +92,7 @@ class CheckpointingTrainer(RegularizedTrainer):
 
     def save_due(self) -> bool:
         """Whether it is time for a checkpoint by the clock of the first process."""
-        minutes = self.options.save_minutes
+        minutes = self.options.config.checkpoints.save_minutes
         late = minutes > 0 and time.monotonic() - self.saved > minutes * MINUTE
         return self._on_any_process(late and self.is_world_process_zero())[0] if minutes else False
 
@@ -119,8 +116,8 @@ class CheckpointingTrainer(RegularizedTrainer):
                 with checkpoints.staged(final, facts, bool(self.args.should_save), wait) as aside:
                     self._write_checkpoint(aside)
         if self.args.should_save:
-            best = self.state.best_model_checkpoint
-            checkpoints.rotate(final.parent, facts["run"], options.save_total_limit, best)
+            limit, best = options.config.checkpoints.save_total_limit, self.state.best_model_checkpoint
+            checkpoints.rotate(final.parent, facts["run"], limit, best)
         self.saved = time.monotonic()
 
     def _write_checkpoint(self, aside: Path) -> None:
@@ -178,7 +175,7 @@ class CheckpointingTrainer(RegularizedTrainer):
     def _has_changed(self, *keys: str) -> bool:
         """Whether a resumed run was allowed to change one of these settings, or one below it."""
         changed = [] if self.options.directory is None else self.options.directory.changed
-        return any(name == key or name.startswith(f"{key}.") for key in keys for name in changed)
+        return any(covers(key, name) for key in keys for name in changed)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         self._source = resume_from_checkpoint
@@ -284,4 +281,6 @@ def _loading(checkpoint: str | None, subject: str) -> Iterator[None]:
             raise
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         differs = f"{checkpoint}: {subject} of another model: {lines[-1][:200]}"
-        raise BadInput(checkpoints.unreadable(Path(checkpoint)) or differs) from None
+        unreadable = checkpoints.unreadable(Path(checkpoint))
+        fix = f"move {Path(checkpoint).name} away to resume from the checkpoint before it"
+        raise BadInput(f"{unreadable}: {fix}" if unreadable else differs) from None

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: written aside, synced, sealed by a manifest, then renamed."""
+"""Atomic checkpoints: written aside, synced, sealed by a manifest, then renamed."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def seal(folder: Path, facts: Mapping[str, Any]) -> None:
 
 
 def manifest(folder: Path) -> dict[str, Any]:
-    """What a checkpoint says about itself; nothing if it is not sealed."""
+    """Contents of the manifest of a checkpoint; nothing if it is not sealed."""
     try:
-        found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        stored = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) and isinstance(found.get("files"), dict) else {}
+    return stored if isinstance(stored, dict) and isinstance(stored.get("files"), dict) else {}
 
 
 def fault(folder: Path, needed: Sequence[str] = NEEDED) -> str | None:
@@ -88,50 +88,51 @@ def step_of(folder: Path) -> int:
     return int(number) if folder.name.startswith(PREFIX) and number.isdecimal() and folder.is_dir() else -1
 
 
+def _all(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, oldest first."""
+    return sorted((path for path in folder.glob(f"{PREFIX}*") if step_of(path) >= 0), key=step_of)
+
+
 def sealed(folder: Path, run: str) -> list[Path]:
     """The checkpoints of a run that have a manifest, oldest first. Their files are not looked at."""
-    found = sorted((path for path in folder.glob(f"{PREFIX}*") if step_of(path) >= 0), key=step_of)
-    return [path for path in found if manifest(path).get("run") == run]
+    return [path for path in _all(folder) if manifest(path).get("run") == run]
 
 
 def newest(folder: Path, run: str) -> Path | None:
     """The newest checkpoint of a run that verifies; those that do not are named, and left alone."""
     for path in sorted(folder.glob(f"{ASIDE}{PREFIX}*")):
         warn(f"{path} is left alone: a save that was not completed")
-    for path in sorted((path for path in folder.glob(f"{PREFIX}*") if step_of(path) >= 0), key=step_of, reverse=True):
-        wrong = fault(path)
-        if wrong is None and manifest(path).get("run") == run:
+    for path in reversed(_all(folder)):
+        problem = fault(path)
+        if problem is None and manifest(path).get("run") == run:
             return path
-        warn(f"{path} is passed over: {wrong or 'it belongs to another run'}")
+        warn(f"{path} is passed over: {problem or 'it belongs to another run'}")
     return None
 
 
 def unreadable(folder: Path) -> str | None:
-    """The first file of a checkpoint that cannot be opened, although its bytes are those that were written."""
+    """The first file of a folder that cannot be opened, although its bytes are those that were written, and why."""
     for path in _files(folder):
-        wrong = _refused(path)
-        if wrong is not None:
-            return f"{path}: {wrong}: move {folder.name} away to go on from the checkpoint before it"
+        try:
+            if path.suffix in (".pt", ".pth") and not isinstance(state := load_state(path), dict):
+                return f"{path}: holds a {type(state).__name__} instead of a state"
+            if path.suffix == ".safetensors":
+                with safetensors.safe_open(path, "pt"):
+                    pass
+            if path.suffix == ".json":
+                json.loads(path.read_text(encoding="utf-8"))
+        except pickle.UnpicklingError:
+            return f"{path}: holds more than numbers, or is no file of torch: it is not loaded"
+        except Exception as error:  # torch, zipfile, safetensors and json have kinds of their own
+            reason = next(iter(str(error).splitlines()), "")[:100] or type(error).__name__
+            return f"{path}: cannot be read ({reason})"
     return None
 
 
-def _refused(path: Path) -> str | None:
-    """Why a file cannot be opened, in a few words."""
-    try:
-        if path.suffix in (".pt", ".pth"):
-            with safe_globals():
-                found = torch.load(path, map_location="cpu", weights_only=True)
-            return None if isinstance(found, dict) else f"holds a {type(found).__name__} instead of a state"
-        if path.suffix == ".safetensors":
-            with safetensors.safe_open(path, "pt"):
-                return None
-        if path.suffix == ".json":
-            json.loads(path.read_text(encoding="utf-8"))
-    except pickle.UnpicklingError:
-        return "holds more than numbers, or is no file of torch: it is not loaded"
-    except Exception as error:  # torch, zipfile, safetensors and json have kinds of their own
-        return f"cannot be read ({next(iter(str(error).splitlines()), '')[:100] or type(error).__name__})"
-    return None
+def load_state(path: Path) -> Any:
+    """What torch saved in a file; runs no code."""
+    with safe_globals():
+        return torch.load(path, map_location="cpu", weights_only=True)
 
 
 @contextlib.contextmanager
@@ -187,8 +188,8 @@ def publish(aside: Path, folder: Path) -> dict[str, Any]:
 
 def rotate(folder: Path, run: str, keep: int, best: str | None) -> None:
     """Delete all but the newest `keep` sealed checkpoints and the best one."""
-    found = sealed(folder, run)
-    for path in found[: max(len(found) - keep, 0)]:
+    paths = sealed(folder, run)
+    for path in paths[: max(len(paths) - keep, 0)]:
         if best is None or path.name != Path(best).name:
             path.rename(path.with_name(f"{OLD}{path.name}"))  # so that a half-deleted one is not taken for a torn one
     for path in folder.glob(f"{OLD}*"):

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -22,7 +20,7 @@ from seqreg.workbench.text import stored_json
 from seqreg.workbench.text.atomic_files import to_json
 from seqreg.workbench.text.terminal import warn
 
-BATCHES, REPORT = "batch.safetensors", "crash.json"
+BATCHES, REPORT, RNG_STATE = "batch.safetensors", "crash.json", "rng_state.pth"
 MAX_SHOWN = 16
 """Training examples that are named on the console; crash/ has all."""
 MAX_STORED = 10
@@ -130,7 +128,6 @@ def write_crash(trainer: Any, attempt: StepAttempt, skip: bool) -> Path | None:
     report = {
         **trainer.facts, "step": step, "rows": attempt.rows, "made": not skip,
         "not_finite": sorted(attempt.faults | attempt.dropped), "batches": len(attempt.batches),
-        "rng_state": _plain(attempt.rng_state),
     }  # fmt: skip
     tensors = {
         f"{index}/{key}": value.cpu().contiguous()
@@ -142,6 +139,7 @@ def write_crash(trainer: Any, attempt: StepAttempt, skip: bool) -> Path | None:
         with disk.writing(folder):
             folder.mkdir(parents=True)
             safetensors.torch.save_file(tensors, folder / BATCHES)
+            torch.save(attempt.rng_state, folder / RNG_STATE)
             (folder / REPORT).write_text(to_json(report, indent=1) + "\n", encoding="utf-8")
             if sum(p.numel() * p.element_size() for p in trainer.model.parameters()) <= MAX_WEIGHTS:
                 trainer.save_weights(folder)
@@ -154,50 +152,18 @@ def write_crash(trainer: Any, attempt: StepAttempt, skip: bool) -> Path | None:
 
 
 def read_crash(folder: Path) -> tuple[stored_json.CrashReport, dict[str, Any], list[dict[str, Any]]]:
-    """The report of a crash folder, its generators as `rng.set_rng_state` takes them, and its batches."""
+    """The report of a crash folder, the state of the generators, and its batches."""
     if not os.path.isdir(folder):
         raise BadInput(f"{folder}: no such folder; a run writes one as RUN/crash/step-N")
-    fault = checkpoints.fault(folder, (BATCHES, REPORT))
+    fault = checkpoints.fault(folder, (BATCHES, REPORT, RNG_STATE)) or checkpoints.unreadable(folder)
     if fault is not None:
         raise BadInput(f"{folder}: cannot be replayed: {fault}")
     report = stored_json.read(stored_json.CrashReport, folder / REPORT, "it cannot be replayed")
-    try:
-        state = _rng_state(report.rng_state)
-        with rng.preserve_rng_state():
-            rng.set_rng_state(state)
-    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
-        raise BadInput(f"{folder / REPORT}: rng_state: not the state of a generator: {error}") from None
-    try:
-        tensors = safetensors.torch.load_file(folder / BATCHES)
-    except (safetensors.SafetensorError, OSError) as error:
-        raise BadInput(f"{folder / BATCHES}: cannot be read ({error})") from None
+    tensors = safetensors.torch.load_file(folder / BATCHES)
     batches: dict[int, dict[str, Any]] = {}
     for path, tensor in tensors.items():
         index, _, key = path.partition("/")
         batches.setdefault(int(index) if index.isdecimal() else -1, {})[key] = tensor
     if sorted(batches) != list(range(len(batches))) or len(batches) != report.batches:
         raise BadInput(f"{folder}: {REPORT} tells of {report.batches} batches, and {BATCHES} holds {len(batches)}")
-    return report, state, [batches[index] for index in range(len(batches))]
-
-
-def _rng_state(stored: stored_json.RngState) -> dict[str, Any]:
-    """The generators as `rng.set_rng_state` takes them."""
-    version, numbers, gauss = stored.python
-    kind, keys, *rest = stored.numpy
-    state: dict[str, Any] = {
-        "python": (version, tuple(numbers), gauss),
-        "numpy": (kind, np.asarray(keys, dtype=np.uint32), *rest),
-        "torch": torch.tensor(stored.torch, dtype=torch.uint8),
-    }
-    if stored.cuda and torch.cuda.is_available():
-        state["cuda"] = [torch.tensor(device, dtype=torch.uint8) for device in stored.cuda]
-    return state
-
-
-def _plain(value: Any) -> Any:
-    """Tensors, arrays and tuples as lists, for JSON."""
-    if isinstance(value, (Tensor, np.ndarray)):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+    return report, checkpoints.load_state(folder / RNG_STATE), [batches[index] for index in range(len(batches))]

@@ -60,12 +60,12 @@ def replay(folder: Path, *, trust: bool = False) -> Replayed:
         trainer = train.make_trainer(train.prepare(run), Path(scratch))
         trainer.load_weights(weights)
         trainer.state.global_step = report.step
-        rng.set_rng_state(rng_state)
         try:
+            rng.set_rng_state(rng_state)
             _compute(trainer, batches, replayed)
         except (RuntimeError, ValueError, TypeError, KeyError, IndexError) as error:
             what = next(iter(str(error).splitlines()), type(error).__name__)
-            raise BadInput(f"{folder}: its batches do not belong to the model of the run: {what[:200]}") from None
+            raise BadInput(f"{folder}: its step does not belong to the model of the run: {what[:200]}") from None
     return replayed
 
 

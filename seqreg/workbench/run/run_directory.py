@@ -115,7 +115,7 @@ def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def check_output(folder: Path, key: str = "output=") -> None:
+def check_output(folder: Path) -> None:
     """Refuse a path that cannot become a folder: of a file, too long, or of links that go round in circles."""
     for path in (folder, *folder.parents):
         try:
@@ -124,9 +124,9 @@ def check_output(folder: Path, key: str = "output=") -> None:
             continue
         except (OSError, ValueError) as error:
             shown = str(folder) if len(str(folder)) < 200 else f"{str(folder)[:200]}..."
-            raise BadInput(f"{key}{shown}: {getattr(error, 'strerror', None) or error}: choose another") from None
+            raise BadInput(f"output={shown}: {getattr(error, 'strerror', None) or error}: choose another") from None
         if not stat.S_ISDIR(mode):
-            raise BadInput(f"{key}{folder}: {path} is a file and in the way: choose another")
+            raise BadInput(f"output={folder}: {path} is a file and in the way: choose another")
 
 
 def check_links(folder: Path) -> None:
@@ -177,7 +177,7 @@ def check_same(folder: Path, old: RunRecord, new: RunRecord, allowed: Sequence[s
     missing = object()
     keys = [key for key in new.settings if old.settings.get(key, missing) != new.settings[key]]
     keys += [key for key in old.settings if key not in new.settings and key != ROWS]
-    refused = [key for key in keys if not any(_covers(name, key) for name in allowed)]
+    refused = [key for key in keys if not any(covers(name, key) for name in allowed)]
     if refused:
         details = {key: f"{_shown(old, key)} there, {_shown(new, key)} now" for key in refused}
         if rows and ROWS in details:
@@ -195,11 +195,12 @@ def check_allowed(allowed: Sequence[str], *records: RunRecord | None) -> None:
     """Refuse --allow-change of what no run has, also where there is nothing to resume yet."""
     known = {ROWS, "terms", *(key for record in records if record is not None for key in record.settings)}
     for key in allowed:
-        if not any(_covers(key, name) for name in known):
+        if not any(covers(key, name) for name in known):
             raise BadInput(f"--allow-change {key}: there is no such setting; {nearest(key, known)}")
 
 
-def _covers(key: str, name: str) -> bool:
+def covers(key: str, name: str) -> bool:
+    """Whether a dotted key stands for a setting: it is the same, or above it."""
     return name == key or name.startswith(f"{key}.")
 
 

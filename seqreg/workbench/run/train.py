@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ NO_CLIPPING = 1e9
 """A bound that no gradient reaches: the norm is measured, and not clipped."""
 
 
-@dataclass
+@dataclasses.dataclass
 class LoadedRun:
     """A run with its data, tokenizer and model; nothing is written yet."""
 
@@ -207,10 +207,8 @@ def make_trainer(loaded: LoadedRun, folder: Path, scorer: Scorer | None = None, 
         unlabeled_dataset=sets.get(loading.UNLABELLED) if _takes_unlabelled(run) else None,
         update=config.update(),
         options=RunOptions(
+            config,
             sampler=_grouped(sets["train"], config, args.world_size) if grouped else None,
-            nonfinite_patience=config.optimisation.nonfinite_patience,
-            save_total_limit=config.checkpoints.save_total_limit,
-            save_minutes=config.checkpoints.save_minutes,
             bars=Bars(run.card.score),
             **options,
         ),
@@ -218,30 +216,24 @@ def make_trainer(loaded: LoadedRun, folder: Path, scorer: Scorer | None = None, 
 
 
 def arguments(config: Config, folder: Path, seq2seq: bool) -> TrainingArguments:
-    """A recipe in the words of transformers."""
+    """transformers' arguments: settings of the same name are passed as they are."""
     opt, evaluation, saved = config.optimisation, config.evaluation, config.checkpoints
-    settings = {
+    known = {field.name for field in dataclasses.fields(TrainingArguments)}
+    sections = (opt, evaluation, saved, config.data, config.logging)
+    settings = {key: value for section in sections for key, value in dict(section).items() if key in known}
+    settings |= {
         "output_dir": str(folder), "seed": config.seed, "report_to": "none", "disable_tqdm": True,
-        "use_cpu": not torch.accelerator.is_available(),  # said out loud, or several processes on CPUs are not a group
-        "learning_rate": opt.learning_rate, "lr_scheduler_type": opt.lr_scheduler_type, "warmup_steps": opt.warmup,
-        "optim": "adafactor" if opt.optim == "adafactor" else "adamw_torch", "weight_decay": opt.weight_decay,
-        "adam_beta1": opt.adam_beta1, "adam_beta2": opt.adam_beta2, "adam_epsilon": opt.adam_epsilon,
-        "max_grad_norm": opt.max_grad_norm or NO_CLIPPING, "bf16": opt.precision == "bf16",
-        "fp16": opt.precision == "fp16",
-        "gradient_checkpointing": opt.gradient_checkpointing, "gradient_checkpointing_kwargs": {"use_reentrant": False},
-        "gradient_accumulation_steps": opt.gradient_accumulation_steps,
-        "per_device_train_batch_size": opt.per_device_train_batch_size,
-        "per_device_eval_batch_size": evaluation.per_device_eval_batch_size,
-        "max_steps": opt.max_steps or -1, "num_train_epochs": opt.num_train_epochs or 1.0,
+        "use_cpu": not torch.accelerator.is_available(),  # explicit, or several processes on CPUs are not a group
+        "warmup_steps": opt.warmup, "optim": "adafactor" if opt.optim == "adafactor" else "adamw_torch",
+        "max_grad_norm": opt.max_grad_norm or NO_CLIPPING, "max_steps": opt.max_steps or -1,
+        "num_train_epochs": opt.num_train_epochs or 1.0, "bf16": opt.precision == "bf16",
+        "fp16": opt.precision == "fp16", "gradient_checkpointing_kwargs": {"use_reentrant": False},
         "logging_steps": min(config.logging.logging_steps, opt.max_steps or config.logging.logging_steps),
-         # the parts are shown once
-        "include_num_input_tokens_seen": "non_padding",
+        "include_num_input_tokens_seen": "non_padding", "dataloader_pin_memory": torch.cuda.is_available(),
         "eval_strategy": "steps" if evaluation.eval_steps else "no", "eval_steps": evaluation.eval_steps or None,
         "save_strategy": "steps" if saved.save_steps else "no", "save_steps": saved.save_steps or 500,
-        "save_total_limit": None, "load_best_model_at_end": evaluation.load_best_model_at_end,
+        "save_total_limit": None,  # `checkpoints.rotate` does it
         "metric_for_best_model": "score" if evaluation.load_best_model_at_end else None, "greater_is_better": True,
-        "dataloader_num_workers": config.data.dataloader_num_workers,
-        "dataloader_pin_memory": torch.cuda.is_available(),
     }  # fmt: skip
     return (
         Seq2SeqTrainingArguments(**settings, predict_with_generate=True) if seq2seq else TrainingArguments(**settings)

@@ -98,17 +98,8 @@ class TrainerFile(_Stored):
     stateful_callbacks: dict[str, Any]
 
 
-class RngState(_Stored):
-    """Of `rng.rng_state`, as lists."""
-
-    python: tuple[int, list[int], float | None]
-    numpy: tuple[str, list[int], int, int, float]
-    torch: list[int]
-    cuda: list[list[int]] = []
-
-
 class CrashReport(_Stored):
-    """Contents of crash.json; the second name is that of earlier versions."""
+    """Contents of crash.json."""
 
     run: str
     configuration: str
@@ -116,4 +107,3 @@ class CrashReport(_Stored):
     rows: list[int]
     not_finite: list[str]
     batches: int = Field(ge=1)
-    rng_state: RngState = Field(validation_alias=AliasChoices("rng_state", "draws"))
