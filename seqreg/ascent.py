@@ -89,7 +89,7 @@ class Adversarial(Term):
     gentler: ClassVar[str] = "lower radius and step_size, or weight"
 
     @property
-    def ascends(self) -> bool:
+    def uses_inner_gradient(self) -> bool:
         return True
 
     def __post_init__(self) -> None:

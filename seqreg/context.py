@@ -29,13 +29,13 @@ class Count:
     Args:
         labels: labels that count
         sequences: rows with at least one such label
-        world: how often the framework will divide the gradient by itself (ranks under DDP, times the accumulation
-            steps under Accelerate); the loss is multiplied by it
+        grad_divisor: what the framework will divide the gradient by (ranks under DDP, times the accumulation steps
+            under Accelerate); the loss is multiplied by it
     """
 
     labels: float
     sequences: float
-    world: int = 1
+    grad_divisor: int = 1
 
     @classmethod
     def of(cls, mask: Tensor) -> Count:
@@ -120,7 +120,7 @@ class Context:
         """The unperturbed pass: run once, shared by the base loss and every term."""
         if self.extras:
             terms, extras = zip(*self.extras, strict=True)
-            clean, *views = self.forward.together(extras, step=self.step, hidden=self.hidden)
+            clean, *views = self.forward.run_batched(extras, step=self.step, hidden=self.hidden)
             self.beside, self.extras = list(zip(terms, views, strict=True)), ()
             return clean
         return self.forward.clean(*self.input_shifts, step=self.step, hidden=self.hidden)
@@ -160,7 +160,7 @@ class Context:
     def reduce_rows(self, values: Tensor) -> Tensor:
         """The mean over the rows of the whole optimizer step that have a position that counts, of values [B]."""
         counted = self.mask.reshape(len(self.mask), -1).any(-1)
-        total = at_least_float32(values).masked_fill(~counted, 0.0).sum() * self.count.world
+        total = at_least_float32(values).masked_fill(~counted, 0.0).sum() * self.count.grad_divisor
         return total / max(self.count.sequences, 1.0)
 
     def real(self, site: str, embeds: Tensor, rows: Tensor | None = None) -> Tensor | None:
@@ -216,7 +216,7 @@ class Context:
         return counted.to(torch.float32 if counted.device.type == "mps" else torch.float64) * self._factor(per)
 
     def _factor(self, per: Per) -> float:
-        world = self.count.world
+        world = self.count.grad_divisor
         if per == "token":
             return world / max(self.count.labels, 1.0)
         if per == "sequence":
@@ -231,4 +231,4 @@ class Context:
             share = here.sequences / max(self.count.sequences, 1.0)
         else:
             share = here.labels / max(self.count.labels, 1.0)
-        return self.count.world * share
+        return self.count.grad_divisor * share

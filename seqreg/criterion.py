@@ -184,7 +184,7 @@ class Criterion:
         weighted = self._weighted(ctx) if training else []
         active = [(term, weight) for term, weight in weighted if weight > 0]
         self._prepare(ctx, active, together=training)
-        alone = any(term.alone(ctx.step) for term, _ in active)
+        alone = any(term.replaces_base_loss(ctx.step) for term, _ in active)
         base = [(0.0 if alone else 1.0, BaseLoss(ctx.clean))] if ctx.labelled else []
         declared = [_Declared.of(term, weight, ctx) for term, weight in active]
         total, found = evaluate([*base, *(item for one in declared for item in one.items)], ctx)
@@ -254,7 +254,7 @@ class Criterion:
         return found
 
     def _weighted(self, ctx: Context) -> list[tuple[Term, float]]:
-        return [(term, weight_at(term.weight, ctx.step)) for term in self.terms if term.counts(ctx)]
+        return [(term, weight_at(term.weight, ctx.step)) for term in self.terms if term.applies_to(ctx)]
 
     def _prepare(self, ctx: Context, active: Sequence[tuple[Term, float]], *, together: bool = False) -> None:
         """Give the context what the criterion knows, before its first pass.
@@ -272,7 +272,7 @@ class Criterion:
                             f"sequence each: use {setting}={'entry' if setting == 'spread' else 'token'!r}"
                         )
         for term, _ in active:
-            if term.ascends and ctx.forward.reentrant:
+            if term.uses_inner_gradient and ctx.forward.reentrant:
                 raise BadInput(
                     f"{term.name} needs torch.autograd.grad, which reentrant gradient checkpointing forbids: "
                     "set gradient_checkpointing_kwargs={'use_reentrant': False}"
@@ -296,7 +296,7 @@ class Criterion:
         if ctx.beside and "clean" in vars(ctx) and any(term.shares_dropout for term, _ in active):
             raise BadInput("a term replays the clean pass, and this context's was made with others: make a new context")
         together = together and self.fused and torch.is_grad_enabled() and "clean" not in vars(ctx)
-        if together and forward.rows and not (ctx.input_shifts or forward.drops_layers):
+        if together and forward.batch_size and not (ctx.input_shifts or forward.drops_layers):
             offered = [(term, extra) for term, _ in active if (extra := term.extra(ctx)) is not None]
             asking = [term for term, _ in offered]
             if all(any(term is one for one in asking) or not term.shares_dropout for term, _ in active):

@@ -169,7 +169,7 @@ class Forward(ABC):
     packed: bool = False
     """Whether rows hold several documents, one after the other."""
     reentrant: bool = False
-    aside: bool = False
+    observing: bool = False
     """Passes now are for observation: a framework's wrapper that prepares for backward is to be left out."""
     drops_layers: bool = False
     """Whole layers are left out at random."""
@@ -186,7 +186,7 @@ class Forward(ABC):
     dropouts: tuple[type[nn.Module], ...] = (nn.modules.dropout._DropoutNd,)
     """Modules whose dropout rate is their `p`."""
 
-    rows: int | None = None
+    batch_size: int | None = None
     """Rows of the batch, where `run` can take some of them, or some twice; None where it cannot."""
 
     @abstractmethod
@@ -194,7 +194,7 @@ class Forward(ABC):
         """One pass of the model, with these shifts applied one after the other.
 
         Args:
-            rows: the rows of the batch to take, in this order; only where `Forward.rows` is set    # [n]
+            rows: the rows of the batch to take, in this order; only where `Forward.batch_size` is set    # [n]
         """
 
     def clean(self, *shifts: Perturbation, step: int | None = None, hidden: bool = False) -> Pass:
@@ -211,12 +211,12 @@ class Forward(ABC):
         with self._first_of(step):
             return self.run(self._always, hidden=hidden)
 
-    def together(self, extras: Sequence[ExtraPass], *, step: int | None = None, hidden: bool = False) -> list[Pass]:
+    def run_batched(self, extras: Sequence[ExtraPass], *, step: int | None = None, hidden: bool = False) -> list[Pass]:
         """The clean pass and others beside it, as one pass of a larger batch; none can share dropout with it later."""
-        if self.rows is None:
+        if self.batch_size is None:
             raise RuntimeError("this Forward cannot take rows twice")
         self._always, self._start = (), None
-        every = torch.arange(self.rows, device=self._device)
+        every = torch.arange(self.batch_size, device=self._device)
         indices = [every, *(every if extra.rows is None else extra.rows for extra in extras)]
         ends = torch.tensor([len(index) for index in indices]).cumsum(0).tolist()
         places = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
@@ -238,7 +238,7 @@ class Forward(ABC):
         again = step is not None and _stepped.get(self.module) == step
         with training_off(self._parametrizations if again else iter(())):
             yield
-        if step is not None and self.module.training and not self.aside:
+        if step is not None and self.module.training and not self.observing:
             _stepped[self.module] = step
 
     def __call__(
@@ -263,7 +263,7 @@ class Forward(ABC):
             rate: dropout probability to use everywhere in place of the model's own
             rows: the rows of the batch that it is made of; not with "shared", whose masks are of all rows    # [n]
         """
-        if rows is not None and (dropout == "shared" or self.rows is None):
+        if rows is not None and (dropout == "shared" or self.batch_size is None):
             raise RuntimeError("a pass of some rows needs a Forward that can take them, and dropout masks of its own")
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(grad and torch.is_grad_enabled()))
@@ -300,11 +300,11 @@ class Forward(ABC):
         """Passes inside change nothing: not the generators, nor the state of parametrized weights."""
         device = self._device
         with replay(generator_state(device), device), training_off(self._parametrizations):
-            self.aside = True
+            self.observing = True
             try:
                 yield
             finally:
-                self.aside = False
+                self.observing = False
 
     @contextlib.contextmanager
     def full_precision(self) -> Iterator[None]:

@@ -72,7 +72,7 @@ class Term(ABC, metaclass=_Settings):
     """True for a term that looks at the outputs of every layer."""
     takes_unlabelled: ClassVar[bool] = False
     """True for a term that can count on unlabelled batches."""
-    remembers: ClassVar[bool] = False
+    stateful: ClassVar[bool] = False
     """True for a term that keeps something from step to step in `Context.memory`."""
     starts_at_zero: ClassVar[bool] = False
     """True for a term whose value is 0 when training begins although it works: it is then not said to do nothing."""
@@ -116,15 +116,15 @@ class Term(ABC, metaclass=_Settings):
         raise BadInput(f"{self.name}: {setting}={getattr(self, setting)!r}: {fix}")
 
     @property
-    def ascends(self) -> bool:
+    def uses_inner_gradient(self) -> bool:
         """True for a term that calls `torch.autograd.grad`, which reentrant checkpointing forbids."""
         return False
 
-    def counts(self, ctx: Context) -> bool:
+    def applies_to(self, ctx: Context) -> bool:
         """Whether the term has a say on this batch: by default on labelled ones."""
         return ctx.labelled
 
-    def alone(self, step: int | None) -> bool:
+    def replaces_base_loss(self, step: int | None) -> bool:
         """Whether the base loss is left out at this step."""
         return False
 

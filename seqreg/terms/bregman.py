@@ -59,7 +59,7 @@ class Bregman(Term):
     divergence: Divergence = "symmetric_kl"
     per: Per = "token"
 
-    remembers: ClassVar[bool] = True
+    stateful: ClassVar[bool] = True
     starts_at_zero: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -77,7 +77,7 @@ class JacHess(Term):
     switch: int = 1000
 
     needs_hidden: ClassVar[bool] = True
-    remembers: ClassVar[bool] = True
+    stateful: ClassVar[bool] = True
     takes_unlabelled: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"published": {"estimator": "published"}}
 
@@ -98,7 +98,7 @@ class JacHess(Term):
             self.refuse("floor", "only estimator='finite_difference' has a number for every layer to hold against it")
 
     @property
-    def ascends(self) -> bool:
+    def uses_inner_gradient(self) -> bool:
         return self.estimator != "finite_difference"
 
     @property
@@ -108,10 +108,10 @@ class JacHess(Term):
         passes = 3 if self.hessian else 1
         return Cost(passes, passes)
 
-    def counts(self, ctx: Context) -> bool:
+    def applies_to(self, ctx: Context) -> bool:
         return not ctx.labelled if self.mode == "alternate" else True
 
-    def alone(self, step: int | None) -> bool:
+    def replaces_base_loss(self, step: int | None) -> bool:
         if self.mode != "two_phase":
             return False
         if step is None:
@@ -246,4 +246,4 @@ def _counted(ctx: Context) -> float:
 
 def _share(ctx: Context) -> float:
     """What this batch's mean is multiplied by in the mean over the whole optimizer step."""
-    return max(_counted(ctx), 1.0) * ctx.count.world / max(ctx.count.sequences, 1.0)
+    return max(_counted(ctx), 1.0) * ctx.count.grad_divisor / max(ctx.count.sequences, 1.0)

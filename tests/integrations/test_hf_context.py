@@ -290,7 +290,7 @@ class Ascending(Term):
     """A term that needs torch.autograd.grad."""
 
     @property
-    def ascends(self) -> bool:
+    def uses_inner_gradient(self) -> bool:
         return True
 
     @property

@@ -46,7 +46,7 @@ class FairseqForward(Forward):
         if self.recomputes:
             self.no_double_backward = "--checkpoint-activations has no second derivatives: leave it out"
         sizes = {len(value) for value in self.inputs.values() if isinstance(value, Tensor)}
-        self.rows = sizes.pop() if len(sizes) == 1 else None
+        self.batch_size = sizes.pop() if len(sizes) == 1 else None
         self.projection = fs.head_of(model, module) if head is None else None
         self.options: dict[str, Any] = {}
         if head is not None:
@@ -67,7 +67,7 @@ class FairseqForward(Forward):
             for tap in taps.values():
                 exits.enter_context(tap)
             states = exits.enter_context(_layers(self.stacks)) if hidden else {}
-            output, _ = (self.module if self.aside else self.model)(**inputs, **options)
+            output, _ = (self.module if self.observing else self.model)(**inputs, **options)
         dtype = next((tap.dtype for tap in taps.values() if tap.dtype is not None), None)
         if self.projection is None:
             return Pass(output, Tapped(taps), states, dtype=dtype, rows=rows)

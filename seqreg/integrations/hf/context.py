@@ -45,7 +45,7 @@ class HFForward(Forward):
         if task in ("seq2seq", "causal") or hf.takes_cache(module):
             self.inputs.setdefault("use_cache", False)
         self.head = None if task == "classification" else head_of(model, module)
-        self.rows = None if self.packed or hf.routes(module, self.inputs) else _batch_size(self.inputs)
+        self.batch_size = None if self.packed or hf.routes(module, self.inputs) else _batch_size(self.inputs)
         self.lookups = self._lookups(self.inputs)
 
     def run(self, shifts: Sequence[Perturbation], *, hidden: bool, rows: Tensor | None = None) -> Pass:
@@ -54,7 +54,7 @@ class HFForward(Forward):
             inputs = {key: value[rows] if isinstance(value, Tensor) else value for key, value in inputs.items()}
         asked = {"output_hidden_states": True} if hidden else {}
         with contextlib.ExitStack() as exits:
-            if torch.is_grad_enabled() and not self.aside:
+            if torch.is_grad_enabled() and not self.observing:
                 for lookup in self.lookups if rows is None else self._lookups(inputs):
                     exits.enter_context(lookup)
             for shift in shifts:
@@ -64,7 +64,7 @@ class HFForward(Forward):
             for tap in taps.values():
                 exits.enter_context(tap)
             exits.enter_context(deferred(self.head))
-            output = (self.module if self.aside else self.model)(**inputs, **asked)
+            output = (self.module if self.observing else self.model)(**inputs, **asked)
         dtype = next((tap.dtype for tap in taps.values() if tap.dtype is not None), None)
         states = _hidden_states(output, self.stacks) if hidden else {}
         aux = hf.aux_loss(self.module, output, inputs)

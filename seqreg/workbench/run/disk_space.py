@@ -19,7 +19,7 @@ def check(model: Any, config: Config, folder: Path) -> int:
     Returns the bytes of one checkpoint, about.
     """
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    remembered = sum(term.remembers for term in config.criterion().terms)
+    remembered = sum(term.stateful for term in config.criterion().terms)
     one = int(weights * (1 + OPTIMIZER[config.optimisation.optim] + remembered))
     saves = config.checkpoints.save_steps or config.checkpoints.save_minutes
     count = config.checkpoints.save_total_limit + 1 + config.evaluation.load_best_model_at_end if saves else 0
