@@ -14,8 +14,8 @@ from torch import Tensor
 
 from seqreg.context import Context
 from seqreg.errors import BadInput, nearest, yaml_hint
-from seqreg.forward import Extra, Shift
-from seqreg.objective import Joint, Part
+from seqreg.forward import ExtraPass, Perturbation
+from seqreg.objective import Part, WeightedSum
 from seqreg.schedules import Weight, weight_at
 
 
@@ -72,7 +72,7 @@ class Term(ABC, metaclass=_Settings):
     """True for a term that looks at the outputs of every layer."""
     takes_unlabelled: ClassVar[bool] = False
     """True for a term that can count on unlabelled batches."""
-    remembers: ClassVar[bool] = False
+    stateful: ClassVar[bool] = False
     """True for a term that keeps something from step to step in `Context.memory`."""
     starts_at_zero: ClassVar[bool] = False
     """True for a term whose value is 0 when training begins although it works: it is then not said to do nothing."""
@@ -116,15 +116,15 @@ class Term(ABC, metaclass=_Settings):
         raise BadInput(f"{self.name}: {setting}={getattr(self, setting)!r}: {fix}")
 
     @property
-    def ascends(self) -> bool:
+    def uses_inner_gradient(self) -> bool:
         """True for a term that calls `torch.autograd.grad`, which reentrant checkpointing forbids."""
         return False
 
-    def counts(self, ctx: Context) -> bool:
+    def applies_to(self, ctx: Context) -> bool:
         """Whether the term has a say on this batch: by default on labelled ones."""
         return ctx.labelled
 
-    def alone(self, step: int | None) -> bool:
+    def replaces_base_loss(self, step: int | None) -> bool:
         """Whether the base loss is left out at this step."""
         return False
 
@@ -134,18 +134,18 @@ class Term(ABC, metaclass=_Settings):
         """Extra forward and backward passes with these settings."""
 
     @abstractmethod
-    def __call__(self, ctx: Context) -> Tensor | Part | Joint:
+    def __call__(self, ctx: Context) -> Tensor | Part | WeightedSum:
         """The term's value on one batch, unweighted: a number, or the parts that it is the sum of."""
 
     def diagnostics(self, ctx: Context) -> dict[str, float]:
         """Numbers that tell what the term is doing on this batch."""
         return {}
 
-    def input_shift(self, ctx: Context, weight: float) -> Shift | None:
+    def input_shift(self, ctx: Context, weight: float) -> Perturbation | None:
         """A change of the training input itself, for a term that makes one."""
         return None
 
-    def extra(self, ctx: Context) -> Extra | None:
+    def extra(self, ctx: Context) -> ExtraPass | None:
         """A pass that can be made in one batch with the clean one; if it was, `ctx.made_for` has it."""
         return None
 

@@ -30,7 +30,7 @@ def test_pieces_of_a_batch_add_up() -> None:
         pieces = [make(labels[i : i + 1], count).reduce(values[i : i + 1], per=per) for i in range(3)]  # type: ignore[arg-type]
         assert sum(pieces) == pytest.approx(whole.item())
         averaged = [
-            make(labels[i : i + 1], Count(6.0, 3.0, world=3)).reduce(values[i : i + 1], per=per)  # type: ignore[arg-type]
+            make(labels[i : i + 1], Count(6.0, 3.0, grad_divisor=3)).reduce(values[i : i + 1], per=per)  # type: ignore[arg-type]
             for i in range(3)
         ]
         assert sum(averaged) / 3 == pytest.approx(whole.item())

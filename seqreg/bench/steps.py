@@ -67,7 +67,11 @@ SIZES = {
 
 HF, PLAIN = "plain transformers", "plain seqreg"
 CHEAPER: dict[str, dict[str, dict[str, Any]]] = {
-    "r3f": {"r3f grad=clean": {"grad": "clean"}, "r3f rows=0.5": {"rows": 0.5}, "r3f tokens=0.5": {"tokens": 0.5}},
+    "r3f": {
+        "r3f grad=clean": {"grad": "clean"},
+        "r3f example_fraction=0.5": {"example_fraction": 0.5},
+        "r3f token_fraction=0.5": {"token_fraction": 0.5},
+    },
     "jachess": {"jachess hessian=0.1": {"hessian": 0.1}},
     "smart": {"smart steps=2": {"steps": 2}},
 }

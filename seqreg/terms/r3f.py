@@ -14,9 +14,9 @@ from seqreg import diagnostics
 from seqreg.context import Context, Per, Where
 from seqreg.divergences import Divergence
 from seqreg.errors import BadInput
-from seqreg.forward import Dropout, Extra, Shift, View
+from seqreg.forward import Dropout, ExtraPass, Pass, Perturbation
 from seqreg.noise import Noise, arithmetic_dtype, rms, sample, too_small
-from seqreg.objective import Agreement
+from seqreg.objective import Consistency
 from seqreg.schedules import Weight
 from seqreg.term import Cost, Term
 
@@ -51,8 +51,8 @@ class R3F(Term):
             "noised" drops the other half
         per: averaged per "token", per "sequence" (summed over its tokens), or as "fairseq" does; see `Context.reduce`
         padding: also noise and count padded positions, as fairseq does
-        rows: a random share of the rows is noised, and counted for all: cheaper, unbiased, of more variance
-        tokens: likewise a random share of the tokens; saves the head's work alone
+        example_fraction: a random share of the examples is noised, and counts for all: cheaper, unbiased, more variance
+        token_fraction: likewise a random share of the tokens; saves the head's work alone
         unresolved: "error" or "warn" when the noise is below the resolution of the arithmetic
         preset: "fairseq" reproduces label_smoothed_cross_entropy_r3f, with its weight of 1
 
@@ -85,8 +85,8 @@ class R3F(Term):
     grad: Literal["both", "clean", "noised"] = "both"
     per: Per = "token"
     padding: bool = False
-    rows: float = 1.0
-    tokens: float = 1.0
+    example_fraction: float = 1.0
+    token_fraction: float = 1.0
     unresolved: Literal["error", "warn"] = "error"
 
     remedy: ClassVar[str] = "raise scale, such as scale=0.1 with relative=True"
@@ -101,11 +101,12 @@ class R3F(Term):
             self.refuse("scale", "expected a number >= 0; the paper uses 1e-5")
         if self.scale == 0 and self.dropout != "independent":
             self.refuse("scale", "without noise and with one dropout mask the term is 0: leave it out")
-        for setting in ("rows", "tokens"):
+        for setting in ("example_fraction", "token_fraction"):
             if not 0 < getattr(self, setting) <= 1:
                 self.refuse(setting, "expected a share, more than 0 and at most 1")
-        if self.rows < 1 and self.dropout == "shared":
-            self.refuse("rows", "dropout masks are shared by all rows: use dropout='independent', or tokens=")
+        if self.example_fraction < 1 and self.dropout == "shared":
+            fix = "dropout masks are shared by all examples: use dropout='independent', or token_fraction="
+            self.refuse("example_fraction", fix)
 
     @property
     def cost(self) -> Cost:
@@ -114,13 +115,15 @@ class R3F(Term):
             return Cost(forwards, forwards - 1)
         return Cost(forwards, 1 if self.grad == "noised" else forwards)
 
-    def extra(self, ctx: Context) -> Extra | None:
-        if self.dropout != "independent" or self.grad == "clean" or (self.relative and self.rows < 1):
+    def extra(self, ctx: Context) -> ExtraPass | None:
+        if self.dropout != "independent" or self.grad == "clean" or (self.relative and self.example_fraction < 1):
             return None  # the RMS is that of all rows, which noise for some has to know
         rows = self._rows(ctx)
-        return Extra(Shift({site: partial(self._noise, ctx, site, rows) for site in ctx.sites(self.where)}), rows)
+        return ExtraPass(
+            Perturbation({site: partial(self._noise, ctx, site, rows) for site in ctx.sites(self.where)}), rows
+        )
 
-    def __call__(self, ctx: Context) -> Agreement:
+    def __call__(self, ctx: Context) -> Consistency:
         clean, noised = ctx.reference(self.dropout), ctx.made_for(self)
         if noised is None:
             rows = self._rows(ctx)
@@ -130,27 +133,28 @@ class R3F(Term):
 
     def _rows(self, ctx: Context) -> Tensor | None:
         """The rows that are noised; None for all."""
-        batch = ctx.forward.rows
-        if self.rows == 1:
+        batch = ctx.forward.batch_size
+        if self.example_fraction == 1:
             return None
         if batch is None:
-            self.refuse("rows", "this model cannot be given some rows of a batch: use tokens=, or Every")
-        return torch.randperm(batch)[: max(1, round(self.rows * batch))].sort().values.to(ctx.mask.device)
+            fix = "this model cannot be given some examples of a batch: use token_fraction=, or Every"
+            self.refuse("example_fraction", fix)
+        return torch.randperm(batch)[: max(1, round(self.example_fraction * batch))].sort().values.to(ctx.mask.device)
 
     def _sample(self, ctx: Context, rows: Tensor | None) -> Tensor | None:
         """What makes up for the rows and tokens that were left out."""
-        if rows is None and self.tokens == 1:
+        if rows is None and self.token_fraction == 1:
             return None
         kept = torch.ones(ctx.mask.shape, device=ctx.mask.device)
         if rows is not None:
             kept = torch.zeros_like(kept).index_fill(0, rows, len(kept) / len(rows))
-        if self.tokens < 1:
-            kept = kept * (torch.rand_like(kept) < self.tokens) / self.tokens
+        if self.token_fraction < 1:
+            kept = kept * (torch.rand_like(kept) < self.token_fraction) / self.token_fraction
         return kept
 
-    def _agreement(self, clean: View, noised: View) -> Agreement:
+    def _agreement(self, clean: Pass, noised: Pass) -> Consistency:
         held: dict[str, Literal["none", "first", "second"]] = {"both": "none", "noised": "first", "clean": "second"}
-        return Agreement(clean, noised, self.divergence, held[self.grad], self.per, self.padding)
+        return Consistency(clean, noised, self.divergence, held[self.grad], self.per, self.padding)
 
     def diagnostics(self, ctx: Context) -> dict[str, float]:
         """See `seqreg.diagnostics`."""
@@ -161,10 +165,10 @@ class R3F(Term):
             **diagnostics.sources(ctx, clean, shift, self.dropout, lambda a, b: self._agreement(a, b).value(ctx)),
         }
 
-    def _shift(self, ctx: Context, clean: View, rows: Tensor | None = None) -> Shift:
+    def _shift(self, ctx: Context, clean: Pass, rows: Tensor | None = None) -> Perturbation:
         embeds = {site: clean.embeds[site, "embedding"] for site in ctx.sites(self.where)}
         embeds = embeds if rows is None else {site: found[rows] for site, found in embeds.items()}
-        return Shift({site: self._noise(ctx, site, rows, found, clean.dtype) for site, found in embeds.items()})
+        return Perturbation({site: self._noise(ctx, site, rows, found, clean.dtype) for site, found in embeds.items()})
 
     def _noise(
         self, ctx: Context, name: str, rows: Tensor | None, embeds: Tensor, dtype: torch.dtype | None = None

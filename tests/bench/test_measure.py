@@ -40,7 +40,7 @@ def test_operations_of_the_small_step(small: Any) -> None:
     assert flops(model, batch, "r3f") <= 2.0 * plain
     assert flops(model, batch, "rdrop") <= 2.0 * plain
     assert flops(model, batch, "r3f", grad="clean") <= 1.34 * plain
-    assert flops(model, batch, "r3f", rows=0.5) <= 1.5 * plain
+    assert flops(model, batch, "r3f", example_fraction=0.5) <= 1.5 * plain
 
 
 @pytest.mark.parametrize(("term", "layers", "attention"), [("smart", 2.67, 3), ("jachess", 1.7, 2)])

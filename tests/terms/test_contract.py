@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqreg import BadInput, Context, Criterion, LossReport, Shift, Term, View, build_criterion, build_term
+from seqreg import BadInput, Context, Criterion, LossReport, Pass, Perturbation, Term, build_criterion, build_term
 from seqreg.build import term_names
 from seqreg.errors import Advice
 from seqreg.integrations.hf import context
@@ -32,9 +32,9 @@ class Counter:
         self.inner, self.forward = ctx.forward.run, ctx.forward
         ctx.forward.run = self.run  # type: ignore[method-assign]
 
-    def run(self, shifts: Sequence[Shift], *, hidden: bool, rows: Tensor | None = None) -> View:
+    def run(self, shifts: Sequence[Perturbation], *, hidden: bool, rows: Tensor | None = None) -> Pass:
         """A pass of a larger batch counts as several."""
-        size = 1 if rows is None else len(rows) // self.forward.rows
+        size = 1 if rows is None else len(rows) // self.forward.batch_size
         view = self.inner(shifts, hidden=hidden, rows=rows)
         self.forwards += size
         if self.fail_at is not None and self.forwards >= self.fail_at:
@@ -194,7 +194,7 @@ def test_fused_is_plain(term: str, model: str) -> None:
         for step in (0, 1):
             torch.manual_seed(3)
             ctx = context(net, tiny_models.batch(model), step=step)
-            ctx.forward.rows = None  # one pass after the other in both, which draw the same numbers
+            ctx.forward.batch_size = None  # one pass after the other in both, which draw the same numbers
             report = criterion(ctx)
         report.total.backward()
         gradients = {name: parameter.grad for name, parameter in net.named_parameters() if parameter.grad is not None}

@@ -10,7 +10,7 @@ from torch import Tensor
 from seqreg import BadInput, Cost, Criterion
 from seqreg.integrations.hf import context, count
 from seqreg.noise import sample
-from seqreg.objective import Task
+from seqreg.objective import BaseLoss
 from seqreg.terms.r3f import R3F
 from tests.helpers import tiny_models
 
@@ -19,7 +19,7 @@ def value(net: Any, name: str, term: R3F, *, seed: int = 3, apart: bool = False,
     torch.manual_seed(seed)
     ctx = context(net, tiny_models.batch(name, **batch))
     if apart:  # one pass after the other, which draw the same numbers whatever the term
-        ctx.forward.rows = None
+        ctx.forward.batch_size = None
     return float(Criterion(term)(ctx).values["r3f"])
 
 
@@ -29,7 +29,7 @@ def test_formula_recomputed_in_plain_steps() -> None:
     batch = tiny_models.batch("bart")
     ctx = context(net, batch)
     drawn: dict[str, Tensor] = {}
-    ctx.forward.rows = None  # passes apart, one after the other
+    ctx.forward.batch_size = None  # passes apart, one after the other
     inner = ctx.forward.run
     ctx.forward.run = lambda shifts, *, hidden: ([drawn.update(s.delta) for s in shifts], inner(shifts, hidden=hidden))[
         1
@@ -124,7 +124,7 @@ def test_size_of_the_noise(noise: Any, padding: bool) -> None:
     """Its standard deviation or bound is the scale, on real tokens, or on all of them."""
     seen: dict[str, Tensor] = {}
     ctx = context(tiny_models.make("bart"), tiny_models.batch("bart", rows=24))
-    ctx.forward.rows = None  # passes apart, one after the other
+    ctx.forward.batch_size = None  # passes apart, one after the other
     inner = ctx.forward.run
     ctx.forward.run = lambda shifts, *, hidden: ([seen.update(s.delta) for s in shifts], inner(shifts, hidden=hidden))[
         1
@@ -174,7 +174,7 @@ def test_where(where: Any) -> None:
     net = tiny_models.dropout_off(tiny_models.make("bart"))
     ctx = context(net, tiny_models.batch("bart"))
     seen: dict[str, Tensor] = {}
-    ctx.forward.rows = None  # passes apart, one after the other
+    ctx.forward.batch_size = None  # passes apart, one after the other
     inner = ctx.forward.run
     ctx.forward.run = lambda shifts, *, hidden: ([seen.update(s.delta) for s in shifts], inner(shifts, hidden=hidden))[
         1
@@ -226,7 +226,7 @@ def test_detached_sides() -> None:
         net.zero_grad()
         torch.manual_seed(3)
         criterion, ctx = Criterion(R3F(scale=0.1, **settings)), context(net, tiny_models.batch("bart"))
-        ctx.forward.rows = None  # passes apart, which draw the same noise
+        ctx.forward.batch_size = None  # passes apart, which draw the same noise
         criterion(ctx).total.backward()
         with_term = torch.cat([p.grad.flatten() for p in net.parameters()])
         net.zero_grad()
@@ -308,7 +308,7 @@ def _mean_gradient(net: Any, draws: int, **settings: Any) -> tuple[Tensor, Tenso
         torch.manual_seed(seed)
         ctx = context(net, tiny_models.batch("bart", rows=6))
         report = Criterion(R3F(scale=1e-3, **settings))(ctx)
-        (gradient,) = torch.autograd.grad(report.total - Task(ctx.clean).value(ctx), parameter)
+        (gradient,) = torch.autograd.grad(report.total - BaseLoss(ctx.clean).value(ctx), parameter)
         found.append(gradient.flatten())
     every = torch.stack(found)
     return every.mean(0), every.std(0) / draws**0.5
@@ -326,7 +326,10 @@ def test_one_sided_gradient_is_half_in_expectation() -> None:
         assert biased.square().mean() > 1.5  # and this many draws would show one
 
 
-@pytest.mark.parametrize("settings", [{"rows": 0.5}, {"tokens": 0.5}, {"rows": 0.34, "tokens": 0.7}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"example_fraction": 0.5}, {"token_fraction": 0.5}, {"example_fraction": 0.34, "token_fraction": 0.7}],
+)
 def test_a_share_of_the_batch_is_unbiased(settings: Any) -> None:
     """Without dropout and with the noise held fixed, the mean over draws of the share is the whole."""
     net = tiny_models.dropout_off(tiny_models.make("bart")).double()
@@ -363,20 +366,20 @@ def test_relative_noise_does_not_depend_on_the_rows_that_are_drawn(dropout: Any,
     monkeypatch.setattr("seqreg.terms.r3f.sample", record)
     for seed, rows in enumerate([1.0, *[0.25] * 8]):
         torch.manual_seed(seed)
-        Criterion(R3F(scale=0.1, relative=True, rows=rows, dropout=dropout))(context(net, batch))
+        Criterion(R3F(scale=0.1, relative=True, example_fraction=rows, dropout=dropout))(context(net, batch))
     assert len(scales) == 9
     assert max(scales) == pytest.approx(min(scales), rel=1e-6)
 
 
 def test_rows_need_masks_of_their_own() -> None:
-    with pytest.raises(BadInput, match=r"rows=0\.5: dropout masks are shared"):
-        R3F(rows=0.5, dropout="shared")
-    with pytest.raises(BadInput, match="tokens=0: expected a share"):
-        R3F(tokens=0)
+    with pytest.raises(BadInput, match=r"example_fraction=0\.5: dropout masks are shared"):
+        R3F(example_fraction=0.5, dropout="shared")
+    with pytest.raises(BadInput, match="token_fraction=0: expected a share"):
+        R3F(token_fraction=0)
     ctx = context(tiny_models.make("bart"), tiny_models.batch("bart"))
-    ctx.forward.rows = None
-    with pytest.raises(BadInput, match="cannot be given some rows"):
-        Criterion(R3F(rows=0.5))(ctx)
+    ctx.forward.batch_size = None
+    with pytest.raises(BadInput, match="cannot be given some examples"):
+        Criterion(R3F(example_fraction=0.5))(ctx)
 
 
 def test_passes_in_one_batch_are_those_apart() -> None:
@@ -391,7 +394,7 @@ def test_passes_in_one_batch_are_those_apart() -> None:
     for together in (True, False):
         net.zero_grad()
         ctx = context(net, tiny_models.batch("bart"))
-        ctx.forward.rows = ctx.forward.rows if together else None
+        ctx.forward.batch_size = ctx.forward.batch_size if together else None
         report = Criterion(Fixed(name="r3f"), label_smoothing=0.1)(ctx)
         assert bool(ctx.beside) == together
         report.total.backward()

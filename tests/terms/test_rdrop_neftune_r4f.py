@@ -25,7 +25,7 @@ def test_rdrop_formula_and_gradient() -> None:
     torch.manual_seed(0)
     ctx = context(net, tiny_models.batch("bart"), step=1)
     views = []
-    ctx.forward.rows = None  # passes apart, one after the other
+    ctx.forward.batch_size = None  # passes apart, one after the other
     inner = ctx.forward.run
     ctx.forward.run = lambda shifts, *, hidden: (views.append(inner(shifts, hidden=hidden)), views[-1])[1]  # type: ignore
     report = Criterion(RDrop(alpha=3.0), label_smoothing=0.1)(ctx)

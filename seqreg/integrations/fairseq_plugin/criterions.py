@@ -170,7 +170,7 @@ class SeqregSentencePrediction(Remembering, SentencePredictionCriterion):
 
 def _memory(criterion: Criterion, workers: int) -> Memory | None:
     """A part of the criterion that is saved with it, if a term remembers something."""
-    remembering = [term.name for term in criterion.terms if term.remembers]
+    remembering = [term.name for term in criterion.terms if term.stateful]
     if not remembering:
         return None
     if workers > 1:

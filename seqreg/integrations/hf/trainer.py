@@ -144,7 +144,7 @@ class RegularizedTrainer(Trainer):
         """The loss of one micro-batch of the present step, and the context that it was taken on."""
         ctx = context(model, inputs, step=self.state.global_step, count=step_count)
         if outputs:
-            ctx.forward.rows = None  # outputs of the clean pass alone
+            ctx.forward.batch_size = None  # outputs of the clean pass alone
         return (self.criterion if criterion is None else criterion)(ctx), ctx
 
     def compute_loss(
@@ -199,7 +199,7 @@ class RegularizedTrainer(Trainer):
     @property
     def _remembers(self) -> bool:
         return (
-            self.update is not None or self.smoothness_steps > 0 or any(term.remembers for term in self.criterion.terms)
+            self.update is not None or self.smoothness_steps > 0 or any(term.stateful for term in self.criterion.terms)
         )
 
     def regularizer_step(self, step: int) -> None:

@@ -32,7 +32,7 @@ def check_disk_space(run: Run, model: Any, folder: Path) -> int:
     """
     config = run.config
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    term_state = sum(term.remembers for term in run.criterion.terms)
+    term_state = sum(term.stateful for term in run.criterion.terms)
     size = int(weights * (1 + OPTIMIZER_STATE[config.optimisation.optim] + term_state))
     saves = config.checkpoints.save_steps or config.checkpoints.save_minutes
     count = config.checkpoints.save_total_limit + 1 + config.evaluation.load_best_model_at_end if saves else 0
