@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from seqreg.workbench.config import run_config
 from seqreg.workbench.run import preflight, train
 from seqreg.workbench.run.tensorboard import samples as shown
-from seqreg.workbench.scores import outputs
+from seqreg.workbench.scores import results
 from seqreg.workbench.scores.evaluate import Scored
 from seqreg.workbench.text import escape
 from tests.bad_input.table import refused, run, tiny
@@ -121,7 +121,7 @@ def test_a_model_card_has_no_markup_of_others(tmp_path: Path) -> None:
     made = run_config.resolve("quickstart")
     evil = made.card.model_copy(update={"title": "x\n\n<img src=x> # [a](b)"})
     numbers: dict[str, Any] = {"scores": {"te|st": {"rouge1": 1.0, "intervals": {"rouge1": [0, 2]}, "signature": ""}}}
-    outputs.write_card(tmp_path, run_config.Run(made.config, evil, made.origins), numbers)
+    results.write_card(tmp_path, run_config.Run(made.config, evil, made.origins), numbers)
     text = (tmp_path / "README.md").read_text()
     assert "<img" not in text
     assert "te\\|st" in text

@@ -10,11 +10,11 @@ from typing import Literal
 
 from seqreg.errors import BadInput, nearest
 
-Shelf = Literal["recipes", "tasks", "recipes/terms", "recipes/sizes"]
+Kind = Literal["recipes", "tasks", "recipes/terms", "recipes/sizes"]
 _NAME = re.compile(r"[a-z0-9_]+(/[a-z0-9_]+)*")
 
 
-def shelf(kind: Shelf) -> Path:
+def folder(kind: Kind) -> Path:
     """The folder of one kind of YAML file."""
     package = Path(str(resources.files("seqreg")))
     for root in (package, package.parent):
@@ -23,15 +23,15 @@ def shelf(kind: Shelf) -> Path:
     raise BadInput(f"{package / kind} is missing: install seqreg again")
 
 
-def names(kind: Shelf) -> list[str]:
-    """What is on a shelf, without endings."""
-    root = shelf(kind)
+def names(kind: Kind) -> list[str]:
+    """Names of all files of a kind, without endings."""
+    root = folder(kind)
     found = root.rglob("*.yaml") if kind == "tasks" else root.glob("*.yaml")
     return sorted(path.relative_to(root).with_suffix("").as_posix() for path in found)
 
 
-def find(kind: Shelf, name: str) -> Path:
-    """The file behind a name on a shelf, or behind the path of a YAML file of your own."""
+def find(kind: Kind, name: str) -> Path:
+    """The file of a name, or of the path of a YAML file of your own."""
     if not isinstance(name, str) or not name:
         raise BadInput(f"{kind}: {name!r}: expected a name, such as {names(kind)[0]!r}")
     if name.endswith((".yaml", ".yml")):
@@ -41,7 +41,7 @@ def find(kind: Shelf, name: str) -> Path:
     what = {"recipes": "recipe", "tasks": "task", "recipes/terms": "term recipe", "recipes/sizes": "size"}[kind]
     if not _NAME.fullmatch(name) or name not in names(kind):
         raise BadInput(f"unknown {what} {name!r}; {nearest(name, names(kind))} (or the path of a .yaml file)")
-    path = inside(shelf(kind), f"{name}.yaml")
+    path = inside(folder(kind), f"{name}.yaml")
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 

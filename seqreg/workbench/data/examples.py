@@ -11,7 +11,7 @@ from typing import Any
 
 from seqreg.errors import BadInput
 from seqreg.workbench.config.cards import Card, Names
-from seqreg.workbench.data.readers import LINE, Row
+from seqreg.workbench.data.readers import LINE, Record
 
 _BROKEN = re.compile("[\0\ud800-\udfff]")
 _WORD = re.compile(r"\w+")
@@ -33,7 +33,7 @@ class Example:
     label: int | float | None = None
 
 
-def example(card: Card, row: Row, where: str, *, labelled: bool = True) -> Example | None:
+def example(card: Card, row: Record, where: str, *, labelled: bool = True) -> Example | None:
     """One row by the rules of its card; None where the card says to drop it."""
     columns = card.columns
     texts: dict[str, str | None] = {"source": _text(card, row, "source", columns.source, where)}
@@ -52,7 +52,7 @@ def names_of(names: Names | None) -> list[str]:
     return [names] if isinstance(names, str) else list(names or [])
 
 
-def column_of(row: Row, names: Names, where: str) -> tuple[str, Any]:
+def column_of(row: Record, names: Names, where: str) -> tuple[str, Any]:
     """The name and value of the first of some columns that is there."""
     for name in names_of(names):
         if name in row:
@@ -64,7 +64,7 @@ def column_of(row: Row, names: Names, where: str) -> tuple[str, Any]:
     raise BadInput(f"{where}: no column {expected}; it has {there or 'none'}")
 
 
-def _text(card: Card, row: Row, part: str, names: Names, where: str) -> str:
+def _text(card: Card, row: Record, part: str, names: Names, where: str) -> str:
     name, value = column_of(row, names, where)
     if not isinstance(value, str):
         raise BadInput(f"{where}: the column {name!r} is {_short(value)}: expected text")
@@ -124,7 +124,12 @@ def _label(card: Card, name: str, value: Any, where: str) -> int | float:
 
 
 def examples(
-    card: Card, found: Iterable[tuple[str, Row]], *, training: bool = False, labelled: bool = True, empty: float = 1.0
+    card: Card,
+    records: Iterable[tuple[str, Record]],
+    *,
+    training: bool = False,
+    labelled: bool = True,
+    empty: float = 1.0,
 ) -> tuple[list[Example], list[str]]:
     """Examples, and what was left out: dropped labels; for training, texts that are empty.
 
@@ -135,7 +140,7 @@ def examples(
     left_out: Counter[str] = Counter()
     ids, kinds, where = Counter[str](), dict[bool, str](), ""
     long, longest = 0, (0, "")
-    for where, row in found:
+    for where, row in records:
         one = example(card, row, where, labelled=labelled)
         _same_kind(card, row, where, kinds)
         size = _characters(one)
@@ -171,7 +176,7 @@ def _characters(one: Example | None) -> int:
     return max(len(text or "") for text in (one.source, one.second, one.target)) if one else 0
 
 
-def _same_kind(card: Card, row: Row, where: str, kinds: dict[bool, str]) -> None:
+def _same_kind(card: Card, row: Record, where: str, kinds: dict[bool, str]) -> None:
     """Refuse a label that is a text in one row and a number in another: one of the two is a mistake."""
     for name in names_of(card.columns.label):
         if name in row:

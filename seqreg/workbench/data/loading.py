@@ -15,7 +15,7 @@ from seqreg.workbench.config.cards import Card, HubSplit
 from seqreg.workbench.config.settings import Data
 from seqreg.workbench.data import readers, synthetic_news
 from seqreg.workbench.data.examples import Example, column_of, example, examples, names_of
-from seqreg.workbench.data.readers import Row
+from seqreg.workbench.data.readers import Record
 
 ALIASES = {
     "validation": ("dev", "valid", "val", "validation_matched", "dev_matched"),
@@ -208,7 +208,7 @@ def _config(card: Card, own: str | None) -> str:
     return own or (card.hub.config if card.hub is not None else None) or ""
 
 
-def _rows(card: Card, path: Path, name: str = "") -> Iterator[tuple[str, Row]]:
+def _rows(card: Card, path: Path, name: str = "") -> Iterator[tuple[str, Record]]:
     """The rows of a file, as the dataset is distributed; where one file has all configurations, those of a split."""
     columns = card.columns.model_dump().values()
     known = {name for names in columns if names for name in names_of(names)}
@@ -267,7 +267,7 @@ def _generated(card: Card) -> Splits:
 class _Lazy(Sequence[Example]):
     """Examples of a dataset that stays on disk; rows are read and cleaned when asked for."""
 
-    def __init__(self, dataset: Any, make: Callable[[Row, str], Example | None], name: str) -> None:
+    def __init__(self, dataset: Any, make: Callable[[Record, str], Example | None], name: str) -> None:
         self.dataset, self.make, self.name = dataset, make, name
 
     def __len__(self) -> int:
@@ -315,7 +315,7 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {first[:120]}" if first else type(error).__name__
 
 
-def _whole(card: Card, row: Row, training: bool, label: list[str]) -> bool:
+def _whole(card: Card, row: Record, training: bool, label: list[str]) -> bool:
     """Whether a row of the hub is used: labelled, and for training not empty."""
     if any(str(row.get(key)) in ("-1", *card.drop) for key in label):
         return False

@@ -107,7 +107,7 @@ def test_one_step_and_one_generation(recipe: str, chosen: list[str], term: str |
     assert result.training_loss > 0
     name = shop.splits.evaluations(run.card)[0]
     scored = evaluate(trainer, run, shop.tokenizer, shop.splits.sets[name], name)
-    assert len(scored.rows) == 2
+    assert len(scored.predictions) == 2
     assert 0 <= abs(scored.metrics["score"]) <= 100
 
 

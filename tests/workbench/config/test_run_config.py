@@ -104,7 +104,7 @@ def test_a_fault_in_a_file_names_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../b", "", "terms/r3f", "quickstrat"])
-def test_names_stay_on_their_shelf(name: str) -> None:
+def test_names_stay_in_their_folder(name: str) -> None:
     for kind in ("recipes", "recipes/terms", "tasks"):
         with pytest.raises(BadInput):
             lookup.find(kind, name)  # type: ignore[arg-type]
