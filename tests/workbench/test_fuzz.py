@@ -94,7 +94,7 @@ def test_usage_errors_are_one_line(tmp_path: Path) -> None:
 
 def test_what_is_shown_stays_in_its_place(tmp_path: Path) -> None:
     class Found:
-        last = Scored(rows=[{"prediction": EVIL, "reference": "fine"}])
+        last = Scored(predictions=[{"prediction": EVIL, "reference": "fine"}])
 
     page = markdown.markdown(shown(Found(), 1), extensions=["markdown.extensions.tables"])  # type: ignore[arg-type]
     assert "<script>" not in page

@@ -115,6 +115,8 @@ def resolve(
 def _recipe(path: Path, variants: Sequence[str], forget: Sequence[str], pretrained: bool) -> tuple[Overlay, str]:
     """A recipe with some of its variants, and what their size says about scores.
 
+    A variant may name a `size`, a file that several recipes share, and one other `variant` that it is laid on top of.
+
     Args:
         pretrained: the command line names a model
     """
@@ -124,14 +126,16 @@ def _recipe(path: Path, variants: Sequence[str], forget: Sequence[str], pretrain
     choices = _mapping(values.pop("variants", None), f"{path}: variants")
     choices = {name: _mapping(block, f"{path}: variants.{name}") for name, block in choices.items()}
     stack.add(values, str(path))
-    for variant in variants:
+    bases = ((choices.get(variant, {}).get("variant"), variant) for variant in variants)
+    for variant in (str(name) for pair in bases for name in pair if name is not None):
         if variant not in choices:
             hint = nearest(variant, choices) if choices else "it has none"
             raise BadInput(f"{path}: unknown variant {variant!r}; {hint}")
         block = choices[variant]
         if "size" in block:
             note = _add_size(stack, block["size"], pretrained)
-        stack.add({key: value for key, value in block.items() if key != "size"}, f"{path} ({variant})")
+        values = {key: value for key, value in block.items() if key not in ("size", "variant")}
+        stack.add(values, f"{path} ({variant})")
     return stack, note
 
 

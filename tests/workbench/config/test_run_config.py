@@ -110,6 +110,22 @@ def test_names_stay_in_their_folder(name: str) -> None:
             lookup.find(kind, name)  # type: ignore[arg-type]
 
 
+def test_a_retired_task_is_read_with_a_notice() -> None:
+    with pytest.warns(Advice, match="the task newsroom: now synthetic_news$"):
+        assert lookup.find("tasks", "newsroom").name == "synthetic_news.yaml"
+
+
+def test_a_variant_is_laid_on_another(tmp_path: Path) -> None:
+    both = run_config.resolve("gigaword", variants=["tiny"], overrides=["model.architecture=pegasus"])
+    run = run_config.resolve("gigaword", variants=["pegasus_tiny"], overrides=[f"output={both.config.output}"])
+    assert run.config.updated(model=both.config.model) == both.config
+    assert (run.config.model.architecture, run.note) == ("pegasus", both.note)
+    path = tmp_path / "mine.yaml"
+    path.write_text("task: gigaword\nvariants: {a: {variant: b}}\n")
+    with pytest.raises(BadInput, match=r"mine.yaml: unknown variant 'b'"):
+        run_config.resolve(str(path), variants=["a"])
+
+
 def test_a_saved_run_is_a_recipe_again(tmp_path: Path) -> None:
     run = run_config.resolve("glue", variants=["mnli", "tiny"], terms=["r4f"], overrides=["seed=7"])
     run.save(tmp_path)
