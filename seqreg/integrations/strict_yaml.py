@@ -1,4 +1,7 @@
-"""YAML read strictly: plain values as in YAML 1.2, and one line about what is wrong with a file."""
+"""YAML read strictly: plain values as in YAML 1.2, and one line about what is wrong with a file.
+
+It is an integration, of PyYAML: the fairseq plug-in reads its settings with it, and the workbench its recipes.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.composer import ComposerError
+from yaml.constructor import ConstructorError
 
 from seqreg.errors import BadInput
 
@@ -30,15 +35,18 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-        if self.check_event(yaml.events.AliasEvent):
-            raise yaml.composer.ComposerError(None, None, "aliases are not allowed", event.start_mark)
-        if getattr(event, "tag", None) is not None:
-            raise yaml.composer.ComposerError(None, None, f"the tag {event.tag!r} is not allowed", event.start_mark)
-        if self.depth == DEPTH:
-            raise yaml.composer.ComposerError(None, None, f"more than {DEPTH} levels deep", event.start_mark)
+        tag, fault = getattr(event, "tag", None), ""
         self.count += 1
-        if self.count > MOST:
-            raise yaml.composer.ComposerError(None, None, f"more than {MOST:,} values", event.start_mark)
+        if isinstance(event, yaml.AliasEvent):
+            fault = "aliases are not allowed"
+        elif tag is not None:
+            fault = f"the tag {tag!r} is not allowed"
+        elif self.depth == DEPTH:
+            fault = f"more than {DEPTH} levels deep"
+        elif self.count > MOST:
+            fault = f"more than {MOST:,} values"
+        if fault:
+            raise ComposerError(None, None, fault, event.start_mark)
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1
@@ -47,24 +55,23 @@ class _Loader(yaml.SafeLoader):
     def construct_scalar(self, node: Any) -> Any:
         text = super().construct_scalar(node)
         if isinstance(text, str) and _BROKEN.search(text):
-            raise yaml.constructor.ConstructorError(None, None, "a text has a NUL or half a character", node.start_mark)
+            raise ConstructorError(None, None, "a text has a NUL or half a character", node.start_mark)
         return text
 
     def construct_yaml_int(self, node: Any) -> Any:
         value = super().construct_yaml_int(node)
         if abs(value) >= 1 << 63:
-            raise yaml.constructor.ConstructorError(None, None, "a whole number of more than 63 bits", node.start_mark)
+            raise ConstructorError(None, None, "a whole number of more than 63 bits", node.start_mark)
         return value
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        seen: set[Any] = set()
+        keys: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, str):
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is not text", key_node.start_mark)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is twice", key_node.start_mark)
-            seen.add(key)
+            fault = "is not text" if not isinstance(key, str) else "is twice" if key in keys else ""
+            if fault:
+                raise ConstructorError(None, None, f"the key {key!r} {fault}", key_node.start_mark)
+            keys.add(key)
         return super().construct_mapping(node, deep)
 
 
@@ -75,8 +82,6 @@ for _tag, _pattern, _first in (
     ("float", r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan", list("-+0123456789.")),
 ):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
-
-
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
@@ -107,36 +112,34 @@ def read(path: Path) -> dict[str, Any]:
             raise BadInput(f"{path}: not a file")
         with path.open("rb") as file:
             content = file.read(LIMIT + 1)
-        if len(content) > LIMIT:
-            raise BadInput(f"{path}: larger than {LIMIT} bytes: is it a recipe?")
-        text = content.decode("utf-8-sig")
+        text = content.decode("utf-8-sig") if len(content) <= LIMIT else ""
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
+    if len(content) > LIMIT:
+        raise BadInput(f"{path}: larger than {LIMIT} bytes: is it a recipe?")
     values = parse(text, str(path))
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
+    if values is not None and not isinstance(values, dict):
         raise BadInput(f"{path}: expected a mapping of keys to values, not {type(values).__name__}")
-    return values
-
-
-def dump(values: Any) -> str:
-    """YAML that `parse` reads back as it was."""
-    text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
-    return text
+    return values or {}
 
 
 class _Dumper(yaml.SafeDumper):
     """Writes every text that a YAML reader could take for something else in quotes."""
 
 
-_plain = re.compile(r"^[A-Za-z_/][\w ./<>+-]*$")
-_words = {"yes", "no", "on", "off", "y", "n", "true", "false", "null", "none"}
+_PLAIN = re.compile(r"^[A-Za-z_/][\w ./<>+-]*$")
+_WORDS = {"yes", "no", "on", "off", "y", "n", "true", "false", "null", "none"}
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> Any:
-    quoted = not _plain.match(value) or value.lower() in _words or value != value.strip()
+    quoted = not _PLAIN.match(value) or value.lower() in _WORDS or value != value.strip()
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style='"' if quoted else None)
 
 
 _Dumper.add_representer(str, _text)
+
+
+def dump(values: Any) -> str:
+    """YAML that `parse` reads back as it was."""
+    text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+    return text

@@ -1,4 +1,4 @@
-"""How good outputs are: ROUGE with intervals, equal to rouge-score and faster."""
+"""Metrics: ROUGE with intervals, classification, calibration, statistics over seeds, noise in text."""
 
 from seqreg.metrics.rouge.score import RougeReport, rouge
 

@@ -1,6 +1,6 @@
-"""Whether probabilities mean what they say: calibration errors, proper scores, temperature, risk and coverage.
+"""Calibration: calibration errors, proper scores, temperature, risk and coverage.
 
-Everything takes one number an example (or a token) and works in float64. Logits are only ever seen a chunk at a time.
+Everything takes one number per example (or token) and works in float64. Logits are only ever seen a chunk at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COLDEST, HOTTEST = 0.01, 100.0
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What a model said about every example, and what was true.
+    """The predictions of a model, and whether they were right.
 
     Args:
         choice: the class that it gave the highest probability      # [n]
@@ -48,29 +48,28 @@ class Outcomes:
     def of(cls, logits: ArrayLike, labels: ArrayLike, temperature: float = 1.0) -> Outcomes:
         """From logits [n, V] and class ids [n].
 
-        >>> one = Outcomes.of([[0.0, 0.0, 0.0]], [1])
-        >>> one.confidence.round(3).tolist(), one.correct.tolist(), one.brier.round(3).tolist()
+        >>> outcomes = Outcomes.of([[0.0, 0.0, 0.0]], [1])
+        >>> outcomes.confidence.round(3).tolist(), outcomes.correct.tolist(), outcomes.brier.round(3).tolist()
         ([0.333], [False], [0.667])
         """
         scores, truth = _checked(logits, labels)
-        rows = np.arange(len(truth))
         scores = scores / temperature
         scores = scores - scores.max(-1, keepdims=True)
         logp = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
-        shares, own = np.exp(logp), logp[rows, truth]
-        brier = np.square(shares).sum(-1) - 2 * np.exp(own) + 1
+        shares, true_logp = np.exp(logp), logp[np.arange(len(truth)), truth]
+        brier = np.square(shares).sum(-1) - 2 * np.exp(true_logp) + 1
         choice = scores.argmax(-1)
-        return cls(choice, shares.max(-1), choice == truth, -own, brier)
+        return cls(choice, shares.max(-1), choice == truth, -true_logp, brier)
 
     @classmethod
     def joined(cls, parts: Sequence[Outcomes]) -> Outcomes:
-        return cls(*(np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(cls)))
+        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
     def __len__(self) -> int:
         return len(self.correct)
 
     def __getitem__(self, chosen: Array) -> Outcomes:
-        return Outcomes(*(getattr(self, one.name)[chosen] for one in fields(self)))
+        return Outcomes(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
     def summary(self, bins: int) -> dict[str, float]:
         """All numbers; `overconfidence` is mean confidence minus accuracy, below 0 for a model that is too modest."""
@@ -140,14 +139,14 @@ def binned(confidence: ArrayLike, correct: ArrayLike, bins: int = 15, equal: Equ
     else:
         place = np.searchsorted(np.sort(sure), sure, side="left") * bins // len(sure)
     count = np.bincount(place, minlength=bins)
-    kept = count > 0
+    filled = count > 0
     low, high = edges[:-1], edges[1:]
     if equal == "mass":
         low, high = np.ones(bins), np.zeros(bins)
         np.minimum.at(low, place, sure)
         np.maximum.at(high, place, sure)
-    means = [np.bincount(place, values, bins)[kept] / count[kept] for values in (sure, right)]
-    return Bins(low[kept], high[kept], count[kept], *means)
+    means = [np.bincount(place, values, bins)[filled] / count[filled] for values in (sure, right)]
+    return Bins(low[filled], high[filled], count[filled], *means)
 
 
 def chance_error(

@@ -31,13 +31,13 @@ def f1(predictions: Array, labels: Array) -> float:
 def matthews(predictions: Array, labels: Array) -> float:
     """Matthews' correlation, also of more than two classes; 0 where one side has a single class."""
     classes = np.union1d(predictions, labels)
-    truth = labels[:, None] == classes  # [rows, classes]
+    truth = labels[:, None] == classes  # [examples, classes]
     guess = predictions[:, None] == classes
-    rows = len(labels)
+    n = len(labels)
     right = int((truth & guess).sum())
     truths, guesses = truth.sum(0).astype(np.float64), guess.sum(0).astype(np.float64)
-    above = right * rows - float(truths @ guesses)
-    below = float((rows**2 - guesses @ guesses) * (rows**2 - truths @ truths))
+    above = right * n - float(truths @ guesses)
+    below = float((n**2 - guesses @ guesses) * (n**2 - truths @ truths))
     return above / below**0.5 if below > 0 else 0.0
 
 
@@ -88,5 +88,5 @@ def classification(
     if not resamples:
         return scores, {}
     indices = itertools.chain.from_iterable(bootstrap.resamples(len(true), resamples, np.random.default_rng(seed)))
-    draws = np.array([[METRICS[name](predicted[rows], true[rows]) for name in names] for rows in indices]).T
+    draws = np.array([[METRICS[name](predicted[chosen], true[chosen]) for name in names] for chosen in indices]).T
     return scores, dict(zip(names, bootstrap.percentile_intervals(draws, confidence), strict=True))

@@ -1,4 +1,4 @@
-"""What numbers from several seeds say, and what they do not: summaries, intervals, tests, corrections.
+"""Statistics of scores over seeds: summaries, intervals, tests, corrections.
 
 Scores of a method are random twice over: other seeds give another model, other test examples another mean. A test that
 takes one seed of each method and resamples examples asks whether two *models* differ; nearly always they do. Whether
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,16 +70,13 @@ def summary(values: Sequence[float], confidence: float = 0.95, seed: int = 0) ->
     1.0
     """
     x = _finite(values)
-    n, several = len(x), len(x) > 1
-    mean, sd = float(x.mean()), float(x.std(ddof=1)) if several else None
-    spread = None
-    if sd is not None:
-        tail = (1 - confidence) / 2
-        low, high = (sd * math.sqrt((n - 1) / float(stats.chi2.ppf(end, n - 1))) for end in (1 - tail, tail))
-        spread = (low, high)
-    middle = bca(x, confidence=confidence, seed=seed) if several else None
-    reach = student(x, confidence) if several else None
-    return Summary(n, mean, sd, float(np.median(x)), float(x.max()), middle, reach, spread)
+    n, mean, median, largest = len(x), float(x.mean()), float(np.median(x)), float(x.max())
+    if n < 2:
+        return Summary(n, mean, None, median, largest, None, None, None)
+    sd, tail = float(x.std(ddof=1)), (1 - confidence) / 2
+    low, high = (sd * math.sqrt((n - 1) / float(stats.chi2.ppf(end, n - 1))) for end in (1 - tail, tail))
+    interval, student_interval = bca(x, confidence=confidence, seed=seed), student(x, confidence)
+    return Summary(n, mean, sd, median, largest, interval, student_interval, (low, high))
 
 
 def student(values: Sequence[float] | Array, confidence: float = 0.95) -> Interval:
@@ -96,15 +93,8 @@ def student(values: Sequence[float] | Array, confidence: float = 0.95) -> Interv
     return float(x.mean()) - reach, float(x.mean()) + reach
 
 
-def bca(
-    values: Sequence[float] | Array,
-    statistic: Callable[..., Any] = np.mean,
-    *,
-    confidence: float = 0.95,
-    resamples: int = 9999,
-    seed: int = 0,
-) -> Interval:
-    """The bias-corrected and accelerated bootstrap interval; a point where all values are equal.
+def bca(values: Sequence[float] | Array, *, confidence: float = 0.95, resamples: int = 9999, seed: int = 0) -> Interval:
+    """The bias-corrected and accelerated bootstrap interval of the mean; a point where all values are equal.
 
     >>> bca([4.0, 4.0, 4.0])
     (4.0, 4.0)
@@ -113,16 +103,10 @@ def bca(
     if len(x) < 2:
         raise BadInput(f"{len(x)} values: an interval needs at least two")
     if np.ptp(x) == 0:  # scipy gives nan
-        return float(statistic(x)), float(statistic(x))
-    found = stats.bootstrap(
-        (x,),
-        statistic,
-        confidence_level=confidence,
-        n_resamples=resamples,
-        method="BCa",
-        rng=np.random.default_rng(seed),
-    ).confidence_interval
-    return float(found.low), float(found.high)
+        return float(x.mean()), float(x.mean())
+    options: dict[str, Any] = {"n_resamples": resamples, "method": "BCa", "rng": np.random.default_rng(seed)}
+    ends = stats.bootstrap((x,), np.mean, confidence_level=confidence, **options).confidence_interval
+    return float(ends.low), float(ends.high)
 
 
 def two_level(
@@ -165,22 +149,6 @@ def two_level(
     return Difference(mean, (mean - reach, mean + reach), p, "two-level bootstrap")
 
 
-def one_level(
-    first: Array, second: Array, *, confidence: float = 0.95, resamples: int = 9999, seed: int = 0
-) -> Difference:
-    """The paired bootstrap over the examples of one model each.      first, second [examples]
-
-    It tests these two models. Taken for a test of two methods it rejects far too often, whatever the number of
-    examples: the more there are, the more. It is here to show that.
-    """
-    d = _paired(np.asarray(first)[None], np.asarray(second)[None])[0]
-    mean = float(d.mean())
-    drift = np.abs(resampled_means(d[None] - mean, resamples, np.random.default_rng(seed))[0])
-    reach = float(np.quantile(drift, confidence))
-    p = (1 + int((drift >= abs(mean) - 1e-12).sum())) / (resamples + 1)
-    return Difference(mean, (mean - reach, mean + reach), p, "paired bootstrap of one model each")
-
-
 def welch(first: Sequence[float], second: Sequence[float], *, confidence: float = 0.95) -> Difference:
     """Welch's t test over seeds. Without any spread there is no t, and the exact permutation test decides.
 
@@ -195,9 +163,9 @@ def welch(first: Sequence[float], second: Sequence[float], *, confidence: float 
         return Difference(mean, (mean, mean), permutation(x, y).p, "permutation")
     with warnings.catch_warnings():  # where one side has no spread: its variance is 0, and exactly known
         warnings.filterwarnings("ignore", "Precision loss occurred", RuntimeWarning)
-        found = stats.ttest_ind(y, x, equal_var=False)
-    ends = found.confidence_interval(confidence)
-    return Difference(mean, (float(ends.low), float(ends.high)), float(found.pvalue), "Welch")
+        test = stats.ttest_ind(y, x, equal_var=False)
+    ends = test.confidence_interval(confidence)
+    return Difference(mean, (float(ends.low), float(ends.high)), float(test.pvalue), "Welch")
 
 
 def permutation(
@@ -214,11 +182,11 @@ def permutation(
         return Difference(mean, None, 1.0, "permutation")
     exact = math.comb(len(x) + len(y), len(x)) <= _EXACT
     pair: Any = (y, x)
-    found = stats.permutation_test(
+    test = stats.permutation_test(
         pair, lambda a, b, axis: a.mean(axis) - b.mean(axis), vectorized=True,
         n_resamples=_EXACT if exact else resamples, rng=np.random.default_rng(seed),
     )  # fmt: skip
-    return Difference(mean, None, float(found.pvalue), "exact permutation" if exact else "permutation")
+    return Difference(mean, None, float(test.pvalue), "exact permutation" if exact else "permutation")
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:
@@ -228,16 +196,16 @@ def holm(ps: Sequence[float | None]) -> list[float | None]:
     [0.03, 0.06, 0.06]
     """
     known = sorted((p, place) for place, p in enumerate(ps) if p is not None)
-    found: list[float | None] = [None] * len(ps)
+    corrected: list[float | None] = [None] * len(ps)
     least = 0.0
     for rank, (p, place) in enumerate(known):
         least = max(least, min(1.0, (len(known) - rank) * p))
-        found[place] = least
-    return found
+        corrected[place] = least
+    return corrected
 
 
 def reachable(seeds: int, tests: int = 1) -> float:
-    """The smallest p, corrected for `tests`, that `seeds` seeds a method can give when only their order counts.
+    """The smallest p, corrected for `tests`, that `seeds` seeds per method can give when only their order counts.
 
     If one method is better with every seed than the other with any, this is how rare that is among all ways to deal the
     2 n scores to two methods. Tests that lean on normality can go below it; a verdict that only they allow rests on the
@@ -250,7 +218,7 @@ def reachable(seeds: int, tests: int = 1) -> float:
 
 
 def missing(seeds: int, alpha: float, tests: int = 1) -> int:
-    """How many more seeds a method needs before `reachable` is at most alpha.
+    """How many more seeds per method are needed before `reachable` is at most alpha.
 
     >>> missing(3, 0.05, tests=4)
     2

@@ -26,22 +26,22 @@ def characters(text: str, rate: float, seed: int = 0, ways: Sequence[str] = CHAR
     rng = _rng("characters", seed, ways, text)
     letters = sorted({char for char in text if char.isalpha()}) or ["x"]
     plan = [(rng.random(), rng.choice(ways), rng.choice(letters)) for _ in text]
-    found: list[str] = []
+    noised: list[str] = []
     place = 0
     while place < len(text):
         char, (chance, way, letter) = text[place], plan[place]
         following = text[place + 1 : place + 2]
         if chance >= rate or char.isspace():
-            found.append(char)
+            noised.append(char)
         elif way == "swap" and following.strip():
-            found += [following, char]
+            noised += [following, char]
             place += 1
         elif way == "swap":  # the last of a word changes places with the one before
-            found.insert(len(found) - (1 if found and not found[-1].isspace() else 0), char)
+            noised.insert(len(noised) - (1 if noised and not noised[-1].isspace() else 0), char)
         elif way != "drop":
-            found += [char, letter if way == "insert" else char]
+            noised += [char, letter if way == "insert" else char]
         place += 1
-    return _never_empty("".join(found), text)
+    return _never_empty("".join(noised), text)
 
 
 def words(text: str, rate: float, seed: int = 0, ways: Sequence[str] = WORDS) -> str:
@@ -50,21 +50,21 @@ def words(text: str, rate: float, seed: int = 0, ways: Sequence[str] = WORDS) ->
     pieces = [*re.split(r"(\s+)", text), ""]
     tokens, gaps = pieces[::2], pieces[1::2]  # and what follows each
     plan = [(rng.random(), rng.choice(ways)) for _ in tokens]
-    found: list[str] = []
+    noised: list[str] = []
     place = 0
     while place < len(tokens):
         token, gap, (chance, way) = tokens[place], gaps[place], plan[place]
         if chance >= rate or not token:
-            found += [token, gap]
+            noised += [token, gap]
         elif way == "swap" and place + 1 < len(tokens):
-            found += [tokens[place + 1], gap, token, gaps[place + 1]]
+            noised += [tokens[place + 1], gap, token, gaps[place + 1]]
             place += 1
         elif way == "swap":
-            found += [token, gap]
+            noised += [token, gap]
         elif way == "repeat":
-            found += [token, " ", token, gap]
+            noised += [token, " ", token, gap]
         place += 1
-    return _never_empty("".join(found), text)
+    return _never_empty("".join(noised), text)
 
 
 def shuffled(text: str, seed: int = 0) -> str:
@@ -73,19 +73,17 @@ def shuffled(text: str, seed: int = 0) -> str:
     places = [place for place in range(0, len(pieces), 2) if pieces[place]]
     order = list(places)
     _rng("shuffled", seed, (), text).shuffle(order)
-    found = list(pieces)
-    for place, other in zip(places, order, strict=True):
-        found[place] = pieces[other]
-    return "".join(found)
+    mixed = dict(zip(places, order, strict=True))
+    return "".join(pieces[mixed.get(place, place)] for place in range(len(pieces)))
 
 
 def _rng(kind: str, seed: int, ways: Sequence[str], text: str) -> random.Random:
     return random.Random(f"{kind} {seed} {' '.join(ways)} {text}")
 
 
-def _never_empty(found: str, text: str) -> str:
+def _never_empty(noised: str, text: str) -> str:
     """A text of which nothing is left stays as it was."""
-    return found if found.strip() else text
+    return noised if noised.strip() else text
 
 
 KINDS: dict[str, Callable[[str, float, int], str]] = {

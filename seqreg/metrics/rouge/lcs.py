@@ -1,4 +1,4 @@
-"""What ROUGE counts, on texts that are already numbers: a token is an int, a text a list of sentences.
+"""N-gram and LCS counts of ROUGE, on texts of token ids: a text is a list of sentences.
 
 Every kind of ROUGE comes down to three whole numbers: hits, size of the prediction, size of the reference. Precision is
 hits / predicted, recall is hits / wanted.
@@ -11,10 +11,8 @@ from itertools import chain
 
 Sentence = list[int]
 Text = list[Sentence]
-Example = tuple[Text, Text, Sentence]  # prediction, reference, source
-Row = list[int]  # hits, predicted, wanted of every kind, then tokens, trigrams, distinct trigrams, bigrams, new bigrams
-
-EXTRAS = 5  # the last five numbers of a Row
+Counts = list[int]  # hits, predicted, wanted of every kind, then the EXTRAS
+EXTRAS = ("tokens", "trigrams", "distinct trigrams", "bigrams", "bigrams that the source does not have")
 BREAK = -1  # between sentences; no token has this number
 
 
@@ -132,24 +130,23 @@ def union_hits(masks: dict[int, int], wanted: Sequence[int], prediction: Text, p
     return overlap(taken, predicted)
 
 
-def count(example: Example, kinds: Sequence[str]) -> Row:
+def count(prediction: Text, reference: Text, source: Sentence, kinds: Sequence[str]) -> Counts:
     """All the numbers of one example."""
-    prediction, reference, source = example
     predicted, wanted = list(chain.from_iterable(prediction)), list(chain.from_iterable(reference))
     broken = joined(reference)
     masks = places(broken) if "rougeL" in kinds or "rougeLsum" in kinds else {}
-    row: Row = []
+    counts: Counts = []
     for kind in kinds:
         if kind == "rougeL":
-            row += lcs_length(masks, len(broken), predicted), len(predicted), len(wanted)
+            counts += lcs_length(masks, len(broken), predicted), len(predicted), len(wanted)
         elif kind == "rougeLsum":
-            row += union_hits(masks, broken, prediction, predicted), len(predicted), len(wanted)
+            counts += union_hits(masks, broken, prediction, predicted), len(predicted), len(wanted)
         else:
             n = int(kind[5:])
             hits = overlap(ngrams(predicted, n), ngrams(wanted, n))
-            row += hits, max(len(predicted) - n + 1, 0), max(len(wanted) - n + 1, 0)
+            counts += hits, max(len(predicted) - n + 1, 0), max(len(wanted) - n + 1, 0)
     trigrams, bigrams = max(len(predicted) - 2, 0), max(len(predicted) - 1, 0)
-    row += len(predicted), trigrams, len(set(ngrams(predicted, 3)))
+    counts += len(predicted), trigrams, len(set(ngrams(predicted, 3)))
     known = set(ngrams(source, 2))
-    row += bigrams, sum([pair not in known for pair in ngrams(predicted, 2)]) if source else bigrams
-    return row
+    counts += bigrams, sum([pair not in known for pair in ngrams(predicted, 2)]) if source else bigrams
+    return counts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from seqreg.errors import BadInput, nearest
 from seqreg.metrics.bootstrap import percentile_intervals, resampled_means
-from seqreg.metrics.rouge.lcs import EXTRAS, Example, count
+from seqreg.metrics.rouge.lcs import EXTRAS, count
 from seqreg.metrics.rouge.sentences import SPLITS, Split, choose_split
-from seqreg.metrics.rouge.tokens import TOKENIZERS, WORDS, Numbers, Tokenizer, loses_script
+from seqreg.metrics.rouge.tokens import TOKENIZERS, WORDS, Tokenizer, Vocabulary, loses_script
 
 Scores = NDArray[np.float64]
 
@@ -27,7 +27,7 @@ _TEXT, _TOKENS, _WORD = 1_000_000, 40_000, 50_000  # characters, words of a text
 
 @dataclass(frozen=True)
 class RougeReport:
-    """What `rouge` found.
+    """The result of `rouge`.
 
     Attributes:
         scores: of every kind, precision, recall and F of every example       # [n, 3]
@@ -89,26 +89,32 @@ def rouge(
     from tqdm.auto import tqdm
 
     kinds = _check_options(kinds, split, tokenizer, confidence, resamples, seed)
-    given = {"predictions": predictions, "references": references}
-    if sources is not None:
-        given["sources"] = sources
-    texts = {name: _texts(name, found, tokenizer) for name, found in given.items()}
-    size = _same_length(texts)
+    texts = {"predictions": predictions, "references": references} | ({} if sources is None else {"sources": sources})
+    checked = {name: _texts(name, values, tokenizer) for name, values in texts.items()}
+    columns = list(checked.values())
+    for name, values in checked.items():
+        if len(values) != len(columns[0]):
+            raise BadInput(f"{len(columns[0])} predictions but {len(values)} {name}: give one of {name} a prediction")
     if tokenizer == "rouge":
-        _warn_of_scripts(texts["predictions"], texts["references"])
-    used, splitter = ("none", _whole) if "rougeLsum" not in kinds else choose_split(split, _first_two(texts))
-    examples = tqdm(
-        _examples(texts, Numbers(tokenizer, stem), splitter), "ROUGE", size, unit="pair", disable=not progress
-    )
-    rows = np.array([count(example, kinds) for example in examples], dtype=np.int64)
-    scores = {kind: _scores(rows[:, 3 * place : 3 * place + 3]) for place, kind in enumerate(kinds)}
+        _warn_of_scripts(*columns[:2])
+    lsum = "rougeLsum" in kinds
+    used, splitter = choose_split(split, itertools.chain(*columns[:2])) if lsum else ("none", _unsplit)
+    vocabulary = Vocabulary(tokenizer, stem)
+    counts = []
+    for prediction, reference, *source in tqdm(
+        zip(*columns, strict=True), "ROUGE", len(columns[0]), unit="pair", disable=not progress
+    ):
+        predicted, wanted = ([vocabulary.encode(part) for part in splitter(text)] for text in (prediction, reference))
+        counts.append(count(predicted, wanted, vocabulary.encode(source[0]) if source else [], kinds))
+    table = np.array(counts, dtype=np.int64)
+    scores = {kind: _scores(table[:, 3 * place : 3 * place + 3]) for place, kind in enumerate(kinds)}
     means = resampled_means(np.stack([scores[kind][:, 2] for kind in kinds]), resamples, np.random.default_rng(seed))
     return RougeReport(
         scores=scores,
         means={kind: float(scores[kind][:, 2].mean()) for kind in kinds},
         intervals=dict(zip(kinds, percentile_intervals(means, confidence), strict=True)),
         signature=f"rouge|v={version('rouge-score')}|stem={'yes' if stem else 'no'}|split={used}|tokenizer={tokenizer}",
-        counts=_summary(rows[:, -EXTRAS:], with_sources=sources is not None),
+        counts=_summary(table[:, -len(EXTRAS) :], with_sources=sources is not None),
     )
 
 
@@ -134,28 +140,13 @@ def _summary(extras: NDArray[np.int64], with_sources: bool) -> dict[str, float]:
     return summary
 
 
-def _examples(texts: dict[str, list[str]], numbers: Numbers, splitter: Callable[[str], list[str]]) -> Iterator[Example]:
-    """The texts as numbers."""
-
-    def sentences(text: str) -> list[list[int]]:
-        return [numbers.of(sentence) for sentence in splitter(text)]
-
-    sources = texts.get("sources", itertools.repeat(None))
-    for prediction, reference, source in zip(texts["predictions"], texts["references"], sources, strict=False):
-        yield sentences(prediction), sentences(reference), numbers.of(source) if source else []
-
-
-def _whole(text: str) -> list[str]:
+def _unsplit(text: str) -> list[str]:
     return [text]
 
 
-def _first_two(texts: dict[str, list[str]]) -> Iterator[str]:
-    yield from texts["predictions"]
-    yield from texts["references"]
-
-
 def _warn_of_scripts(predictions: list[str], references: list[str]) -> None:
-    lost = sum(loses_script(one) or loses_script(other) for one, other in zip(predictions, references, strict=True))
+    pairs = zip(predictions, references, strict=True)
+    lost = sum(any(map(loses_script, pair)) for pair in pairs)
     if lost:
         warnings.warn(
             f"{lost} of {len(predictions)} examples are mostly in a script that rouge-score's tokenizer drops, which "
@@ -171,33 +162,25 @@ def too_long(text: str, tokenizer: Tokenizer = "rouge") -> str:
         return ""
     if len(text) > _TEXT:
         return f"{len(text):,} characters: ROUGE compares at most {_TEXT:,}"
-    found = WORDS[tokenizer](text)
-    longest = max(map(len, found), default=0)
+    words = WORDS[tokenizer](text)
+    longest = max(map(len, words), default=0)
     if longest > _WORD:
         return f"a word of {longest:,} characters: is it text? At most {_WORD:,}"
-    return f"{len(found):,} words: ROUGE compares at most {_TOKENS:,}" if len(found) > _TOKENS else ""
+    return f"{len(words):,} words: ROUGE compares at most {_TOKENS:,}" if len(words) > _TOKENS else ""
 
 
 def _texts(name: str, texts: Iterable[str], tokenizer: Tokenizer) -> list[str]:
     if isinstance(texts, (str, bytes)) or not isinstance(texts, Iterable):
-        raise BadInput(f"{name} is {type(texts).__name__} {texts!r:.40}: expected a list of strings, one an example")
+        raise BadInput(f"{name} is {type(texts).__name__} {texts!r:.40}: expected a list of strings, one per example")
     texts = list(texts)
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             raise BadInput(f"{name}[{place}] is {text!r:.40}: expected a string ('' for an empty text)")
-        if name != "sources" and (wrong := too_long(text, tokenizer)):
-            raise BadInput(f"{name}[{place}] has {wrong}")
+        if name != "sources" and (fault := too_long(text, tokenizer)):
+            raise BadInput(f"{name}[{place}] has {fault}")
     if not texts:
         raise BadInput(f"{name} is empty: ROUGE needs at least one example")
     return texts
-
-
-def _same_length(texts: dict[str, list[str]]) -> int:
-    size = len(texts["predictions"])
-    for name, values in texts.items():
-        if len(values) != size:
-            raise BadInput(f"{size} predictions but {len(values)} {name}: give one of {name} a prediction")
-    return size
 
 
 def _check_options(
@@ -206,23 +189,15 @@ def _check_options(
     kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
     if not kinds or len(set(kinds)) < len(kinds):
         raise BadInput(f"kinds={kinds!r}: name each kind once, and at least one of {', '.join(KINDS)}")
-    for kind in kinds:
-        _check_name("kinds", kind, _ALL_KINDS)
-    _check_name("split", split, SPLITS)
-    _check_name("tokenizer", tokenizer, TOKENIZERS)
-    if not (_is_int(resamples) and 1 <= resamples <= _RESAMPLES):
+    for option, name, names in (
+        *(("kinds", kind, _ALL_KINDS) for kind in kinds), ("split", split, SPLITS), ("tokenizer", tokenizer, TOKENIZERS)
+    ):  # fmt: skip
+        if name not in names:
+            raise BadInput(f"{option}={name!r} is unknown: {nearest(str(name), names)}")
+    if isinstance(resamples, bool) or not isinstance(resamples, int) or not 1 <= resamples <= _RESAMPLES:
         raise BadInput(f"resamples={resamples!r}: expected a whole number from 1 to {_RESAMPLES}; 1000 is usual")
-    if not (_is_int(seed) and seed >= 0):
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise BadInput(f"seed={seed!r}: expected a whole number from 0")
     if isinstance(confidence, bool) or not isinstance(confidence, (int, float)) or not 0 < confidence < 1:
         raise BadInput(f"confidence={confidence!r} is outside (0, 1): 0.95 is the usual value")
     return kinds
-
-
-def _check_name(option: str, name: object, names: Sequence[str]) -> None:
-    if name not in names:
-        raise BadInput(f"{option}={name!r} is unknown: {nearest(str(name), names)}")
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

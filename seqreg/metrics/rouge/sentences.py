@@ -1,6 +1,6 @@
 """From a text to its sentences, for rougeLsum.
 
-"newline" is rouge-score's own rule, one sentence a line. "punkt" is nltk's trained splitter, where its data is
+"newline" is rouge-score's own rule, one sentence per line. "punkt" is nltk's trained splitter, where its data is
 installed. "rules" is the splitter below, which needs no data.
 """
 
@@ -83,8 +83,8 @@ def _ends(before: str, match: re.Match[str], lower: bool) -> bool:
     if following[:1].islower() and not lower:
         return False
     if mark != ".":
-        goes_on = not mark.strip(".…") or match["close"].strip(")]}")  # "well ... no", '"why?" he said'
-        return not (lower and goes_on)
+        continues = not mark.strip(".…") or match["close"].strip(")]}")  # "well ... no", '"why?" he said'
+        return not (lower and continues)
     word = _BETWEEN_WORDS.split(before)[-1]  # "" before a full stop that stands alone, in tokenised text
     if word == before.strip() and word.isdigit():
         return False  # the number of a list

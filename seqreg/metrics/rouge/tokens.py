@@ -1,4 +1,4 @@
-"""From text to tokens, and from tokens to numbers.
+"""From text to tokens, and from tokens to ids.
 
 Two tokenizers. "rouge" is rouge-score's: lower case, runs of a-z and 0-9, all else separates. "unicode" is for every
 script: NFKC and casefold, runs of letters, marks and digits; where a script has no spaces between words (Chinese,
@@ -68,11 +68,11 @@ def stem_of(word: str) -> str:
     return _porter()(word) if len(word) > 3 and word.isascii() else word
 
 
-class Numbers(dict[Word, int]):
-    """Gives every stem a number of its own. A word is stemmed when it is first seen, then looked up.
+class Vocabulary(dict[Word, int]):
+    """Gives every stem an id. A word is stemmed when it is first seen, then looked up.
 
-    >>> numbers = Numbers("rouge", stem=True)
-    >>> numbers.of("The cats saw the cat"), numbers.of("seen by cats")
+    >>> vocabulary = Vocabulary("rouge", stem=True)
+    >>> vocabulary.encode("The cats saw the cat"), vocabulary.encode("seen by cats")
     ([0, 1, 2, 0, 1], [3, 4, 1])
     """
 
@@ -84,8 +84,8 @@ class Numbers(dict[Word, int]):
     def __missing__(self, word: Word) -> int:
         text = word if isinstance(word, str) else word.decode("ascii")
         stem = stem_of(text) if self.stem else text
-        number = self[word] = self.stems.setdefault(stem, len(self.stems))
-        return number
+        token = self[word] = self.stems.setdefault(stem, len(self.stems))
+        return token
 
-    def of(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         return list(map(self.__getitem__, self.words(text)))

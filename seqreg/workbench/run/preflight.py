@@ -14,8 +14,8 @@ from transformers import DataCollatorForSeq2Seq, DataCollatorWithPadding
 from seqreg.errors import Advice, BadInput, NoRoom
 from seqreg.integrations.hf import context
 from seqreg.workbench.config.run_config import Run
+from seqreg.workbench.data.encoding import Encoded
 from seqreg.workbench.data.examples import Example
-from seqreg.workbench.data.models import Encoded
 from seqreg.workbench.run import checkpoints, disk
 from seqreg.workbench.run.nonfinite import not_finite
 

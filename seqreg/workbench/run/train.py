@@ -22,15 +22,16 @@ from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.config.settings import Config
 from seqreg.workbench.data import loading, models
 from seqreg.workbench.data.batches import GroupedOrder
+from seqreg.workbench.data.encoding import Collator, Encoded, Numbered
+from seqreg.workbench.data.hardware import check_precision
 from seqreg.workbench.data.loading import Splits
-from seqreg.workbench.data.models import Collator, Encoded, Numbered
 from seqreg.workbench.run import checkpoints, disk, launch, preflight
 from seqreg.workbench.run.checkpointing import RunOptions
 from seqreg.workbench.run.run_directory import RunDirectory, RunRecord
 from seqreg.workbench.run.signals import Signals
 from seqreg.workbench.run.tensorboard import TensorBoardWriter
 from seqreg.workbench.run.trainer import FaultTolerantSeq2SeqTrainer, FaultTolerantTrainer
-from seqreg.workbench.scores import outputs
+from seqreg.workbench.scores import results
 from seqreg.workbench.scores.evaluate import Scored, Scorer, evaluate, with_average
 from seqreg.workbench.text.atomic_files import ASIDE, REMOVED
 from seqreg.workbench.text.escape import plain
@@ -60,7 +61,7 @@ def prepare(run: Run, *, splits: Splits | None = None) -> LoadedRun:
         notes.append("data.unlabelled is not used: no term of this run takes unlabelled examples")
     for note in notes if first_process() else ():
         console.print(plain(note), style="dim")
-    models.probe(run.config)
+    check_precision(run.config.optimisation.precision)
     transformers.set_seed(run.config.seed)
     texts = (text for row in splits.sets.get("train", ()) for text in (row.source, row.second, row.target) if text)
     tokenizer = models.load_tokenizer(run.config, texts, trust=run.trust)
@@ -94,7 +95,7 @@ def train(
             if not first_process():
                 return {}
             say(f"{folder}: this run is finished, nothing to do (seqreg train --overwrite restarts it)")
-            return outputs.read_metrics(folder)
+            return results.read_metrics(folder)
         loaded = prepare(run, splits=splits)
         scorer = Scorer(splits.sets["validation"], run, loaded.tokenizer)
         size = preflight.check_disk_space(run, loaded.model, folder)
@@ -114,7 +115,7 @@ def _train(trainer: Any, loaded: LoadedRun, directory: RunDirectory) -> dict[str
     first = loaded.splits.evaluations(run.card)[0]
     if run.config.evaluation.eval_before_training and not directory.record.before:
         untrained = evaluate(trainer, run, loaded.tokenizer, loaded.splits.sets[first], first, untrained=True)
-        directory.update(before=outputs.scores(untrained))
+        directory.update(before=results.scores(untrained))
     with signals.deferred():
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     seconds = trainer.seconds + time.monotonic() - trainer.clock
@@ -163,8 +164,8 @@ def _finish(
     (aside / RAW_HEAD).unlink(missing_ok=True)  # the final model is folded
     files = checkpoints.publish(aside, folder)
     (folder / REMOVED).unlink(missing_ok=True)  # of a model that was not kept
-    metrics = outputs.write_scores(folder, run, scores, method=run.config.method, train=dict(numbers))
-    outputs.write_card(folder, run, metrics)
+    metrics = results.write_scores(folder, run, scores, method=run.config.method, train=dict(numbers))
+    results.write_card(folder, run, metrics)
     if trainer.options.tensorboard is not None:
         trainer.options.tensorboard.close(scores)
     directory.update(finished=True, files=files)
@@ -265,7 +266,7 @@ def evaluate_run(
     """Score a trained model again, on the splits of its task or on one file, and bring its files up to date."""
     run = trained(folder, overrides, trust=trust)
     launch.check_environment(run.config.optimisation.precision)
-    models.probe(run.config)
+    check_precision(run.config.optimisation.precision)
     if file is not None:
         splits = Splits({file.stem: loading.read_file(run.card, file)})
         names = [file.stem]
@@ -281,4 +282,4 @@ def evaluate_run(
         first = trainer.is_world_process_zero()
     scores = with_average(scores, run.card)
     with disk.writing(output or folder):
-        return outputs.write_scores(output or folder, run, scores) if first else {}
+        return results.write_scores(output or folder, run, scores) if first else {}

@@ -15,7 +15,7 @@ from seqreg.context import Context, Count
 from seqreg.criterion import LossReport
 from seqreg.errors import Interrupted
 from seqreg.integrations.hf import RegularizedSeq2SeqTrainer
-from seqreg.workbench.data.models import ROW
+from seqreg.workbench.data.encoding import INDEX
 from seqreg.workbench.run import rng
 from seqreg.workbench.run.checkpointing import CheckpointingTrainer, RunOptions
 from seqreg.workbench.run.nonfinite import StepAttempt, not_finite
@@ -40,22 +40,22 @@ class FaultTolerantTrainer(CheckpointingTrainer):
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
-        if ROW not in self._signature_columns:
-            self._signature_columns.append(ROW)
+        if INDEX not in self._signature_columns:
+            self._signature_columns.append(INDEX)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[Any, Any]:
         self.attempt = attempt = StepAttempt()
 
         def without_rows() -> Iterator[Any]:
             for batch in epoch_iterator:
-                attempt.rows += batch.pop(ROW).tolist() if ROW in batch else []
+                attempt.rows += batch.pop(INDEX).tolist() if INDEX in batch else []
                 yield batch
 
         return super().get_batch_samples(without_rows(), num_batches, device)
 
     def _batch(self, examples: Any, indices: Iterable[int]) -> dict[str, Any]:
         batch = super()._batch(examples, indices)
-        batch.pop(ROW, None)
+        batch.pop(INDEX, None)
         return batch
 
     # Steps that are not finite

@@ -15,6 +15,7 @@ from seqreg.cli.predict import predict
 from seqreg.errors import BadInput
 from seqreg.workbench.config import run_config
 from seqreg.workbench.data import loading
+from seqreg.workbench.data.encoding import INDEX
 from seqreg.workbench.run import checkpoints, nonfinite, replay, rng, run_directory, train
 from seqreg.workbench.run.nonfinite import StepAttempt
 from tests.fuzz import limited
@@ -145,7 +146,7 @@ def crashed(stopped: Path) -> Path:
         directory.take()
     trainer = train.make_trainer(train.prepare(run), stopped / "run", directory=directory)
     rows = [trainer.train_dataset[index] for index in range(2)]
-    batch = {key: value for key, value in trainer.data_collator(rows).items() if key != "row"}
+    batch = {key: value for key, value in trainer.data_collator(rows).items() if key != INDEX}
     attempt = StepAttempt(rows=[0, 1], batches=[batch], faults={"base"}, rng_state=rng.rng_state())
     found = nonfinite.write_crash(trainer, attempt, True)
     assert found is not None
