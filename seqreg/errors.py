@@ -1,7 +1,7 @@
 """What a user is told in one line, and the exit codes that go with it.
 
 2: input that cannot be right (`BadInput`). 3: losses or gradients that are not finite (`NotFinite`). 4: the disk is
-full or cannot be written (`NoRoom`). 130, 143: stopped by SIGINT, SIGTERM (`Interrupted`).
+full or cannot be written (`DiskError`). 130, 143: stopped by SIGINT, SIGTERM (`Interrupted`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class NotFinite(Stopped):
     code = 3
 
 
-class NoRoom(Stopped):
+class DiskError(Stopped):
     """The disk is full, or cannot be written."""
 
     code = 4

@@ -12,7 +12,7 @@ import typer
 
 from seqreg.cli import studies
 from seqreg.cli.options import Json, Recipe, Settings, Terms, Trained, Trust, Variants
-from seqreg.errors import DISK, NAMES, BadInput, NoRoom, Stopped
+from seqreg.errors import DISK, NAMES, BadInput, DiskError, Stopped
 from seqreg.version import __version__
 from seqreg.workbench.text.escape import plain
 from seqreg.workbench.text.terminal import show_warnings
@@ -328,7 +328,7 @@ def main() -> None:
         if error.errno not in DISK | NAMES:
             raise
         print(f"seqreg: {_short(plain(error.filename or 'output'))}: {error.strerror}", file=sys.stderr)
-        sys.exit(BadInput.code if error.errno in NAMES else NoRoom.code)
+        sys.exit(BadInput.code if error.errno in NAMES else DiskError.code)
     except USAGE as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()

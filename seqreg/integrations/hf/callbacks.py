@@ -1,4 +1,4 @@
-"""What the trainers do around an optimizer step."""
+"""Callbacks of the trainers, around an optimizer step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class SkipStepWithoutLabels(TrainerCallback):
-    """Without a label there is no gradient, and the optimizer must not move by its momentum and weight decay alone."""
+    """Skip a step without a label: the optimizer must not move by its momentum and weight decay alone."""
 
     def __init__(self, trainer: RegularizedTrainer) -> None:
         self.trainer = trainer
@@ -25,7 +25,7 @@ class SkipStepWithoutLabels(TrainerCallback):
 
 
 class UpdateCallback(TrainerCallback):
-    """Lets an update do its work before and after the optimizer's step."""
+    """Call an update before and after the optimizer's step."""
 
     def __init__(self, trainer: RegularizedTrainer, update: Update) -> None:
         self.trainer, self.update = trainer, update
@@ -42,7 +42,7 @@ class UpdateCallback(TrainerCallback):
 
 
 class UnlabelledStepCallback(TrainerCallback):
-    """A step on unlabelled rows after every step on labelled ones."""
+    """Make a step on unlabelled examples after every step on labelled ones."""
 
     def __init__(self, trainer: RegularizedTrainer) -> None:
         self.trainer = trainer

@@ -1,4 +1,4 @@
-"""What the trainers log: the parts of the loss since the last time."""
+"""Running means of the parts of the loss, for the log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Window:
         self.steps: dict[str, float] = defaultdict(float)
 
     def add(self, report: LossReport, share: float) -> None:
-        """Take in one micro-batch, which is `share` of an optimizer step."""
+        """Add one micro-batch, which is `share` of an optimizer step."""
         for prefix, numbers in (("part", report.parts), ("task", report.tasks), ("value", report.values)):
             for name, number in numbers.items():
                 key = f"{prefix}/{name}"

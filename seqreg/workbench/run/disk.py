@@ -9,9 +9,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from seqreg.errors import DISK, BadInput, NoRoom, Stopped
+from seqreg.errors import DISK, BadInput, DiskError, Stopped
 
-_SAID = re.compile(
+_MESSAGES = re.compile(
     r"(No space left on device|File too large|Disk quota exceeded|Read-only file system|Permission denied|"
     r"Input/output error|PytorchStreamWriter failed|file write failed|inline_container)"
 )
@@ -29,14 +29,14 @@ def writing(path: Path, needed: int = 0, hint: str = "") -> Iterator[None]:
         if reason is None:
             raise
         wanted = f", about {needed:,} needed" if needed else ""
-        raise NoRoom(f"{path}: {reason}: {free(path):,} bytes free{wanted}{hint}") from None
+        raise DiskError(f"{path}: {reason}: {free(path):,} bytes free{wanted}{hint}") from None
 
 
 def _reason(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.errno in DISK:
         return os.strerror(error.errno)
-    found = None if isinstance(error, OSError) else _SAID.search(str(error))
-    return None if found is None else f"writing failed ({found[0]})"
+    match = None if isinstance(error, OSError) else _MESSAGES.search(str(error))
+    return None if match is None else f"writing failed ({match[0]})"
 
 
 def free(path: Path) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from seqreg.criterion import LossReport
-from seqreg.errors import BadInput, NoRoom, NotFinite
+from seqreg.errors import BadInput, DiskError, NotFinite
 from seqreg.workbench.run import checkpoints, disk, rng
 from seqreg.workbench.text import stored_json
 from seqreg.workbench.text.atomic_files import to_json
@@ -144,7 +144,7 @@ def write_crash(trainer: Any, attempt: StepAttempt, skip: bool) -> Path | None:
             if sum(p.numel() * p.element_size() for p in trainer.model.parameters()) <= MAX_WEIGHTS:
                 trainer.save_weights(folder)
             checkpoints.seal(folder, {"step": step})
-    except NoRoom as error:
+    except DiskError as error:
         warn(f"the step is not stored for a replay: {error}")
         shutil.rmtree(folder, ignore_errors=True)
         return None

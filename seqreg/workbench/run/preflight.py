@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import DataCollatorForSeq2Seq, DataCollatorWithPadding
 
-from seqreg.errors import Advice, BadInput, NoRoom
+from seqreg.errors import Advice, BadInput, DiskError
 from seqreg.integrations.hf import context
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.data.encoding import Encoded
@@ -39,7 +39,7 @@ def check_disk_space(run: Run, model: Any, folder: Path) -> int:
     existing = len(list(folder.glob(f"{checkpoints.PREFIX}*"))) if folder.is_dir() else 0
     needed, free = size * max(count - existing, 1 if saves else 0) + weights, disk.free(folder)
     if free < needed:
-        raise NoRoom(
+        raise DiskError(
             f"{folder}: {free:,} bytes free, about {needed:,} needed ({count} checkpoints of {size:,}, and the model): "
             "free some space, or set checkpoints.save_total_limit or another output"
         )

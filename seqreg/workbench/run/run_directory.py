@@ -21,7 +21,7 @@ import torch
 import transformers
 from accelerate.utils import broadcast_object_list
 
-from seqreg.errors import BadInput, NoRoom, nearest
+from seqreg.errors import BadInput, DiskError, nearest
 from seqreg.version import __version__
 from seqreg.workbench.config import overlay
 from seqreg.workbench.config.run_config import Run
@@ -335,7 +335,9 @@ class RunDirectory:
         stored = RunRecord.read(self.folder) if first_process() else self.record
         if stored is None or stored.run != self.record.run:
             what = "was removed" if stored is None else "was given to another run"
-            raise NoRoom(f"{self.folder}: the folder of this run {what} while it was training: nothing can be written")
+            raise DiskError(
+                f"{self.folder}: the folder of this run {what} while it was training: nothing can be written"
+            )
 
     def update(self, **values: Any) -> None:
         """Change fields of the record."""

@@ -21,16 +21,16 @@ class Signals:
     def __init__(self) -> None:
         self.received: int | None = None
         self._deferred, self._pid = False, os.getpid()
-        self._kept: dict[int, Any] = {}
+        self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():  # the only one that signals may be set from
-            self._kept = {one: signal.signal(one, self._handle) for one in (signal.SIGTERM, signal.SIGINT)}
+            self._handlers = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
         return self
 
     def __exit__(self, *_: object) -> None:
-        for one, handler in self._kept.items():
-            signal.signal(one, handler)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
 
     def _handle(self, number: int, frame: Any) -> None:
         if os.getpid() != self._pid:  # a worker process that was forked from us
@@ -47,14 +47,14 @@ class Signals:
 
     @contextlib.contextmanager
     def deferred(self, on: bool = True) -> Iterator[None]:
-        """Let what is inside go on to a good end; `deferred(False)` inside of it may be stopped anywhere again."""
-        kept, self._deferred = self._deferred, on
+        """Let what is inside finish; what is inside `deferred(False)` in it may be interrupted anywhere again."""
+        before, self._deferred = self._deferred, on
         try:
             if not on:
                 self.check()
             yield
         finally:
-            self._deferred = kept
+            self._deferred = before
 
     def check(self) -> None:
         """Raise if a signal was noted."""

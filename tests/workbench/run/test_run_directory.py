@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from seqreg.errors import BadInput, NoRoom, NotFinite
+from seqreg.errors import BadInput, DiskError, NotFinite
 from seqreg.studies.collapse import chain
 from seqreg.studies.common.findings import Finding
 from seqreg.workbench.data import loading
@@ -201,7 +201,7 @@ def test_w15_a_folder_that_was_removed_ends_the_run(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(FaultTolerantTrainer, "_finalize_training", removed)
     for further in ((), ("checkpoints.save_steps=1", "checkpoints.save_minutes=0.0000001")):
-        with pytest.raises(NoRoom, match="the folder of this run was removed while it was training"):
+        with pytest.raises(DiskError, match="the folder of this run was removed while it was training"):
             train.train(run_of("gigaword", tmp_path, OFF, *further, variants=[]))
 
 
@@ -209,7 +209,7 @@ def test_w15_a_folder_that_was_given_to_another_run_is_left_alone(tmp_path: Path
     run = run_of("gigaword", tmp_path, variants=[])
     run_directory.RunRecord.of(run).write(tmp_path)
     before = (tmp_path / "run.json").read_bytes()
-    with pytest.raises(NoRoom, match="was given to another run"):
+    with pytest.raises(DiskError, match="was given to another run"):
         run_directory.RunDirectory(tmp_path, run, contextlib.ExitStack()).check_own()
     assert (tmp_path / "run.json").read_bytes() == before
 
