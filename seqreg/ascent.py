@@ -296,7 +296,7 @@ class AdversarialAgreement(Adversarial):
             keep_logits(ctx, reference, kept)
             return ascend(self, ctx, clean, objective)
 
-    def anatomy(self, ctx: Context) -> dict[str, float]:
+    def diagnostics(self, ctx: Context) -> dict[str, float]:
         """See `seqreg.diagnostics` and `climbed`."""
         clean = ctx.reference(self.dropout)
         ascent = self.attack(ctx, clean)

@@ -219,7 +219,7 @@ class Criterion:
         other.terms = tuple(term for term in self.terms if term.name not in names)
         return other
 
-    def anatomy(self, ctx: Context) -> dict[str, float]:
+    def diagnostics(self, ctx: Context) -> dict[str, float]:
         """What every active term is really doing on this batch, as <term>/<number>.
 
         For all of them `part_over_base`, the weighted term over the base loss. Costs several passes, and changes
@@ -233,14 +233,14 @@ class Criterion:
             vars(ctx).pop("clean", None)
             ctx.beside = []
         try:
-            return self._anatomy(ctx, active)
+            return self._diagnostics(ctx, active)
         finally:
             ctx.count = count
             for name in views:  # views made here carry no gradient: training must not find them
                 vars(ctx).pop(name, None)
             vars(ctx).update(kept)
 
-    def _anatomy(self, ctx: Context, active: Sequence[tuple[Term, float]]) -> dict[str, float]:
+    def _diagnostics(self, ctx: Context, active: Sequence[tuple[Term, float]]) -> dict[str, float]:
         found: dict[str, float] = {}
         with ctx.forward.observed(), torch.no_grad():
             self._prepare(ctx, active, together=False)
@@ -250,7 +250,7 @@ class Criterion:
                 one = _Declared.of(term, weight, ctx)
                 value = weight * float(one.value(ctx, evaluate(one.items, ctx)[1]))
                 found[f"{term.name}/part_over_base"] = value / base if base else 0.0
-                found |= {f"{term.name}/{key}": number for key, number in term.anatomy(ctx).items()}
+                found |= {f"{term.name}/{key}": number for key, number in term.diagnostics(ctx).items()}
         return found
 
     def _weighted(self, ctx: Context) -> list[tuple[Term, float]]:

@@ -1,4 +1,4 @@
-"""What a term is really doing: numbers for `Term.anatomy`."""
+"""What a term is really doing: numbers for `Term.diagnostics`."""
 
 from __future__ import annotations
 

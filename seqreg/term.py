@@ -137,7 +137,7 @@ class Term(ABC, metaclass=_Settings):
     def __call__(self, ctx: Context) -> Tensor | Part | Joint:
         """The term's value on one batch, unweighted: a number, or the parts that it is the sum of."""
 
-    def anatomy(self, ctx: Context) -> dict[str, float]:
+    def diagnostics(self, ctx: Context) -> dict[str, float]:
         """Numbers that tell what the term is doing on this batch."""
         return {}
 

@@ -118,7 +118,7 @@ def test_w4_the_trainer_logs_the_balance(tmp_path: Any) -> None:
     settings = transformers.TrainingArguments(
         str(tmp_path), max_steps=1, logging_steps=1, per_device_train_batch_size=3, use_cpu=True, disable_tqdm=True
     )
-    trainer = RegularizedTrainer(net, settings, train_dataset=rows, criterion=Criterion(), anatomy_steps=0)
+    trainer = RegularizedTrainer(net, settings, train_dataset=rows, criterion=Criterion(), diagnostics_steps=0)
     trainer.train()
     log = trainer.state.log_history[0]
     assert log["part/aux_loss"] > 0.1

@@ -157,8 +157,8 @@ def chance_error(
 
     Outcomes are drawn from the confidences themselves. An ECE below the second number is no evidence of anything.
     """
-    sure, dice = np.asarray(confidence, dtype=np.float64), np.random.default_rng(seed)
-    drawn = [binned(sure, dice.random(len(sure)) < sure, bins, equal).error for _ in range(resamples)]
+    sure, rng = np.asarray(confidence, dtype=np.float64), np.random.default_rng(seed)
+    drawn = [binned(sure, rng.random(len(sure)) < sure, bins, equal).error for _ in range(resamples)]
     return float(np.mean(drawn)), float(np.quantile(drawn, 0.95))
 
 

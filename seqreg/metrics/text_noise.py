@@ -23,9 +23,9 @@ def characters(text: str, rate: float, seed: int = 0, ways: Sequence[str] = CHAR
     >>> characters("the cat sat on the mat", 0.2, seed=1)
     'et cat sat ono the mat'
     """
-    dice = _dice("characters", seed, ways, text)
+    rng = _rng("characters", seed, ways, text)
     letters = sorted({char for char in text if char.isalpha()}) or ["x"]
-    plan = [(dice.random(), dice.choice(ways), dice.choice(letters)) for _ in text]
+    plan = [(rng.random(), rng.choice(ways), rng.choice(letters)) for _ in text]
     found: list[str] = []
     place = 0
     while place < len(text):
@@ -46,10 +46,10 @@ def characters(text: str, rate: float, seed: int = 0, ways: Sequence[str] = CHAR
 
 def words(text: str, rate: float, seed: int = 0, ways: Sequence[str] = WORDS) -> str:
     """Hit every word with probability `rate`, in one of the ways, chosen at random; swap: with the next word."""
-    dice = _dice("words", seed, ways, text)
+    rng = _rng("words", seed, ways, text)
     pieces = [*re.split(r"(\s+)", text), ""]
     tokens, gaps = pieces[::2], pieces[1::2]  # and what follows each
-    plan = [(dice.random(), dice.choice(ways)) for _ in tokens]
+    plan = [(rng.random(), rng.choice(ways)) for _ in tokens]
     found: list[str] = []
     place = 0
     while place < len(tokens):
@@ -72,14 +72,14 @@ def shuffled(text: str, seed: int = 0) -> str:
     pieces = re.split(r"(\s+)", text)
     places = [place for place in range(0, len(pieces), 2) if pieces[place]]
     order = list(places)
-    _dice("shuffled", seed, (), text).shuffle(order)
+    _rng("shuffled", seed, (), text).shuffle(order)
     found = list(pieces)
     for place, other in zip(places, order, strict=True):
         found[place] = pieces[other]
     return "".join(found)
 
 
-def _dice(kind: str, seed: int, ways: Sequence[str], text: str) -> random.Random:
+def _rng(kind: str, seed: int, ways: Sequence[str], text: str) -> random.Random:
     return random.Random(f"{kind} {seed} {' '.join(ways)} {text}")
 
 

@@ -81,7 +81,7 @@ class Bregman(Term):
         held: Literal["second"] = "second"
         return Agreement(own, view, self.divergence, held, self.per)
 
-    def anatomy(self, ctx: Context) -> dict[str, float]:
+    def diagnostics(self, ctx: Context) -> dict[str, float]:
         """distance: how far the weights are from their average, |w - w'| / |w|."""
         average = self.average(ctx)
         own = {

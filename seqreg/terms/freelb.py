@@ -86,8 +86,8 @@ class FreeLB(Adversarial):
         quiet = 1 if self.dropout == "off" else 0
         return Cost(self.points + quiet, 2 * self.points - (2 if self.weight == 1 else 1))
 
-    def anatomy(self, ctx: Context) -> dict[str, float]:
-        """See `anatomy.size`, `adversary.climbed`; `rise` is the loss at the end of the ascent over the clean loss."""
+    def diagnostics(self, ctx: Context) -> dict[str, float]:
+        """See `diagnostics.size`, `ascent.climbed`; `rise` is the loss at the end of the ascent over the clean loss."""
         clean = ctx.reference(self.dropout)
         ascent = ascend(self, ctx, clean, lambda view: Task(view).sum(ctx, ctx.mask))
         shift = self.shift(ascent.final)

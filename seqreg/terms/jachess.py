@@ -228,7 +228,7 @@ class JacHess(Term):
             total = total + torch.stack(slopes).mean() + torch.stack(bends).mean()
         return total * _share(ctx) / len(names)
 
-    def anatomy(self, ctx: Context) -> dict[str, float]:
+    def diagnostics(self, ctx: Context) -> dict[str, float]:
         """J of every layer over its start, the least of them, and the loss that the wrong source costs."""
         found: dict[str, float] = {}
         start = ctx.memory.get(self.name)

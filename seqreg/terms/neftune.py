@@ -98,7 +98,7 @@ class NEFTune(Term):
 
         return Shift({name: partial(noise, site=name) for name in ctx.sites(self.where)})
 
-    def anatomy(self, ctx: Context) -> dict[str, float]:
+    def diagnostics(self, ctx: Context) -> dict[str, float]:
         """See `seqreg.diagnostics.size`."""
         plain = ctx.forward.run((), hidden=False)  # the clean pass is noised already
         return diagnostics.size(ctx, plain, self.input_shift(ctx, weight_at(self.weight, ctx.step)))

@@ -152,7 +152,7 @@ class R3F(Term):
         held: dict[str, Literal["none", "first", "second"]] = {"both": "none", "noised": "first", "clean": "second"}
         return Agreement(clean, noised, self.divergence, held[self.grad], self.per, self.padding)
 
-    def anatomy(self, ctx: Context) -> dict[str, float]:
+    def diagnostics(self, ctx: Context) -> dict[str, float]:
         """See `seqreg.diagnostics`."""
         clean = ctx.reference(self.dropout)
         shift = self._shift(ctx, clean)

@@ -115,12 +115,12 @@ def test_the_folder_for_fairseq(tmp_path: Path) -> None:
 
 
 def test_rouge_equals_rouge_score_on_three_thousand_pairs(tmp_path: Path) -> None:
-    dice = random.Random(0)
+    rng = random.Random(0)
     words = "the a Running runs ran 3.5 U.S. naïve дом 東京 e-mail it's studies study -- caresses".split()
 
     def text() -> str:
-        lines = [" ".join(dice.choices(words, k=dice.randint(0, 9))) for _ in range(dice.randint(1, 3))]
-        return "\n".join(lines) if dice.random() > 0.05 else ""
+        lines = [" ".join(rng.choices(words, k=rng.randint(0, 9))) for _ in range(rng.randint(1, 3))]
+        return "\n".join(lines) if rng.random() > 0.05 else ""
 
     pairs = [(text(), text()) for _ in range(3000)]
     for name, column in (("predictions.txt", 0), ("references.txt", 1)):

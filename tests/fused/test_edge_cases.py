@@ -137,7 +137,7 @@ def test_a_trainer_that_asks_for_outputs_in_training_gets_them(tmp_path: Any) ->
 
     net = tiny_models.make("llama")
     arguments = TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True)
-    trainer = RegularizedTrainer(net, arguments, criterion=Criterion(R3F()), anatomy_steps=0)
+    trainer = RegularizedTrainer(net, arguments, criterion=Criterion(R3F()), diagnostics_steps=0)
     batch = tiny_models.batch("llama")
     _, outputs = trainer.compute_loss(net, batch, return_outputs=True)
     assert outputs.logits.shape[:2] == batch["labels"].shape

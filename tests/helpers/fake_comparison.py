@@ -21,19 +21,19 @@ def comparison(
     """A finished comparison; `shifts` are how much better each method is, in points."""
     plan, _ = comparisons.make("quickstart", list(shifts), seeds)
     plan.write(folder)
-    dice = np.random.default_rng(0)
-    hard = dice.normal(50, 10, examples)
+    rng = np.random.default_rng(0)
+    hard = rng.normal(50, 10, examples)
     for job in plan.jobs(folder):
-        effect = shifts.get(job.method, 0.0) + dice.normal(0, 0.5)
+        effect = shifts.get(job.method, 0.0) + rng.normal(0, 0.5)
         if (job.method, job.seed) in failed:
             job.folder.mkdir(parents=True)
             job.log.write_text("  step 3\nseqreg: 3 steps in a row were not finite\n")
             job.code.write_text("3\n")
         elif kind == "texts":
-            scores = np.clip(hard + effect + dice.normal(0, 3, examples), 0, 100) / 100
+            scores = np.clip(hard + effect + rng.normal(0, 3, examples), 0, 100) / 100
             _texts(plan, job, scores, curves, job.method in collapsed)
         else:
-            _classes(plan, job, dice.random(examples) < (60 + effect) / 100, job.method in collapsed)
+            _classes(plan, job, rng.random(examples) < (60 + effect) / 100, job.method in collapsed)
     return plan
 
 
@@ -61,7 +61,7 @@ def _texts(plan: Plan, job: Job, scores: np.ndarray, curves: bool, collapsed: bo
                 writer.add_scalar("train/part/base", 90 / step, step)
                 if job.method != "baseline":
                     writer.add_scalar(f"train/part/{job.method}", 9 / step, step)
-                    writer.add_scalar(f"train_anatomy/{job.method}/noise_over_value", 0.1, step)
+                    writer.add_scalar(f"train_diagnostics/{job.method}/noise_over_value", 0.1, step)
 
 
 def _classes(plan: Plan, job: Job, right: np.ndarray, collapsed: bool) -> None:

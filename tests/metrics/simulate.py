@@ -30,18 +30,17 @@ class World:
     noise: float = 8.0
     skewed: bool = False
 
-    def draw(self, dice: np.random.Generator) -> tuple[Array, Array]:
+    def draw(self, rng: np.random.Generator) -> tuple[Array, Array]:
         """Scores of two equally good methods, [seeds, examples]."""
         shape = (self.seeds, self.examples)
-        both = 40 + 15 * dice.standard_normal(self.examples)
+        both = 40 + 15 * rng.standard_normal(self.examples)
         first, second = (
-            both + self.seed * self._unit(dice, (self.seeds, 1)) + self.noise * self._unit(dice, shape)
-            for _ in range(2)
+            both + self.seed * self._unit(rng, (self.seeds, 1)) + self.noise * self._unit(rng, shape) for _ in range(2)
         )
-        return first, second + self.method * self._unit(dice, (1, self.examples))
+        return first, second + self.method * self._unit(rng, (1, self.examples))
 
-    def _unit(self, dice: np.random.Generator, shape: tuple[int, int]) -> Array:
-        return dice.exponential(size=shape) - 1 if self.skewed else dice.standard_normal(shape)
+    def _unit(self, rng: np.random.Generator, shape: tuple[int, int]) -> Array:
+        return rng.exponential(size=shape) - 1 if self.skewed else rng.standard_normal(shape)
 
 
 WORLDS = (
@@ -69,20 +68,20 @@ def few_examples(examples: int) -> tuple[World, ...]:
 
 def level(world: World, comparisons: int = 500, resamples: int = 999) -> float:
     """The share of comparisons in which the two-level bootstrap rejects at 5%."""
-    dice, found = np.random.default_rng(1), 0
+    rng, found = np.random.default_rng(1), 0
     for place in range(comparisons):
-        p = statistics.two_level(*world.draw(dice), resamples=resamples, seed=place).p
+        p = statistics.two_level(*world.draw(rng), resamples=resamples, seed=place).p
         found += p is not None and p <= 0.05
     return found / comparisons
 
 
 def classes_level(examples: int, seeds: int = 5, comparisons: int = 500) -> float:
     """The same of Welch's test on accuracies of one test set: a row is right if its ease, the seed and noise say so."""
-    dice, found = np.random.default_rng(2), 0
+    rng, found = np.random.default_rng(2), 0
     for _ in range(comparisons):
-        ease = dice.standard_normal(examples) + 0.3
+        ease = rng.standard_normal(examples) + 0.3
         scores = [
-            100 * (ease + 0.1 * dice.standard_normal((seeds, 1)) + dice.standard_normal((seeds, examples)) > 0).mean(1)
+            100 * (ease + 0.1 * rng.standard_normal((seeds, 1)) + rng.standard_normal((seeds, examples)) > 0).mean(1)
             for _ in range(2)
         ]
         p = statistics.welch(list(scores[0]), list(scores[1])).p
@@ -92,10 +91,10 @@ def classes_level(examples: int, seeds: int = 5, comparisons: int = 500) -> floa
 
 def naive(first: Array, second: Array, resamples: int, seed: int) -> float:
     """The p value of a two-level percentile bootstrap without any correction."""
-    d, dice = second - first, np.random.default_rng(seed)
+    d, rng = second - first, np.random.default_rng(seed)
     n, count = d.shape
     means = [
-        d[np.ix_(dice.integers(0, n, n), dice.integers(0, count, count))].mean() for _ in range(resamples)
+        d[np.ix_(rng.integers(0, n, n), rng.integers(0, count, count))].mean() for _ in range(resamples)
     ]  # fmt: skip
     below = float(np.mean(np.asarray(means) <= 0))
     return 2 * min(below, 1 - below)
@@ -103,9 +102,9 @@ def naive(first: Array, second: Array, resamples: int, seed: int) -> float:
 
 def rates(world: World, comparisons: int = 500, resamples: int = 1999, slow: bool = False) -> dict[str, float]:
     """Shares of comparisons in which each test rejects at 5%."""
-    dice, found = np.random.default_rng(1), dict[str, list[float]]()
+    rng, found = np.random.default_rng(1), dict[str, list[float]]()
     for place in range(comparisons):
-        first, second = world.draw(dice)
+        first, second = world.draw(rng)
         ps = {
             "two-level": statistics.two_level(first, second, resamples=resamples, seed=place).p,
             "one seed, paired": statistics.one_level(first[0], second[0], resamples=resamples, seed=place).p,
@@ -121,9 +120,9 @@ def rates(world: World, comparisons: int = 500, resamples: int = 1999, slow: boo
 
 def coverage(seeds: int, draws: int = 1000, resamples: int = 1999) -> dict[str, float]:
     """Shares of 95% intervals that hold the true mean of normal scores of so many seeds."""
-    dice, hits = np.random.default_rng(seeds), {"Student": 0, "BCa": 0}
+    rng, hits = np.random.default_rng(seeds), {"Student": 0, "BCa": 0}
     for place in range(draws):
-        scores = dice.standard_normal(seeds)
+        scores = rng.standard_normal(seeds)
         ends = {
             "Student": statistics.student(scores),
             "BCa": statistics.bca(scores, resamples=resamples, seed=place),

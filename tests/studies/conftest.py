@@ -19,12 +19,12 @@ OTHER = "the film story was is a very quite and plot actor scene in on with toda
 
 def reviews(count: int, seed: int, wrong: float = 0.0) -> list[dict[str, Any]]:
     """Sentences with two words that tell their label; a share of the labels is wrong."""
-    dice, rows = random.Random(seed), []
+    rng, rows = random.Random(seed), []
     for _ in range(count):
-        label = dice.randrange(2)
-        words = [*dice.choices(OTHER, k=dice.randint(3, 7)), *dice.choices((BAD, GOOD)[label], k=2)]
-        dice.shuffle(words)
-        rows.append({"sentence": " ".join(words), "label": 1 - label if dice.random() < wrong else label})
+        label = rng.randrange(2)
+        words = [*rng.choices(OTHER, k=rng.randint(3, 7)), *rng.choices((BAD, GOOD)[label], k=2)]
+        rng.shuffle(words)
+        rows.append({"sentence": " ".join(words), "label": 1 - label if rng.random() < wrong else label})
     return rows
 
 

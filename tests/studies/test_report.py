@@ -50,7 +50,7 @@ def test_the_page_is_whole_and_safe(folder: Path) -> None:
     assert "seqreg train quickstart --terms smart seed=3" in page
     assert page.count('alt="Collapse"') == 1
     assert "data:image/png" not in page  # the same figure is there as SVG
-    for name in ("scores", "differences", "cost", "validation", "parts", "anatomy"):
+    for name in ("scores", "differences", "cost", "validation", "parts", "diagnostics"):
         assert f'id="figure-{name}"' in page
         assert (folder / FOLDER / f"{name}.png").stat().st_size > 5000
         assert (folder / FOLDER / f"{name}.svg").exists()

@@ -424,7 +424,9 @@ def test_relative_sizes_do_not_depend_on_the_scale_inside_the_model(model: str) 
 
     def ratio(term: Any) -> float:
         criterion = Criterion(term)
-        return criterion.anatomy(context(net, tiny_models.batch(model), step=0))[f"{term.name}/delta_over_embedding"]
+        return criterion.diagnostics(context(net, tiny_models.batch(model), step=0))[
+            f"{term.name}/delta_over_embedding"
+        ]
 
     for inject in ("scaled", "word"):
         assert ratio(VAT(inject=inject, radius=0.1)) == pytest.approx(0.1, rel=1e-3)

@@ -401,7 +401,7 @@ def test_micro_batches_add_up_and_share_one_start() -> None:
     assert all(0.1 < float(value) < 1e6 for value in criterion.memory["jachess"].values())
 
 
-def test_floor_and_anatomy_are_of_the_batch_not_of_its_share() -> None:
+def test_floor_and_diagnostics_are_of_the_batch_not_of_its_share() -> None:
     net = tiny_models.dropout_off(tiny_models.make("bart"))
     batch = tiny_models.batch("bart")
     criterion = Criterion(JacHess(floor=0.5, weight=1.0))
@@ -411,7 +411,7 @@ def test_floor_and_anatomy_are_of_the_batch_not_of_its_share() -> None:
     found = []
     for counted in (whole, None):
         torch.manual_seed(0)
-        found.append(criterion.anatomy(context(net, batch, step=0, count=counted)))
+        found.append(criterion.diagnostics(context(net, batch, step=0, count=counted)))
     assert found[0] == pytest.approx(found[1], rel=1e-4)
 
 
@@ -469,13 +469,13 @@ def test_unlabelled_steps_without_an_active_term(tmp_path: Path) -> None:
 def test_guards_are_logged_also_when_alternating(tmp_path: Path) -> None:
     unlabelled = [{key: value for key, value in row.items() if key != "labels"} for row in rows("bart", 5)]
     one = trainer("bart", tmp_path, JacHess(mode="alternate"), unlabeled_dataset=unlabelled, max_steps=2)
-    one.anatomy_steps = 1
+    one.diagnostics_steps = 1
     one.train()
-    assert {"anatomy/jachess/least_J", "anatomy/source_gap"} <= losses(one)[-1].keys()
+    assert {"diagnostics/jachess/least_J", "diagnostics/source_gap"} <= losses(one)[-1].keys()
     joint = trainer("bart", tmp_path, JacHess(), max_steps=2)
-    joint.anatomy_steps = 1
+    joint.diagnostics_steps = 1
     joint.train()
-    assert {"anatomy/jachess/least_J", "anatomy/jachess/source_gap"} <= losses(joint)[-1].keys()
+    assert {"diagnostics/jachess/least_J", "diagnostics/jachess/source_gap"} <= losses(joint)[-1].keys()
 
 
 def test_padding_of_unlabelled_decoder_inputs_does_not_count() -> None:

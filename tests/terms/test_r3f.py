@@ -401,7 +401,7 @@ def test_passes_in_one_batch_are_those_apart() -> None:
 
 
 def test_passes_are_apart_where_masks_are_shared() -> None:
-    """A term that replays the clean pass's masks needs it alone; so do the anatomy and a second look at the batch."""
+    """A term that replays the clean pass's masks needs it alone; so do diagnostics and a second look at the batch."""
     from seqreg.terms.smart import SMART
 
     net = tiny_models.make("bart")
@@ -413,6 +413,6 @@ def test_passes_are_apart_where_masks_are_shared() -> None:
     criterion(ctx)
     assert ctx.beside
     clean = ctx.clean
-    shares = criterion.anatomy(ctx)
+    shares = criterion.diagnostics(ctx)
     assert ctx.clean is clean
     assert shares["r3f/noise_over_value"] < 0.1 < shares["r3f/dropout_over_value"]

@@ -348,7 +348,7 @@ def test_observing_at_another_step_does_not_move_the_average() -> None:
     criterion = Criterion(Bregman())
     step(net, criterion, 0)
     before = {key: value.clone() for key, value in criterion.state_dict().items()}
-    criterion.anatomy(context(net, tiny_models.batch("bart"), step=7))
+    criterion.diagnostics(context(net, tiny_models.batch("bart"), step=7))
     assert all(torch.equal(value, before[key]) for key, value in criterion.state_dict().items())
 
 
@@ -371,10 +371,12 @@ def test_neftune_where() -> None:
     assert not torch.equal(ctx.clean.embeds["decoder", "embedding"], plain.embeds["decoder", "embedding"])
 
 
-def test_neftune_anatomy_is_against_the_embeddings_without_noise() -> None:
+def test_neftune_diagnostics_is_against_the_embeddings_without_noise() -> None:
     net = tiny_models.dropout_off(tiny_models.make("bart"))
     batch = tiny_models.batch("bart")
-    found = Criterion(NEFTune(preset="paper", alpha=50)).anatomy(context(net, batch))["neftune/delta_over_embedding"]
+    found = Criterion(NEFTune(preset="paper", alpha=50)).diagnostics(context(net, batch))[
+        "neftune/delta_over_embedding"
+    ]
     mask = batch["attention_mask"].bool()
     embeds = context(net, batch).clean.embeds["encoder", "embedding"][mask].detach()
     noise = 50 / (batch["attention_mask"].sum(-1) * 16).sqrt() / 3**0.5

@@ -44,7 +44,7 @@ class RegularizedTrainer(Trainer):
 
     Args:
         criterion: the loss
-        anatomy_steps: log `Criterion.anatomy` under anatomy/ every so many steps; 0 for never
+        diagnostics_steps: log `Criterion.diagnostics` under diagnostics/ every so many steps; 0 for never
         unlabeled_dataset: rows for terms that take unlabelled data: after every optimizer step on labelled ones another
             is made on these, of the terms alone. Their order depends on the seed and the step, so that it resumes
         update: a change of the optimizer's step, such as `seqreg.selective_update.SelectiveUpdate()`
@@ -58,7 +58,7 @@ class RegularizedTrainer(Trainer):
         self,
         *args: Any,
         criterion: Criterion,
-        anatomy_steps: int = 500,
+        diagnostics_steps: int = 500,
         unlabeled_dataset: Any = None,
         update: Update | None = None,
         smoothness_steps: int = 0,
@@ -67,15 +67,15 @@ class RegularizedTrainer(Trainer):
         if not isinstance(criterion, Criterion):
             raise BadInput(f"criterion={criterion!r}: expected a Criterion, such as Criterion(R3F(weight=0.1))")
         super().__init__(*args, **kwargs)
-        if isinstance(anatomy_steps, bool) or not isinstance(anatomy_steps, int) or anatomy_steps < 0:
-            raise BadInput(f"anatomy_steps={anatomy_steps!r}: expected a whole number >= 0")
+        if isinstance(diagnostics_steps, bool) or not isinstance(diagnostics_steps, int) or diagnostics_steps < 0:
+            raise BadInput(f"diagnostics_steps={diagnostics_steps!r}: expected a whole number >= 0")
         if isinstance(smoothness_steps, bool) or not isinstance(smoothness_steps, int) or smoothness_steps < 0:
             raise BadInput(f"smoothness_steps={smoothness_steps!r}: expected a whole number >= 0")
-        self.criterion, self.anatomy_steps, self.smoothness_steps = criterion, anatomy_steps, smoothness_steps
+        self.criterion, self.diagnostics_steps, self.smoothness_steps = criterion, diagnostics_steps, smoothness_steps
         self._reference: dict[str, Tensor] | None = None
         self._window = Window(criterion)
-        self._anatomy: dict[str, float] = {}
-        self._anatomy_at = self._smoothness_at = -1
+        self._diagnostics: dict[str, float] = {}
+        self._diagnostics_at = self._smoothness_at = -1
         self.unlearnable = False
         """Whether no row of the present step has a label."""
         self.add_callback(Nothing(self))
@@ -112,7 +112,7 @@ class RegularizedTrainer(Trainer):
         settings.logging_nan_inf_filter = False  # a NaN must be seen in the log, not replaced by the last good loss
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        self._window, self._anatomy_at, self._smoothness_at, self._reference = Window(self.criterion), -1, -1, None
+        self._window, self._diagnostics_at, self._smoothness_at, self._reference = Window(self.criterion), -1, -1, None
         self.criterion.memory.clear()  # a resumed training loads it
         return super().train(*args, **kwargs)
 
@@ -153,16 +153,17 @@ class RegularizedTrainer(Trainer):
     ) -> Any:
         whole, step = num_items_in_batch if isinstance(num_items_in_batch, Count) else None, self.state.global_step
         report, ctx = self.report(model, inputs, whole, outputs=return_outputs)
-        if ctx.training and self.anatomy_steps and step % self.anatomy_steps == 0 and step != self._anatomy_at:
-            anatomy = self.criterion.anatomy(ctx)
+        every = self.diagnostics_steps
+        if ctx.training and every and step % every == 0 and step != self._diagnostics_at:
+            diagnostics = self.criterion.diagnostics(ctx)
             if self.unlabeled_dataset is not None:  # what is regularized there shows here, on labelled rows
                 with ctx.forward.observed(), torch.no_grad():
                     gap = source_gap(ctx)
-                anatomy |= {} if gap is None else {"source_gap": gap}
-            self._anatomy |= {f"anatomy/{key}": number for key, number in anatomy.items()}
-            self._anatomy_at = step
+                diagnostics |= {} if gap is None else {"source_gap": gap}
+            self._diagnostics |= {f"diagnostics/{key}": number for key, number in diagnostics.items()}
+            self._diagnostics_at = step
         if ctx.training and self.smoothness_steps and step % self.smoothness_steps == 0 and step != self._smoothness_at:
-            self._anatomy |= {f"smoothness/{key}": number for key, number in self._smoothness(model).items()}
+            self._diagnostics |= {f"smoothness/{key}": number for key, number in self._smoothness(model).items()}
             self._smoothness_at = step
         if ctx.training:
             self._window.add(report, 1 / getattr(self, "current_gradient_accumulation_steps", 1))
@@ -171,8 +172,8 @@ class RegularizedTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs.update(self._window.flush(self.accelerator))
-            logs.update(self._anatomy)
-            self._anatomy = {}
+            logs.update(self._diagnostics)
+            self._diagnostics = {}
             for name, values in self._unlabelled.items():
                 logs[f"unlabelled/{name}"] = float(torch.stack(values).float().mean())
             self._unlabelled.clear()
@@ -207,9 +208,9 @@ class RegularizedTrainer(Trainer):
             here, world = Count.of(ctx.mask), self.accelerator.num_processes
             ctx.count = Count(here.labels * world, here.sequences * world, world)
             report = self.criterion(ctx)
-            if self.anatomy_steps and step % self.anatomy_steps == 0:
-                anatomy = self.criterion.anatomy(ctx)
-                self._anatomy |= {f"anatomy/{key}": number for key, number in anatomy.items()}
+            if self.diagnostics_steps and step % self.diagnostics_steps == 0:
+                diagnostics = self.criterion.diagnostics(ctx)
+                self._diagnostics |= {f"diagnostics/{key}": number for key, number in diagnostics.items()}
         if not report.total.requires_grad:  # no term counts at this step
             return
         self.accelerator.backward(report.total)

@@ -92,10 +92,10 @@ def loss_parts(found: Mapping[str, Seeds], folder: Path) -> str | None:
     return _panels(_by_method(found, "train/part/"), "part of the loss", "parts", folder, log=True)
 
 
-def anatomy(found: Mapping[str, Seeds], folder: Path) -> str | None:
+def diagnostics(found: Mapping[str, Seeds], folder: Path) -> str | None:
     """A panel a method: what its terms are really doing, ratios and cosines."""
     kept = ("over_base", "over_value", "cosine", "over_radius")
-    return _panels(_by_method(found, "train_anatomy/", kept), "ratio or cosine", "anatomy", folder)
+    return _panels(_by_method(found, "train_diagnostics/", kept), "ratio or cosine", "diagnostics", folder)
 
 
 def _by_method(found: Mapping[str, Seeds], prefix: str, kept: Sequence[str] = ("",)) -> dict[str, dict[str, Any]]:

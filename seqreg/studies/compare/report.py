@@ -101,7 +101,7 @@ def html(found: Gathered, finding: Finding, studied: list[Study]) -> str:
         "cost": report_figures.cost(values, place),
         "validation": report_figures.validation(traced, found.metric, place),
         "parts": report_figures.loss_parts(traced, place),
-        "anatomy": report_figures.anatomy(traced, place),
+        "diagnostics": report_figures.diagnostics(traced, place),
     }
     pictures = {name: picture(place / f"{name}.svg") for name, file in drawn.items() if file}
     first = found.folder / found.plan.baseline / f"seed-{next(iter(found.methods[found.plan.baseline].metrics))}"

@@ -58,8 +58,8 @@ def embedding_noise(scale: float, seed: int) -> Change:
         def noise(embeds: Tensor) -> Tensor:
             delta = torch.zeros_like(embeds)
             for row, (example, mask) in enumerate(zip(examples, batch["attention_mask"].bool(), strict=True)):
-                dice = torch.Generator().manual_seed(_number("embeddings", seed, example))
-                drawn = torch.randn(int(mask.sum()), embeds.shape[-1], generator=dice).to(embeds.device)
+                rng = torch.Generator().manual_seed(_number("embeddings", seed, example))
+                drawn = torch.randn(int(mask.sum()), embeds.shape[-1], generator=rng).to(embeds.device)
                 delta[row, mask] = (drawn * scale * rms(embeds[row, mask])).to(embeds.dtype)
             return delta
 

@@ -180,8 +180,8 @@ def _carve(card: Card, data: Data, splits: Splits) -> None:
 
 def _stratified(examples: Sequence[Example], size: int) -> set[int]:
     """Places of so many examples whose labels are distributed as all are: evenly spaced in the order of labels."""
-    dice = random.Random(0)
-    order = sorted(range(len(examples)), key=lambda index: (examples[index].label or 0, dice.random()))
+    rng = random.Random(0)
+    order = sorted(range(len(examples)), key=lambda index: (examples[index].label or 0, rng.random()))
     return {order[int((number + 0.5) * len(order) / size)] for number in range(size)}
 
 

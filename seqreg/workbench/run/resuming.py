@@ -142,7 +142,7 @@ class ResumingTrainer(RegularizedTrainer):
         self._total_loss_scalar, self._globalstep_last_logged = found.total, found.logged
         self._window.sums = {key: torch.tensor(value, device=device) for key, value in found.sums.items()}
         self._window.steps = defaultdict(float, found.shares)
-        self._anatomy, self._owed, self.seconds = found.anatomy, found.owed, found.seconds
+        self._diagnostics, self._owed, self.seconds = found.diagnostics, found.owed, found.seconds
         self.cpu_seconds, self.step_seconds = found.spent
         self.health.load(found.health.model_dump())
         if self.monitor is not None:

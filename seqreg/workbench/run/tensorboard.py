@@ -29,8 +29,8 @@ _NOT_SHOWN = ("epoch", "runtime", "per_second", "preparation_time", "_references
 def tag_of_log(key: str) -> str:
     """Where a number of the training is shown.
 
-    >>> tag_of_log("part/r3f"), tag_of_log("anatomy/r3f/noise_over_value")
-    ('train/part/r3f', 'train_anatomy/r3f/noise_over_value')
+    >>> tag_of_log("part/r3f"), tag_of_log("diagnostics/r3f/noise_over_value")
+    ('train/part/r3f', 'train_diagnostics/r3f/noise_over_value')
     """
     head, slash, _ = key.partition("/")
     return f"train/{key}" if not slash or head in ("part", "value", "weight") else f"train_{key}"
@@ -180,8 +180,8 @@ def layout(run: Run) -> dict[str, dict[str, list[Any]]]:
             "tokens per second": ["Multiline", ["train/tokens_per_second$"]],
         },
         "4 What the terms do": {
-            "part over base loss": ["Multiline", ["train_anatomy/.*/part_over_base$"]],
-            "anatomy": ["Multiline", ["train_anatomy/.*"]],
+            "part over base loss": ["Multiline", ["train_diagnostics/.*/part_over_base$"]],
+            "diagnostics": ["Multiline", ["train_diagnostics/.*"]],
             "weights of the terms": ["Multiline", ["train/weight/.*"]],
         },
         "5 Text and smoothness": {

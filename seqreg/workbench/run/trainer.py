@@ -256,7 +256,7 @@ class SteadyTrainer(ResumingTrainer):
         return {
             "loss": float(self._tr_loss), "total": self._total_loss_scalar, "logged": self._globalstep_last_logged,
             "sums": {key: float(value) for key, value in self._window.sums.items()}, "shares": dict(self._window.steps),
-            "anatomy": self._anatomy, "owed": self._owed, "health": self.health.state(),
+            "diagnostics": self._diagnostics, "owed": self._owed, "health": self.health.state(),
             "seconds": self.seconds + time.monotonic() - self.clock, "spent": [self.cpu_seconds, self.step_seconds],
             "monitor": {} if self.monitor is None else self.monitor.state(),
         }  # fmt: skip

@@ -74,7 +74,7 @@ class Progress(_Stored):
     logged: int
     sums: dict[str, float]
     shares: dict[str, float]
-    anatomy: dict[str, float]
+    diagnostics: dict[str, float]
     owed: bool
     health: HealthState
     seconds: float

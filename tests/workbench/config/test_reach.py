@@ -24,7 +24,7 @@ from tests.workbench.run.test_train import run_of
 
 TRAINER = {
     "criterion": "terms",
-    "anatomy_steps": "logging.diagnostics_steps",
+    "diagnostics_steps": "logging.diagnostics_steps",
     "smoothness_steps": "logging.smoothness_steps",
     "unlabeled_dataset": "data.unlabelled",
     "update": "optimisation.update",

@@ -180,7 +180,7 @@ def test_tensorboard_tells_the_story(summarizer: tuple[Path, dict[str, Any]]) ->
     scalars = set(events.Tags()["scalars"])
     assert {
         "train/loss", "train/part/base", "train/part/r3f", "train/weight/r3f", "train/value/nll", "train/grad_norm",
-        "train/learning_rate", "train/tokens_per_second", "train_anatomy/r3f/noise_over_value", "eval/rougeL",
+        "train/learning_rate", "train/tokens_per_second", "train_diagnostics/r3f/noise_over_value", "eval/rougeL",
         "validation_intervals/rougeL_low", "validation_intervals/rougeL_high", "eval/loss", "eval/score",
         "validation_outputs/gen_len", "validation_outputs/empty", "trained/test/rouge1",
     } <= scalars  # fmt: skip
