@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from seqreg.context import Context, Count
     from seqreg.criterion import Criterion, LossReport
     from seqreg.errors import BadInput
-    from seqreg.forward import Forward, Shift, Site, View
-    from seqreg.objective import Agreement
+    from seqreg.forward import Forward, Pass, Perturbation, PerturbationSite
+    from seqreg.objective import Consistency
     from seqreg.schedules import Every, StartAt, Warmup
     from seqreg.term import Cost, Term
 
 __all__ = [
-    "Agreement",
     "BadInput",
+    "Consistency",
     "Context",
     "Cost",
     "Count",
@@ -27,11 +27,11 @@ __all__ = [
     "Every",
     "Forward",
     "LossReport",
-    "Shift",
-    "Site",
+    "Pass",
+    "Perturbation",
+    "PerturbationSite",
     "StartAt",
     "Term",
-    "View",
     "Warmup",
     "__version__",
     "build_criterion",
@@ -43,10 +43,10 @@ _HOMES = {
     "context": ("Context", "Count"),
     "criterion": ("Criterion", "LossReport"),
     "errors": ("BadInput",),
-    "objective": ("Agreement",),
+    "objective": ("Consistency",),
     "schedules": ("Every", "StartAt", "Warmup"),
     "term": ("Cost", "Term"),
-    "forward": ("Forward", "Shift", "Site", "View"),
+    "forward": ("Forward", "Perturbation", "PerturbationSite", "Pass"),
 }
 
 

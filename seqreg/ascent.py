@@ -15,11 +15,11 @@ from seqreg import diagnostics
 from seqreg.context import Context, Per, Where
 from seqreg.divergences import Divergence
 from seqreg.errors import BadInput
-from seqreg.forward import Dropout, Point, Shift, View
+from seqreg.forward import Dropout, Pass, Perturbation, Point
 from seqreg.fused.loss import Detach
 from seqreg.losses import at_least_float32
 from seqreg.noise import Noise, Norm, Over, norm, project, rms, sample, too_small
-from seqreg.objective import Agreement, keep_logits
+from seqreg.objective import Consistency, keep_logits
 from seqreg.term import Cost, Term
 
 Inject = Literal["scaled", "word", "layernorm", "normalised"]
@@ -106,8 +106,8 @@ class Adversarial(Term):
     def point(self) -> Point:
         return "embedding" if self.inject in ("scaled", "word") else self.inject  # type: ignore[return-value]
 
-    def shift(self, deltas: Deltas) -> Shift:
-        return Shift(deltas, at=self.point, detach=not self.embedding_grad)
+    def shift(self, deltas: Deltas) -> Perturbation:
+        return Perturbation(deltas, point=self.point, detach=not self.embedding_grad)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class _Ball:
     radius: float | Tensor
 
     @classmethod
-    def at(cls, term: Adversarial, ctx: Context, name: str, clean: View) -> _Ball:
+    def at(cls, term: Adversarial, ctx: Context, name: str, clean: Pass) -> _Ball:
         site, embeds = ctx.forward.sites[name], clean.embeds[name, term.point].detach()
         real = ctx.real(name, embeds)
         factor = site.scale if term.inject == "word" else 1.0
@@ -167,7 +167,7 @@ def _lengths(embeds: Tensor, mask: Tensor | None) -> Tensor:
     return mask.sum(-1).clamp_min(1).float().reshape(-1, 1, 1)
 
 
-def begin(term: Adversarial, ctx: Context, clean: View) -> tuple[dict[str, Tensor], dict[str, _Ball]]:
+def begin(term: Adversarial, ctx: Context, clean: Pass) -> tuple[dict[str, Tensor], dict[str, _Ball]]:
     """The random start of an ascent, and the sizes that bound it."""
     balls, deltas = {}, {}
     for name in ctx.sites(term.where):
@@ -201,7 +201,7 @@ def _masked(gradient: Tensor, mask: Tensor | None) -> Tensor:
     return gradient if mask is None else gradient.masked_fill(~mask.unsqueeze(-1), 0.0)
 
 
-def ascend(term: Adversarial, ctx: Context, clean: View, objective: Callable[[View], Tensor]) -> Ascent:
+def ascend(term: Adversarial, ctx: Context, clean: Pass, objective: Callable[[Pass], Tensor]) -> Ascent:
     """Move a perturbation so that `objective` of the perturbed pass grows.
 
     Only gradients with respect to the perturbation are computed; no parameter and no `.grad` is touched.
@@ -222,7 +222,7 @@ def ascend(term: Adversarial, ctx: Context, clean: View, objective: Callable[[Vi
 
 
 @contextlib.contextmanager
-def _precisely(ctx: Context, clean: View, dropout: Dropout) -> Iterator[View]:
+def _precisely(ctx: Context, clean: Pass, dropout: Dropout) -> Iterator[Pass]:
     """The clean view to ascend from. Near it a divergence is flat, and bfloat16 rounds it away: inside is float32."""
     own = next(ctx.forward.module.parameters(), torch.empty(0)).dtype
     if clean.dtype in (None, own) or own not in (torch.float32, torch.float64):
@@ -274,7 +274,7 @@ class AdversarialAgreement(Adversarial):
         last = {"both": 1 + quiet, "perturbed": 1, "clean": quiet, "students": 1 + quiet}[self.grad]
         return Cost(self.steps + 1 + quiet, self.steps + last)
 
-    def __call__(self, ctx: Context) -> Agreement:
+    def __call__(self, ctx: Context) -> Consistency:
         clean = ctx.reference(self.dropout)
         shift = self.shift(self.attack(ctx, clean).final)
         return self.agreement(clean, ctx.forward(shift, dropout=self.dropout, grad=self.grad != "clean"))
@@ -283,12 +283,12 @@ class AdversarialAgreement(Adversarial):
     def shares_dropout(self) -> bool:
         return self.dropout != "off"  # under autocast the ascent starts from the clean pass, replayed in float32
 
-    def attack(self, ctx: Context, clean: View) -> Ascent:
+    def attack(self, ctx: Context, clean: Pass) -> Ascent:
         if ctx.kind == "regression" and self.inner != "mse":
             self.refuse("inner", "a KL is 0 on a regression head: use inner='mse' and divergence='mse'")
 
-        def objective(view: View) -> Tensor:
-            return Agreement(reference, view, self.inner, "first").sum(ctx, kept) / divisor
+        def objective(view: Pass) -> Tensor:
+            return Consistency(reference, view, self.inner, "first").sum(ctx, kept) / divisor
 
         kept = torch.ones_like(ctx.mask) if self.padding else ctx.mask
         divisor = {"sum": 1, "token": max(int(kept.sum()), 1), "sequence": len(kept)}[self.inner_per]
@@ -307,6 +307,6 @@ class AdversarialAgreement(Adversarial):
             **diagnostics.sources(ctx, clean, shift, self.dropout, lambda a, b: self.agreement(a, b).value(ctx)),
         }
 
-    def agreement(self, clean: View, view: View) -> Agreement:
+    def agreement(self, clean: Pass, view: Pass) -> Consistency:
         held: dict[Grad, Detach] = {"both": "none", "perturbed": "first", "clean": "second", "students": "teachers"}
-        return Agreement(clean, view, self.divergence, held[self.grad], self.per, self.padding)
+        return Consistency(clean, view, self.divergence, held[self.grad], self.per, self.padding)

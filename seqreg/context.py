@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from seqreg.errors import BadInput
-from seqreg.forward import Dropout, Extra, Forward, Shift, View
+from seqreg.forward import Dropout, ExtraPass, Forward, Pass, Perturbation
 from seqreg.losses import IGNORE, Base, at_least_float32
 
 Per = Literal["token", "sequence", "fairseq", "sum"]
@@ -56,10 +56,10 @@ class Context:
         training: whether terms are on
     """
 
-    loss_of: Callable[[View, Context], Tensor]
+    loss_of: Callable[[Pass, Context], Tensor]
     """Per-position base loss of a view; set by the criterion."""
 
-    mean_of: Callable[[View, Context], Tensor]
+    mean_of: Callable[[Pass, Context], Tensor]
     """The base loss of a view, averaged as the criterion averages it; set by the criterion."""
 
     memory: dict[str, dict[str, Tensor]]
@@ -71,13 +71,13 @@ class Context:
     hidden: bool = False
     """Whether the clean pass keeps the outputs of every layer; set by the criterion."""
 
-    input_shifts: tuple[Shift, ...] = ()
+    input_shifts: tuple[Perturbation, ...] = ()
     """Changes of the input itself, for the clean pass and all others; set by the criterion."""
 
     fused: bool = True
     """Whether parts of the loss may be computed before there are logits; set by the criterion."""
 
-    extras: Sequence[tuple[object, Extra]] = ()
+    extras: Sequence[tuple[object, ExtraPass]] = ()
     """Terms and passes that are to be made in one batch with the clean one; set by the criterion."""
 
     def __init__(
@@ -108,7 +108,7 @@ class Context:
         self.labels, self.mask = labels, mask  # [B, T] or [B]
         self.count = count or Count.of(self.mask)
         self.memory = {}
-        self.beside: list[tuple[object, View]] = []
+        self.beside: list[tuple[object, Pass]] = []
         """What the `extras` gave, by term."""
         self.notes: dict[str, str] = {}
         """What terms have to say to the user about this batch, by name; the criterion says it once."""
@@ -116,7 +116,7 @@ class Context:
         """How parts of the loss were computed: "fused" or "plain"."""
 
     @cached_property
-    def clean(self) -> View:
+    def clean(self) -> Pass:
         """The unperturbed pass: run once, shared by the base loss and every term."""
         if self.extras:
             terms, extras = zip(*self.extras, strict=True)
@@ -125,24 +125,24 @@ class Context:
             return clean
         return self.forward.clean(*self.input_shifts, step=self.step, hidden=self.hidden)
 
-    def made_for(self, term: object) -> View | None:
+    def made_for(self, term: object) -> Pass | None:
         """The pass that a term asked to have made beside the clean one, if it was."""
         return next((view for owner, view in self.beside if owner is term), None)
 
-    def task_loss(self, view: View) -> Tensor:
+    def task_loss(self, view: Pass) -> Tensor:
         """The base loss of every position of a view."""
         return self.loss_of(view, self)
 
-    def task_mean(self, view: View) -> Tensor:
+    def task_mean(self, view: Pass) -> Tensor:
         """The base loss of a view, averaged as the criterion averages it."""
         return self.mean_of(view, self)
 
     @cached_property
-    def quiet(self) -> View:
+    def quiet(self) -> Pass:
         """The unperturbed pass without dropout: the other side of a term that asks for dropout="off"."""
         return self.forward(dropout="off")
 
-    def reference(self, dropout: Dropout) -> View:
+    def reference(self, dropout: Dropout) -> Pass:
         """The view that a pass with this dropout policy is to be compared with."""
         return self.quiet if dropout == "off" else self.clean
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from seqreg.advice import Advisor
 from seqreg.context import Context, Count
 from seqreg.errors import BadInput
-from seqreg.forward import View
+from seqreg.forward import Pass
 from seqreg.losses import Base, Smoothing, check_smoothing
-from seqreg.objective import Found, Joint, Part, Path, Task, base_loss, evaluate
+from seqreg.objective import BaseLoss, Part, PartResult, Path, WeightedSum, base_loss, evaluate
 from seqreg.schedules import weight_at
 from seqreg.term import Term
 
@@ -71,7 +71,7 @@ class _Declared:
 
     term: Term
     weight: float
-    joint: Joint
+    joint: WeightedSum
     paths: frozenset[str]
 
     @classmethod
@@ -79,11 +79,11 @@ class _Declared:
         ctx.paths.clear()
         asked = term(ctx)
         if isinstance(asked, Part):
-            joint = Joint((1.0, asked))
-        elif isinstance(asked, Joint):
+            joint = WeightedSum((1.0, asked))
+        elif isinstance(asked, WeightedSum):
             joint = asked
         elif isinstance(asked, Tensor) and asked.shape == ():
-            joint = Joint(rest=asked)
+            joint = WeightedSum(rest=asked)
         else:
             raise BadInput(f"{term.name} must return a scalar tensor, such as ctx.reduce(values), not {asked!r}")
         return cls(term, weight, joint, frozenset(ctx.paths))
@@ -92,31 +92,31 @@ class _Declared:
     def items(self) -> list[tuple[float, Part]]:
         return [(self.weight * factor, part) for factor, part in self.joint.parts]
 
-    def value(self, ctx: Context, found: Sequence[Found]) -> Tensor:
+    def value(self, ctx: Context, found: Sequence[PartResult]) -> Tensor:
         """The unweighted value, without a gradient."""
         value = torch.zeros((), device=ctx.mask.device) if self.joint.rest is None else self.joint.rest.detach()
         for (factor, part), one in zip(self.joint.parts, found, strict=True):
             value = value + factor * one.mean(part, ctx)
         return value
 
-    def task(self, ctx: Context, found: Sequence[Found]) -> Tensor | None:
+    def task(self, ctx: Context, found: Sequence[PartResult]) -> Tensor | None:
         """The task loss of further passes in the value; None where it is only held against that of the clean pass."""
-        tasks = [(f, p, one) for (f, p), one in zip(self.joint.parts, found, strict=True) if isinstance(p, Task)]
+        tasks = [(f, p, one) for (f, p), one in zip(self.joint.parts, found, strict=True) if isinstance(p, BaseLoss)]
         if sum(factor for factor, _, _ in tasks) <= 0:
             return None
         return torch.stack([factor * one.mean(part, ctx) for factor, part, one in tasks]).sum()
 
-    def path(self, found: Sequence[Found]) -> Path:
+    def path(self, found: Sequence[PartResult]) -> Path:
         paths = {*self.paths, *(one.path for one in found)}
         return "plain" if "plain" in paths else "fused" if paths else "own"
 
 
-def _loss_of(view: View, ctx: Context) -> Tensor:
+def _loss_of(view: Pass, ctx: Context) -> Tensor:
     return base_loss(view, ctx)[0]
 
 
-def _mean_of(view: View, ctx: Context) -> Tensor:
-    return Task(view).value(ctx)
+def _mean_of(view: Pass, ctx: Context) -> Tensor:
+    return BaseLoss(view).value(ctx)
 
 
 class Criterion:
@@ -185,7 +185,7 @@ class Criterion:
         active = [(term, weight) for term, weight in weighted if weight > 0]
         self._prepare(ctx, active, together=training)
         alone = any(term.alone(ctx.step) for term, _ in active)
-        base = [(0.0 if alone else 1.0, Task(ctx.clean))] if ctx.labelled else []
+        base = [(0.0 if alone else 1.0, BaseLoss(ctx.clean))] if ctx.labelled else []
         declared = [_Declared.of(term, weight, ctx) for term, weight in active]
         total, found = evaluate([*base, *(item for one in declared for item in one.items)], ctx)
         values: dict[str, Tensor] = {}

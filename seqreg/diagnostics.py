@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from seqreg.context import Context
-from seqreg.forward import Dropout, Shift, View
+from seqreg.forward import Dropout, Pass, Perturbation
 
 Numbers = dict[str, float]
 
 
 def sources(
-    ctx: Context, clean: View, shift: Shift, dropout: Dropout, value: Callable[[View, View], Tensor]
+    ctx: Context, clean: Pass, shift: Perturbation, dropout: Dropout, value: Callable[[Pass, Pass], Tensor]
 ) -> Numbers:
     """Where the value of a perturbation term comes from: the value of one cause alone, over that of all together.
 
@@ -40,11 +40,11 @@ def sources(
     return {"noise_over_value": _ratio(exact, total), **found}
 
 
-def size(ctx: Context, clean: View, shift: Shift) -> Numbers:
+def size(ctx: Context, clean: Pass, shift: Perturbation) -> Numbers:
     """The perturbation against what it perturbs, as a ratio of RMS over real tokens."""
     ratios = []
     for name, delta in shift.delta.items():
-        embeds, mask = clean.embeds[name, shift.at].detach(), ctx.token_mask(name)
+        embeds, mask = clean.embeds[name, shift.point].detach(), ctx.token_mask(name)
         moved = delta(embeds) if callable(delta) else delta
         if mask is not None:
             embeds, moved = embeds[mask], moved[mask]

@@ -1,6 +1,6 @@
 """One pass through one model.
 
-A `Forward` is all that a framework supplies: it runs the model and says where embeddings can be perturbed. A `View` is
+A `Forward` is all that a framework supplies: it runs the model and says where embeddings can be perturbed. A `Pass` is
 what one pass saw.
 """
 
@@ -20,14 +20,14 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from seqreg.fused.head import Projection
 from seqreg.losses import at_least_float32
-from seqreg.overrides import borrowed, dropout_rate, generator_state, replay, training_off
+from seqreg.overrides import dropout_rate, generator_state, replay, swapped_weights, training_off
 
 Dropout = Literal["independent", "shared", "off"]
 Point = Literal["embedding", "normalised", "layernorm"]
 
 
 @dataclass(frozen=True)
-class Site:
+class PerturbationSite:
     """A place where a perturbation can be added: the embeddings one stack of the model consumes.
 
     Args:
@@ -46,23 +46,23 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Shift:
+class Perturbation:
     """A change of what the stacks of a model consume, for one pass.
 
     Args:
         delta: what to add, site by site; a function is given what it is added to    # [B, S, D]
-        at: "embedding" adds to the embeddings, in the units that the stack consumes; "layernorm" to the output of the
-            embedding's LayerNorm; "normalised" to the embeddings after normalising them to mean 0 and variance 1 and
-            before that LayerNorm. A model without one is normalised by the RMS of each token instead
+        point: "embedding" adds to the embeddings, in the units that the stack consumes; "layernorm" to the output of
+            the embedding's LayerNorm; "normalised" to the embeddings after normalising them to mean 0 and variance 1
+            and before that LayerNorm. A model without one is normalised by the RMS of each token instead
         detach: let no gradient through to what is shifted
     """
 
     delta: Mapping[str, Tensor | Callable[[Tensor], Tensor]]
-    at: Point = "embedding"
+    point: Point = "embedding"
     detach: bool = False
 
 
-class View:
+class Pass:
     """What one forward pass saw.
 
     Args:
@@ -84,7 +84,7 @@ class View:
         logits: Tensor | Callable[[], Tensor],
         embeds: Mapping[tuple[str, Point], Tensor] | None = None,
         hidden: Mapping[str, tuple[Tensor, ...]] | None = None,
-        output: Callable[[View], Any] | None = None,
+        output: Callable[[Pass], Any] | None = None,
         dtype: torch.dtype | None = None,
         projection: Projection | None = None,
         rows: Tensor | None = None,
@@ -108,17 +108,17 @@ class View:
         """Whether nobody has asked for the logits, and they need not be computed."""
         return self.projection is not None and "logits" not in vars(self)
 
-    def equals(self, other: View) -> bool:
+    def equals(self, other: Pass) -> bool:
         """Whether two passes gave exactly the same."""
         if self.deferred and other.deferred and self.projection is not None and other.projection is not None:
             return torch.equal(self.projection.states, other.projection.states)
         return torch.equal(self.logits, other.logits)
 
-    def part(self, chosen: slice, rows: Tensor | None = None) -> View:
+    def part(self, chosen: slice, rows: Tensor | None = None) -> Pass:
         """Some rows of the pass."""
         own = self.projection
         projection = None if own is None else replace(own, states=own.states[chosen])
-        return View(
+        return Pass(
             (lambda: self.logits[chosen]) if projection is None else projection.logits,
             _Rows(self.embeds, lambda embeds: embeds[chosen]),
             _Rows(self.hidden, lambda layers: tuple(layer[chosen] for layer in layers)),
@@ -145,7 +145,7 @@ class _Rows(Mapping[Any, Any]):
 
 
 @dataclass(frozen=True)
-class Extra:
+class ExtraPass:
     """A pass with dropout masks of its own, which can be made in one batch with the clean one.
 
     Args:
@@ -153,7 +153,7 @@ class Extra:
         rows: the rows of the batch that it is made of; None for all    # [n]
     """
 
-    shift: Shift
+    shift: Perturbation
     rows: Tensor | None = None
 
 
@@ -165,7 +165,7 @@ class Forward(ABC):
     """Runs the model on one batch. A framework implements `run`, `module` and `sites`; the policies live here."""
 
     module: nn.Module
-    sites: Mapping[str, Site]
+    sites: Mapping[str, PerturbationSite]
     packed: bool = False
     """Whether rows hold several documents, one after the other."""
     reentrant: bool = False
@@ -180,7 +180,7 @@ class Forward(ABC):
     ragged: bool = False
     """Passes drop different layers, and gradients are synchronised across ranks: extra passes need shared dropout."""
     _start: tuple[Tensor, Tensor | None] | None = None
-    _always: tuple[Shift, ...] = ()
+    _always: tuple[Perturbation, ...] = ()
     _replaying: bool = False
 
     dropouts: tuple[type[nn.Module], ...] = (nn.modules.dropout._DropoutNd,)
@@ -190,14 +190,14 @@ class Forward(ABC):
     """Rows of the batch, where `run` can take some of them, or some twice; None where it cannot."""
 
     @abstractmethod
-    def run(self, shifts: Sequence[Shift], *, hidden: bool, rows: Tensor | None = None) -> View:
+    def run(self, shifts: Sequence[Perturbation], *, hidden: bool, rows: Tensor | None = None) -> Pass:
         """One pass of the model, with these shifts applied one after the other.
 
         Args:
             rows: the rows of the batch to take, in this order; only where `Forward.rows` is set    # [n]
         """
 
-    def clean(self, *shifts: Shift, step: int | None = None, hidden: bool = False) -> View:
+    def clean(self, *shifts: Perturbation, step: int | None = None, hidden: bool = False) -> Pass:
         """The pass that the base loss is taken of; remembers the generator's state for passes that share its dropout.
 
         Args:
@@ -211,7 +211,7 @@ class Forward(ABC):
         with self._first_of(step):
             return self.run(self._always, hidden=hidden)
 
-    def together(self, extras: Sequence[Extra], *, step: int | None = None, hidden: bool = False) -> list[View]:
+    def together(self, extras: Sequence[ExtraPass], *, step: int | None = None, hidden: bool = False) -> list[Pass]:
         """The clean pass and others beside it, as one pass of a larger batch; none can share dropout with it later."""
         if self.rows is None:
             raise RuntimeError("this Forward cannot take rows twice")
@@ -224,7 +224,7 @@ class Forward(ABC):
         for extra, place in zip(extras, places[1:], strict=True):
             for name, delta in extra.shift.delta.items():
                 changes.setdefault(name, []).append((place, delta))
-        shift = Shift({name: _side_by_side(parts) for name, parts in changes.items()})
+        shift = Perturbation({name: _side_by_side(parts) for name, parts in changes.items()})
         with self._first_of(step):
             view = self.run((shift,) if changes else (), hidden=hidden, rows=torch.cat(indices))
         return [
@@ -243,7 +243,7 @@ class Forward(ABC):
 
     def __call__(
         self,
-        shift: Shift | None = None,
+        shift: Perturbation | None = None,
         *,
         dropout: Dropout,
         hidden: bool = False,
@@ -251,7 +251,7 @@ class Forward(ABC):
         weights: Mapping[str, Tensor] | None = None,
         rate: float | None = None,
         rows: Tensor | None = None,
-    ) -> View:
+    ) -> Pass:
         """An extra pass.
 
         Args:
@@ -279,7 +279,7 @@ class Forward(ABC):
             if weights is not None:
                 if torch.is_grad_enabled():
                     raise RuntimeError("a pass with other weights carries no gradient: use grad=False")
-                stack.enter_context(borrowed(self.module, weights))
+                stack.enter_context(swapped_weights(self.module, weights))
             shifts = (*self._always, *(() if shift is None else (shift,)))
             view = self.run(shifts, hidden=hidden, **({} if rows is None else {"rows": rows}))
             if weights is not None:
@@ -291,7 +291,7 @@ class Forward(ABC):
         """Whether the clean pass had a changed input."""
         return bool(self._always)
 
-    def other_source(self) -> View | None:
+    def other_source(self) -> Pass | None:
         """A pass in which every row reads the source of another row; None for models without a separate source."""
         return None
 

@@ -1,7 +1,7 @@
 """What a loss is made of, and the two ways to compute it.
 
-A term declares `Task` and `Agreement` parts, alone or as a `Joint` sum. All of them are computed together: on the fused
-path where the views hold the states before a language-model head, and from logits where they do not.
+A term declares `BaseLoss` and `Consistency` parts, alone or as a `WeightedSum`. All of them are computed together: on
+the fused path where the passes hold the states before a language-model head, and from logits where they do not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from seqreg.context import Context, Per
 from seqreg.divergences import DIVERGENCES, Divergence, kl
 from seqreg.errors import BadInput
-from seqreg.forward import View
+from seqreg.forward import Pass
 from seqreg.fused import loss
 from seqreg.fused.head import known
 from seqreg.fused.loss import Detach
@@ -29,7 +29,7 @@ Path = Literal["fused", "plain", "own"]
 class Part(ABC):
     """One number a position, of one view or two, to be averaged over the batch."""
 
-    views: tuple[View, ...]
+    views: tuple[Pass, ...]
 
     @abstractmethod
     def values(self, ctx: Context) -> Tensor:
@@ -52,9 +52,9 @@ class Part(ABC):
     def fused(self, sides: Sequence[int], weight: Tensor, where: Tensor) -> loss.Part:
         """The same for the fused path."""
 
-    def value(self, ctx: Context, *, hold: bool = False) -> Tensor:
-        """The mean, a scalar to call `backward` on; with `hold`, more than once."""
-        return _compute({self.key: self}, {self.key: self.weights(ctx)}, ctx, hold=hold)[0]
+    def value(self, ctx: Context, *, retain_graph: bool = False) -> Tensor:
+        """The mean, a scalar to call `backward` on; with `retain_graph`, more than once."""
+        return _compute({self.key: self}, {self.key: self.weights(ctx)}, ctx, retain_graph=retain_graph)[0]
 
     def sum(self, ctx: Context, where: Tensor) -> Tensor:
         """The plain sum over some positions, for an ascent: without a gradient for the head."""
@@ -62,18 +62,18 @@ class Part(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Task(Part):
+class BaseLoss(Part):
     """The base loss of a view, averaged as the criterion averages it."""
 
-    view: View
+    view: Pass
 
     @property
-    def views(self) -> tuple[View, ...]:  # type: ignore[override]
+    def views(self) -> tuple[Pass, ...]:  # type: ignore[override]
         return (self.view,)
 
     @property
     def key(self) -> object:
-        return (Task, id(self.view))
+        return (BaseLoss, id(self.view))
 
     def values(self, ctx: Context) -> Tensor:
         return base_loss(self.view, ctx)[0]
@@ -81,12 +81,12 @@ class Task(Part):
     def weights(self, ctx: Context) -> Tensor:
         return ctx.weights(ctx.base.per)
 
-    def fused(self, sides: Sequence[int], weight: Tensor, where: Tensor) -> loss.Fit:
-        return loss.Fit(sides[0], weight.flatten(), where.flatten())
+    def fused(self, sides: Sequence[int], weight: Tensor, where: Tensor) -> loss.SmoothedNLL:
+        return loss.SmoothedNLL(sides[0], weight.flatten(), where.flatten())
 
 
 @dataclass(frozen=True, eq=False)
-class Agreement(Part):
+class Consistency(Part):
     """Two views that should agree.
 
     Args:
@@ -96,8 +96,8 @@ class Agreement(Part):
         sample: a factor of every position: 0 leaves it out, and others make up for it    # [B, T] or [B]
     """
 
-    first: View
-    second: View
+    first: Pass
+    second: Pass
     divergence: Divergence = "symmetric_kl"
     detach: Detach = "none"
     per: Per = "token"
@@ -105,7 +105,7 @@ class Agreement(Part):
     sample: Tensor | None = None
 
     @property
-    def views(self) -> tuple[View, ...]:  # type: ignore[override]
+    def views(self) -> tuple[Pass, ...]:  # type: ignore[override]
         return self.first, self.second
 
     def check(self, ctx: Context) -> None:
@@ -131,11 +131,11 @@ class Agreement(Part):
         weights = ctx.weights(self.per, padding=self.padding)
         return weights if self.sample is None else weights * self.sample
 
-    def fused(self, sides: Sequence[int], weight: Tensor, where: Tensor) -> loss.Gap:
-        return loss.Gap(sides[0], sides[1], self.divergence, self.detach, weight.flatten(), where.flatten())
+    def fused(self, sides: Sequence[int], weight: Tensor, where: Tensor) -> loss.LogitDivergence:
+        return loss.LogitDivergence(sides[0], sides[1], self.divergence, self.detach, weight.flatten(), where.flatten())
 
 
-class Joint:
+class WeightedSum:
     """A weighted sum of parts, and of a number that a term computed by itself.
 
     Args:
@@ -147,7 +147,7 @@ class Joint:
         self.parts, self.rest = parts, rest
 
 
-def base_loss(view: View, ctx: Context) -> tuple[Tensor, Tensor | None]:
+def base_loss(view: Pass, ctx: Context) -> tuple[Tensor, Tensor | None]:
     """The per-position base loss of a view, and its plain negative log-likelihood if it has one, from logits."""
     if ctx.kind == "regression":
         if ctx.base.label_smoothing:
@@ -159,7 +159,7 @@ def base_loss(view: View, ctx: Context) -> tuple[Tensor, Tensor | None]:
 
 
 @dataclass(frozen=True)
-class Found:
+class PartResult:
     """The values of a part at every position, without a gradient; `nll` of a task, and the path that was taken."""
 
     values: Tensor
@@ -171,7 +171,7 @@ class Found:
         return (self.values.masked_fill(weights == 0, 0.0) * weights.to(self.values.dtype)).sum()
 
 
-def evaluate(items: Sequence[tuple[float, Part]], ctx: Context) -> tuple[Tensor, list[Found]]:
+def evaluate(items: Sequence[tuple[float, Part]], ctx: Context) -> tuple[Tensor, list[PartResult]]:
     """The sum of factor times mean over parts, a scalar to call `backward` on, and what each of them is.
 
     Args:
@@ -188,12 +188,12 @@ def evaluate(items: Sequence[tuple[float, Part]], ctx: Context) -> tuple[Tensor,
 
 def _compute(
     parts: Mapping[object, Part], weights: Mapping[object, Tensor | None], ctx: Context, **options: bool
-) -> tuple[Tensor, dict[object, Found]]:
+) -> tuple[Tensor, dict[object, PartResult]]:
     for part in parts.values():
         part.check(ctx)
     together = [key for key, part in parts.items() if _fusable(part, ctx)]
     total = torch.zeros((), device=ctx.mask.device)
-    found: dict[object, Found] = {}
+    found: dict[object, PartResult] = {}
     if together:
         wanted = any(weights[key] is not None for key in together)
         with torch.set_grad_enabled(wanted and torch.is_grad_enabled()):
@@ -202,24 +202,24 @@ def _compute(
     for key in [key for key in parts if key not in together]:
         part, weight = parts[key], weights[key]
         with torch.set_grad_enabled(weight is not None and torch.is_grad_enabled()):
-            values, nll = base_loss(part.view, ctx) if isinstance(part, Task) else (part.values(ctx), None)
+            values, nll = base_loss(part.view, ctx) if isinstance(part, BaseLoss) else (part.values(ctx), None)
         if weight is not None:
             total = total + (values.masked_fill(weight == 0, 0.0) * weight.to(values.dtype)).sum()
-        found[key] = Found(values.detach(), "plain", None if nll is None else nll.detach())
+        found[key] = PartResult(values.detach(), "plain", None if nll is None else nll.detach())
     ctx.paths.update(one.path for one in found.values())
     return total, found
 
 
 def _fuse(
     parts: Mapping[object, Part], weights: Mapping[object, Tensor | None], ctx: Context, **options: bool
-) -> tuple[Tensor, dict[object, Found]]:
+) -> tuple[Tensor, dict[object, PartResult]]:
     """The parts that can be computed together, before there are logits."""
     views = {id(view): view for part in parts.values() for view in part.views}
     numbers = {key: number for number, key in enumerate(views)}
     jobs: dict[object, loss.Part] = {}
     for key, part in parts.items():
         weight = weights[key]
-        where = ctx.mask if isinstance(part, Task) else (part.weights(ctx) if weight is None else weight) != 0
+        where = ctx.mask if isinstance(part, BaseLoss) else (part.weights(ctx) if weight is None else weight) != 0
         of = [numbers[id(view)] for view in part.views]
         jobs[key] = part.fused(of, torch.zeros_like(part.weights(ctx)) if weight is None else weight, where)
     needed = {key: torch.zeros_like(ctx.mask).flatten() for key in views}
@@ -227,11 +227,15 @@ def _fuse(
         for view in part.views:
             needed[id(view)] |= jobs[key].where
     sides = [_side(view, ctx, needed[key]) for key, view in views.items()]
-    work = loss.Work(sides, ctx.labels.flatten(), list(jobs.values()), ctx.base.label_smoothing, ctx.base.smoothing)
+    work = loss.FusedObjective(
+        sides, ctx.labels.flatten(), list(jobs.values()), ctx.base.label_smoothing, ctx.base.smoothing
+    )
     total = loss.fused(work, **options)
     shape = ctx.mask.shape
     return total, {
-        key: Found(job.values.reshape(shape), "fused", job.nll.reshape(shape) if isinstance(job, loss.Fit) else None)
+        key: PartResult(
+            job.values.reshape(shape), "fused", job.nll.reshape(shape) if isinstance(job, loss.SmoothedNLL) else None
+        )
         for key, job in jobs.items()
     }
 
@@ -245,7 +249,7 @@ def _fusable(part: Part, ctx: Context) -> bool:
     return bool(heads) and constant and len({(id(head.weight), head.dtype) for head in heads if head is not None}) == 1
 
 
-def _side(view: View, ctx: Context, needed: Tensor) -> loss.Side:
+def _side(view: Pass, ctx: Context, needed: Tensor) -> loss.LogitSource:
     head = view.projection
     shape = view.logits.shape if head is None else (*head.states.shape[:-1], len(head.weight))
     if view.rows is None and shape[:-1] != ctx.mask.shape:
@@ -257,15 +261,15 @@ def _side(view: View, ctx: Context, needed: Tensor) -> loss.Side:
         taken = (view.rows.unsqueeze(1) * length + torch.arange(length, device=places.device)).flatten()
         places[taken] = torch.arange(len(taken), device=places.device)
     if not view.deferred:
-        return loss.Side(None, places, view.logits.detach().flatten(0, -2), places)
+        return loss.LogitSource(None, places, view.logits.detach().flatten(0, -2), places)
     if view.known is not None:
         logits, at, covered = view.known
         if not (needed & ~covered).any():
-            return loss.Side(view.projection, places, logits, at)
-    return loss.Side(view.projection, places)
+            return loss.LogitSource(view.projection, places, logits, at)
+    return loss.LogitSource(view.projection, places)
 
 
-def keep_logits(ctx: Context, view: View, where: Tensor) -> None:
+def keep_logits(ctx: Context, view: Pass, where: Tensor) -> None:
     """Compute the logits of some positions of a view, once for several evaluations; they carry no gradient."""
     if ctx.fused and view.deferred and view.known is None and view.projection is not None:
         view.known = (*known(view.projection, where.flatten().nonzero().squeeze(1)), where.flatten())

@@ -59,7 +59,7 @@ def dropout_rate(module: nn.Module, rate: float, dropouts: tuple[type[nn.Module]
 
 
 @contextlib.contextmanager
-def borrowed(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+def swapped_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
     """Other values in some parameters inside. Only the storage is exchanged: graphs that saved the originals hold."""
     own = {name: parameter.data for name, parameter in module.named_parameters() if name in weights}
     torch.clear_autocast_cache()  # of casts of the same parameters

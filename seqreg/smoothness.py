@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from seqreg.context import Context
 from seqreg.errors import BadInput
-from seqreg.forward import Shift, View
+from seqreg.forward import Pass, Perturbation
 from seqreg.fused.head import squared_norm
 from seqreg.losses import at_least_float32
 from seqreg.noise import rms, sample
@@ -30,7 +30,7 @@ POINT = 1e-12
 """Variance over mean square below which representations in float32 are one point and rounding."""
 
 
-def states(ctx: Context, view: View, layers: Layers = "all", *, before_head: bool = False) -> States:
+def states(ctx: Context, view: Pass, layers: Layers = "all", *, before_head: bool = False) -> States:
     """The outputs of the chosen layers.
 
     Args:
@@ -76,11 +76,11 @@ def differences(
 
         head = clean.projection.weight if ctx.fused and clean.deferred and clean.projection is not None else None
 
-        def of(view: View) -> States:
+        def of(view: Pass) -> States:
             return states(ctx, view, layers, before_head=head is not None)
 
         def at(delta: Tensor) -> States:
-            return of(ctx.forward(Shift({site: delta}), dropout="shared", hidden=True))
+            return of(ctx.forward(Perturbation({site: delta}), dropout="shared", hidden=True))
 
         v = sample("normal", embeds, 1.0, mask)
         w = sample("normal", embeds, 1.0, mask) if hessian else None
@@ -115,7 +115,7 @@ def source_gap(ctx: Context) -> float | None:
 
 
 @contextlib.contextmanager
-def _exact(ctx: Context, name: str) -> Iterator[View]:
+def _exact(ctx: Context, name: str) -> Iterator[Pass]:
     """The clean view in float32 arithmetic, and the same arithmetic for the passes inside."""
     dtype = next(ctx.forward.module.parameters(), torch.empty(0)).dtype
     if not full_precision_weights(ctx):

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from seqreg.context import Context
 from seqreg.errors import BadInput, nearest, yaml_hint
-from seqreg.forward import Extra, Shift
-from seqreg.objective import Joint, Part
+from seqreg.forward import ExtraPass, Perturbation
+from seqreg.objective import Part, WeightedSum
 from seqreg.schedules import Weight, weight_at
 
 
@@ -134,18 +134,18 @@ class Term(ABC, metaclass=_Settings):
         """Extra forward and backward passes with these settings."""
 
     @abstractmethod
-    def __call__(self, ctx: Context) -> Tensor | Part | Joint:
+    def __call__(self, ctx: Context) -> Tensor | Part | WeightedSum:
         """The term's value on one batch, unweighted: a number, or the parts that it is the sum of."""
 
     def diagnostics(self, ctx: Context) -> dict[str, float]:
         """Numbers that tell what the term is doing on this batch."""
         return {}
 
-    def input_shift(self, ctx: Context, weight: float) -> Shift | None:
+    def input_shift(self, ctx: Context, weight: float) -> Perturbation | None:
         """A change of the training input itself, for a term that makes one."""
         return None
 
-    def extra(self, ctx: Context) -> Extra | None:
+    def extra(self, ctx: Context) -> ExtraPass | None:
         """A pass that can be made in one batch with the clean one; if it was, `ctx.made_for` has it."""
         return None
 

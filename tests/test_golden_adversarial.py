@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seqreg import Agreement, Context, Criterion, Forward, Shift, Site, View
+from seqreg import Consistency, Context, Criterion, Forward, Pass, Perturbation, PerturbationSite
 from seqreg.divergences import DIVERGENCES
 from seqreg.losses import IGNORE
 from seqreg.terms.alum import ALUM
@@ -48,12 +48,12 @@ class Toy(nn.Module):
         if self.norm is not None:
             self.norm.weight.data, self.norm.bias.data = golden("sift.ln_weight"), golden("sift.ln_bias")
 
-    def forward(self, shifts: Sequence[Shift]) -> Tensor:
+    def forward(self, shifts: Sequence[Perturbation]) -> Tensor:
         embeds: Tensor = self.E
         for shift in shifts:
             delta = shift.delta["encoder"]
             delta = delta(embeds) if callable(delta) else delta
-            if shift.at == "normalised":
+            if shift.point == "normalised":
                 embeds = functional.layer_norm(embeds, (4,), eps=1e-7)
             embeds = (embeds.detach() if shift.detach else embeds) + delta
         if self.norm is not None:
@@ -67,16 +67,16 @@ class Toy(nn.Module):
 
 class ToyForward(Forward):
     def __init__(self, toy: Toy, mask: Tensor | None = None) -> None:
-        self.module, self.sites, self.passes, self.shifts = toy, {"encoder": Site(mask=mask)}, 0, []
+        self.module, self.sites, self.passes, self.shifts = toy, {"encoder": PerturbationSite(mask=mask)}, 0, []
 
     passes: int
-    shifts: list[Sequence[Shift]]
+    shifts: list[Sequence[Perturbation]]
 
-    def run(self, shifts: Sequence[Shift], *, hidden: bool) -> View:
+    def run(self, shifts: Sequence[Perturbation], *, hidden: bool) -> Pass:
         self.passes += 1
         self.shifts.append(shifts)
         toy: Any = self.module
-        return View(toy(shifts), {("encoder", at): toy.E for at in ("embedding", "normalised", "layernorm")})
+        return Pass(toy(shifts), {("encoder", at): toy.E for at in ("embedding", "normalised", "layernorm")})
 
     def final(self) -> Tensor:
         delta = self.shifts[-1][-1].delta["encoder"]
@@ -117,7 +117,7 @@ def smart_pytorch(toy: Toy, noise: Tensor, step_size: float) -> Tensor:
     """smart-pytorch, written out: the inner KL is `batchmean`, which divides by rows, whatever the outputs are."""
 
     def logits(delta: Tensor) -> Tensor:
-        return toy((Shift({"encoder": delta}),))
+        return toy((Perturbation({"encoder": delta}),))
 
     def kl(of: Tensor, target: Tensor, reduction: str) -> Tensor:
         return functional.kl_div(of.log_softmax(-1), target.detach().softmax(-1), reduction=reduction)
@@ -258,7 +258,7 @@ CASES: list[tuple[str, Callable[[Tensor, Tensor], Tensor], str]] = [
 
 def teachers(p: Tensor, q: Tensor) -> Tensor:
     ctx = Context(Played(), torch.zeros(p.shape[:-1], dtype=torch.long), kind="tokens")
-    return Agreement(View(p), View(q), detach="teachers").values(ctx)
+    return Consistency(Pass(p), Pass(q), detach="teachers").values(ctx)
 
 
 @pytest.mark.parametrize(("key", "function", "inputs"), CASES, ids=[case[0] for case in CASES])

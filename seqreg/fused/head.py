@@ -26,18 +26,18 @@ class Projection:
         weight: of the head                                         # [V, D]
         bias: of the head, and what the model adds afterwards       # [V]
         dtype: of the product; lower than that of the weight under autocast
-        live: whether gradients may flow; False for a pass without them
+        requires_grad: whether gradients may flow; False for a pass without them
     """
 
     states: Tensor
     weight: Tensor
     bias: Tensor | None
     dtype: torch.dtype
-    live: bool = True
+    requires_grad: bool = True
 
     def logits(self) -> Tensor:
         """All of them, [B, T, V], by way of autograd."""
-        with torch.set_grad_enabled(self.live):  # whoever asks: what is computed here is kept for all
+        with torch.set_grad_enabled(self.requires_grad):  # whoever asks: what is computed here is kept for all
             product = functional.linear(self.states.to(self.dtype), self.weight.to(self.dtype))
             return product if self.bias is None else product + self.bias
 
@@ -48,7 +48,7 @@ def known(projection: Projection, positions: Tensor) -> tuple[Tensor, Tensor]:
     places[positions] = torch.arange(len(positions), device=positions.device)
     with torch.no_grad():
         head = Head([projection], projection.weight, projection.bias, (False,) * 3)
-        logits = space(len(positions), len(head.weight), head.wide, reuse=False)
+        logits = scratch_buffer(len(positions), len(head.weight), head.wide, reuse=False)
         head.project(projection.states.detach().flatten(0, -2)[positions].to(head.dtype), logits)
     return logits, places
 
@@ -57,35 +57,37 @@ class Head:
     """The head, and the gradients that grow on it and on the states of every side."""
 
     def __init__(
-        self, projections: Sequence[Projection | None], weight: Tensor, bias: Tensor | None, wanted: Sequence[bool]
+        self, projections: Sequence[Projection | None], weight: Tensor, bias: Tensor | None, needs_grad: Sequence[bool]
     ) -> None:
         self.dtype = next(one.dtype for one in projections if one is not None)
         self.weight, self.cast = weight.detach(), weight.detach().to(self.dtype)  # [V, D]
         self.wide = at_least_float32(weight.detach().new_empty(0))
-        self.bias = None if bias is None or not (wanted[1] or bool(bias.any())) else bias.detach()
+        self.bias = None if bias is None or not (needs_grad[1] or bool(bias.any())) else bias.detach()
         self.states = [None if one is None else one.states.detach().flatten(0, -2) for one in projections]
         self.shapes = [() if one is None else one.states.shape for one in projections]
-        self.live = [
-            one is not None and one.live and (wanted[0] or wanted[1] or wanted[2 + k])
+        self.requires_grad = [
+            one is not None and one.requires_grad and (needs_grad[0] or needs_grad[1] or needs_grad[2 + k])
             for k, one in enumerate(projections)
         ]
-        self.wanted = wanted
+        self.needs_grad = needs_grad
         self.d_weight: Tensor | None = None
         self.d_bias: Tensor | None = None
         self.d_states: list[Tensor | None] = [None for _ in projections]
         self.untouched = True
 
-    def move(self, moves: Sequence[bool]) -> None:
+    def allocate_grads(self, moves: Sequence[bool]) -> None:
         """Make room for gradients: of the sides that have one, or zeros for all where none has (a batch of padding)."""
-        none = not any(move and live for move, live in zip(moves, self.live, strict=True))
-        if self.wanted[0]:
+        none = not any(move and requires_grad for move, requires_grad in zip(moves, self.requires_grad, strict=True))
+        if self.needs_grad[0]:
             self.d_weight = torch.empty(self.weight.shape, dtype=self.wide.dtype, device=self.weight.device)
-        if self.wanted[1]:
+        if self.needs_grad[1]:
             self.d_bias = self.wide.new_zeros(len(self.weight))
         for k, states in enumerate(self.states):
-            if states is not None and self.wanted[2 + k] and (moves[k] or none):
+            if states is not None and self.needs_grad[2 + k] and (moves[k] or none):
                 self.d_states[k] = torch.zeros(self.shapes[k], dtype=self.wide.dtype, device=states.device)
-        self.live = [live and move for live, move in zip(self.live, moves, strict=True)]
+        self.requires_grad = [
+            requires_grad and move for requires_grad, move in zip(self.requires_grad, moves, strict=True)
+        ]
 
     def project(self, states: Tensor, logits: Tensor) -> None:
         """logits = states @ weight.T + bias, in blocks of classes: as fast as the machine multiplies."""
@@ -98,28 +100,28 @@ class Head:
         if self.bias is not None:
             logits += self.bias
 
-    def learn(self, gradient: Tensor, states: Tensor) -> Tensor | None:
+    def accumulate_grads(self, gradient: Tensor, states: Tensor) -> Tensor | None:
         """Take in the gradient of some logits, [n, V]; gives that of their states, [n, D], if anyone wants it."""
         if self.d_bias is not None:
             self.d_bias += gradient.sum(0)
-        wanted = any(one is not None for one in self.d_states)
+        needs_grad = any(one is not None for one in self.d_states)
         if self.dtype != gradient.dtype:
-            return self._learn_narrow(gradient, states, wanted)
+            return self._accumulate_narrow_grads(gradient, states, needs_grad)
         if self.d_weight is not None:
             if self.untouched:
                 torch.mm(gradient.t(), states, out=self.d_weight)
             else:  # not addmm_, which counters of operations overlook
                 torch.addmm(self.d_weight, gradient.t(), states, out=self.d_weight)
             self.untouched = False
-        return gradient @ self.cast if wanted else None
+        return gradient @ self.cast if needs_grad else None
 
-    def _learn_narrow(self, gradient: Tensor, states: Tensor, wanted: bool) -> Tensor | None:
+    def _accumulate_narrow_grads(self, gradient: Tensor, states: Tensor, needs_grad: bool) -> Tensor | None:
         """The same with products in lower precision, their sums in float32.
 
         Gradients are brought to a sixteenth at most for the product: a loss scale comes too late for those that float16
         would lose, and the sums must not overflow it.
         """
-        found = gradient.new_zeros(len(gradient), states.shape[1]) if wanted else None
+        found = gradient.new_zeros(len(gradient), states.shape[1]) if needs_grad else None
         scale = 2.0 ** (-4 - torch.ceil(torch.log2(gradient.abs().amax().clamp_min(1e-30))))
         for start in range(0, len(self.cast), CLASSES):
             block = (gradient[:, start : start + CLASSES] * scale).to(self.dtype)
@@ -157,9 +159,9 @@ def squared_norm(vectors: Tensor, weight: Tensor, weights: Tensor) -> Tensor:
 class _SquaredNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, grad: bool, vectors: Tensor, weight: Tensor, weights: Tensor) -> Tensor:
-        ctx.wanted = ctx.needs_input_grad[1:3] if grad else (False, False)
+        ctx.needs_grad = ctx.needs_input_grad[1:3] if grad else (False, False)
         ctx.save_for_backward(vectors, weight, weights)
-        total, ctx.gradients = _squared_norm(vectors, weight, weights, ctx.wanted)
+        total, ctx.gradients = _squared_norm(vectors, weight, weights, ctx.needs_grad)
         return total
 
     @staticmethod
@@ -168,17 +170,17 @@ class _SquaredNorm(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None  # handed over
         if gradients is None:  # a second backward through a retained graph
             vectors, weight, weights = ctx.saved_tensors
-            gradients = _squared_norm(vectors, weight, weights, ctx.wanted)[1]
+            gradients = _squared_norm(vectors, weight, weights, ctx.needs_grad)[1]
         return (None, *(None if one is None else one.mul_(2 * upstream) for one in gradients), None)
 
 
 def _squared_norm(
-    vectors: Tensor, weight: Tensor, weights: Tensor, wanted: Sequence[bool]
+    vectors: Tensor, weight: Tensor, weights: Tensor, needs_grad: Sequence[bool]
 ) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
-    """The sum, and half of the gradients of vectors and weight, as far as they are wanted."""
+    """The sum, and half of the gradients of vectors and weight, as far as they are needs_grad."""
     scale = weights.to(vectors.dtype).unsqueeze(1)
     weighted = vectors * scale
-    d_weight = torch.empty_like(weight) if wanted[1] else None
+    d_weight = torch.empty_like(weight) if needs_grad[1] else None
     if 2 * vectors.shape[1] < 3 * len(vectors):
         images = vectors @ (weight.t() @ weight)  # [N, D]
         if d_weight is not None:
@@ -191,7 +193,7 @@ def _squared_norm(
             torch.addmm(images, product, block, out=images)
             if d_weight is not None:
                 torch.mm(product.t(), weighted, out=d_weight[start : start + CLASSES])
-    return (images * weighted).sum(), (images * scale if wanted[0] else None, d_weight)
+    return (images * weighted).sum(), (images * scale if needs_grad[0] else None, d_weight)
 
 
 def refuse_second_derivative() -> None:
@@ -202,7 +204,7 @@ def refuse_second_derivative() -> None:
 _spaces = threading.local()
 
 
-def space(rows: int, width: int, like: Tensor, *, reuse: bool = True) -> Tensor:
+def scratch_buffer(rows: int, width: int, like: Tensor, *, reuse: bool = True) -> Tensor:
     """Room for [rows, width] logits. Rows begin at multiples of 16 numbers, without which products are a third slower.
 
     On the CPU the room is kept from call to call: the system takes as long to give new pages as a product does.

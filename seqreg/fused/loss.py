@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from seqreg.divergences import DIVERGENCES, Divergence, kl_summand
-from seqreg.fused.head import Head, Projection, refuse_second_derivative, space
+from seqreg.fused.head import Head, Projection, refuse_second_derivative, scratch_buffer
 from seqreg.losses import Smoothing, shares
 
 Detach = Literal["none", "first", "second", "teachers"]
@@ -36,7 +36,7 @@ KL_FAMILY: Mapping[Divergence, tuple[float, float]] = {
 
 
 @dataclass(frozen=True)
-class Side:
+class LogitSource:
     """One view in the fused path: a projection, or constant logits, or a projection whose logits are known already.
 
     Args:
@@ -78,7 +78,7 @@ class Part(ABC):
         """Take in some positions: their values, and the gradients of their logits."""
 
 
-class Fit(Part):
+class SmoothedNLL(Part):
     """The label-smoothed negative log-likelihood of one side; `nll` is the plain one."""
 
     nll: Tensor
@@ -102,14 +102,14 @@ class Fit(Part):
             values = values + spread * ((top - logits).sum(1) + logits.shape[1] * norm.squeeze(1))
         where, weight = self.where[at], self.weight[at].to(logits.dtype).unsqueeze(1)
         self.values[at], self.nll[at] = values.masked_fill(~where, 0.0), nll.masked_fill(~where, 0.0)
-        if block.live[side]:
+        if block.requires_grad[side]:
             gradient = block.probabilities[side] * weight
             if spread:
                 gradient -= spread * weight
             block.add(side, gradient.scatter_add_(1, labels, -own * weight))
 
 
-class Gap(Part):
+class LogitDivergence(Part):
     """The divergence of two sides."""
 
     def __init__(
@@ -128,7 +128,9 @@ class Gap(Part):
 
     def _held(self, block: _Block) -> tuple[bool, bool]:
         first, second = self.sides
-        return self.detach == "first" or not block.live[first], self.detach == "second" or not block.live[second]
+        return self.detach == "first" or not block.requires_grad[
+            first
+        ], self.detach == "second" or not block.requires_grad[second]
 
     def _kl(self, block: _Block) -> Tensor:
         """With d = log p - log q, KL(p || q) has the gradients p (d - KL) on the left and q - p on the right."""
@@ -152,15 +154,15 @@ class Gap(Part):
     def _any(self, block: _Block) -> Tensor:
         """By the plain formula and autograd, on these rows alone."""
         sides = [block.logits[side].detach() for side in self.sides]
-        wanted = [one for one, held in zip(sides, self._held(block), strict=True) if not held]
-        for one in wanted:
+        needs_grad = [one for one, held in zip(sides, self._held(block), strict=True) if not held]
+        for one in needs_grad:
             one.requires_grad_()
         with torch.enable_grad():
             values = DIVERGENCES[self.divergence](*sides)
         if values.requires_grad:
             weight = self.weight[block.positions].to(values.dtype)
-            found = torch.autograd.grad(values, wanted, weight, allow_unused=True)
-            gradients = {id(one): gradient for one, gradient in zip(wanted, found, strict=True)}
+            found = torch.autograd.grad(values, needs_grad, weight, allow_unused=True)
+            gradients = {id(one): gradient for one, gradient in zip(needs_grad, found, strict=True)}
             for side, one in zip(self.sides, sides, strict=True):
                 if gradients.get(id(one)) is not None:
                     block.add(side, gradients[id(one)])
@@ -168,59 +170,65 @@ class Gap(Part):
 
 
 @dataclass(frozen=True)
-class Work:
+class FusedObjective:
     """All that one call computes.
 
     Args:
         sides: the views; those that have a projection share one head
-        labels: of every position; any number where no `Fit` is evaluated    # [P]
+        labels: of every position; any number where no `SmoothedNLL` is evaluated    # [P]
     """
 
-    sides: Sequence[Side]
+    sides: Sequence[LogitSource]
     labels: Tensor
     parts: Sequence[Part]
     label_smoothing: float = 0.0
     smoothing: Smoothing = "torch"
 
 
-def fused(work: Work, *, head_grad: bool = True, hold: bool = False) -> Tensor:
+def fused(work: FusedObjective, *, head_grad: bool = True, retain_graph: bool = False) -> Tensor:
     """The weighted sum of all parts, a scalar to call `backward` on; fills in the values of the parts.
 
     Its gradient cannot be differentiated again.
 
     Args:
         head_grad: False leaves out the gradient of the head, for which an ascent has no use
-        hold: there will be several backwards through a retained graph; otherwise they compute everything anew
+        retain_graph: there will be several backwards through a retained graph; otherwise they compute everything anew
     """
     known = [side.projection for side in work.sides if side.projection is not None]
     weight, bias = known[0].weight, known[0].bias
     if not head_grad:
         weight, bias = weight.detach(), None if bias is None else bias.detach()
     states = [None if side.projection is None else side.projection.states for side in work.sides]
-    result: Tensor = _Fused.apply(work, hold, torch.is_grad_enabled(), weight, bias, *states)  # type: ignore[no-untyped-call]
+    result: Tensor = _Fused.apply(work, retain_graph, torch.is_grad_enabled(), weight, bias, *states)  # type: ignore[no-untyped-call]
     return result
 
 
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, work: Work, hold: bool, grad: bool, weight: Tensor, bias: Tensor | None, *states: Tensor | None
+        ctx: Any,
+        work: FusedObjective,
+        retain_graph: bool,
+        grad: bool,
+        weight: Tensor,
+        bias: Tensor | None,
+        *states: Tensor | None,
     ) -> Tensor:
-        ctx.work, ctx.hold = work, hold
-        ctx.wanted = ctx.needs_input_grad[3:] if grad else (False,) * (2 + len(states))
+        ctx.work, ctx.retain_graph = work, retain_graph
+        ctx.needs_grad = ctx.needs_input_grad[3:] if grad else (False,) * (2 + len(states))
         ctx.save_for_backward(weight, bias)
-        total, ctx.gradients = _compute(work, weight, bias, ctx.wanted)
+        total, ctx.gradients = _compute(work, weight, bias, ctx.needs_grad)
         return total
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
         refuse_second_derivative()
         gradients = ctx.gradients
-        if not ctx.hold:
+        if not ctx.retain_graph:
             ctx.gradients = None  # handed over, so that autograd may add to them in place
         if gradients is None:  # a second backward through a retained graph
             weight, bias = ctx.saved_tensors
-            gradients = _compute(ctx.work, weight, bias, ctx.wanted)[1]
+            gradients = _compute(ctx.work, weight, bias, ctx.needs_grad)[1]
         if upstream != 1.0:
             gradients = tuple(None if one is None else one * upstream.to(one.dtype) for one in gradients)
         of = [side.projection for side in ctx.work.sides]
@@ -230,11 +238,11 @@ class _Fused(torch.autograd.Function):
 
 
 def _compute(
-    work: Work, weight: Tensor, bias: Tensor | None, wanted: Sequence[bool]
+    work: FusedObjective, weight: Tensor, bias: Tensor | None, needs_grad: Sequence[bool]
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """The loss, and the gradients of weight, bias and the states of every side, as far as they are wanted."""
-    head = Head([side.projection for side in work.sides], weight, bias, wanted)
-    head.move([any(part.moves(k) for part in work.parts) for k in range(len(work.sides))])
+    """The loss, and the gradients of weight, bias and the states of every side, as far as they are needs_grad."""
+    head = Head([side.projection for side in work.sides], weight, bias, needs_grad)
+    head.allocate_grads([any(part.moves(k) for part in work.parts) for k in range(len(work.sides))])
     for part in work.parts:
         part.begin(head.wide)
     with torch.autocast(weight.device.type, enabled=False):  # the products say themselves what they are in
@@ -247,7 +255,7 @@ def _compute(
     return total, head.gradients()
 
 
-def _groups(work: Work) -> Iterator[tuple[Tensor, list[int]]]:
+def _groups(work: FusedObjective) -> Iterator[tuple[Tensor, list[int]]]:
     """Positions that need the same sides, together with those sides."""
     needed = torch.zeros(len(work.sides), len(work.labels), dtype=torch.bool, device=work.labels.device)
     for part in work.parts:
@@ -259,11 +267,11 @@ def _groups(work: Work) -> Iterator[tuple[Tensor, list[int]]]:
             yield (pattern == code).nonzero().squeeze(1), [k for k in range(len(needed)) if code >> k & 1]
 
 
-def _chunk(work: Work, head: Head, positions: Tensor, sides: Sequence[int]) -> None:
+def _chunk(work: FusedObjective, head: Head, positions: Tensor, sides: Sequence[int]) -> None:
     """Some positions, all of which need these sides."""
-    sides = sorted(sides, key=lambda k: not head.live[k])  # those with a gradient come first
-    size, live = len(positions), [k for k in sides if head.live[k]]
-    scores = space(len(sides) * size, len(head.weight), head.wide)
+    sides = sorted(sides, key=lambda k: not head.requires_grad[k])  # those with a gradient come first
+    size, requires_grad = len(positions), [k for k in sides if head.requires_grad[k]]
+    scores = scratch_buffer(len(sides) * size, len(head.weight), head.wide)
     logits = dict(zip(sides, torch.split(scores, size), strict=True))  # [size, V] each
     places = {k: _at(work.sides[k].places, positions) for k in sides}
     states = {k: every[places[k]].to(head.dtype) for k in sides if (every := head.states[k]) is not None}
@@ -277,14 +285,18 @@ def _chunk(work: Work, head: Head, positions: Tensor, sides: Sequence[int]) -> N
     step = max(1, CELLS // len(head.weight))
     for start in range(0, size, step):
         rows = slice(start, start + step)
-        block = _Block(work, positions[rows], {k: logits[k][rows] for k in sides}, head.live)
+        block = _Block(work, positions[rows], {k: logits[k][rows] for k in sides}, head.requires_grad)
         for part in parts:
             part.add_to(block)
-        for k in live:
+        for k in requires_grad:
             block.logits[k].copy_(block.gradients[k]) if k in block.gradients else block.logits[k].zero_()
-    if live:
-        found = head.learn(scores[: len(live) * size], torch.cat([states[k] for k in live]))
-        for k, gradient in zip(live, () if found is None else torch.split(found, size), strict=found is not None):
+    if requires_grad:
+        found = head.accumulate_grads(
+            scores[: len(requires_grad) * size], torch.cat([states[k] for k in requires_grad])
+        )
+        for k, gradient in zip(
+            requires_grad, () if found is None else torch.split(found, size), strict=found is not None
+        ):
             if (target := head.d_states[k]) is not None:
                 target.flatten(0, -2)[places[k]] = gradient.to(target.dtype)
 
@@ -300,8 +312,10 @@ class _Block:
     left for the norm.
     """
 
-    def __init__(self, work: Work, positions: Tensor, logits: Mapping[int, Tensor], live: Sequence[bool]) -> None:
-        self.work, self.positions, self.logits, self.live = work, positions, logits, live
+    def __init__(
+        self, work: FusedObjective, positions: Tensor, logits: Mapping[int, Tensor], requires_grad: Sequence[bool]
+    ) -> None:
+        self.work, self.positions, self.logits, self.requires_grad = work, positions, logits, requires_grad
         self.probabilities: dict[int, Tensor] = {}
         self.tops: dict[int, Tensor] = {}
         self.norms: dict[int, Tensor] = {}

@@ -47,7 +47,7 @@ class EmbeddingTap:
     Args:
         stack: where
         delta: what to add, or a function of what it is added to; None only reads    # [B, S, D]
-        at, detach: see `seqreg.forward.Shift`
+        point, detach: see `seqreg.forward.Perturbation`
 
     Afterwards `tap.embeds` holds what was consumed at that point. With a delta, leaving the block raises unless the
     hook fired exactly once; without one, `tap.fired` tells.
@@ -57,13 +57,13 @@ class EmbeddingTap:
         self,
         stack: Stack,
         delta: Tensor | Callable[[Tensor], Tensor] | None = None,
-        at: Point = "embedding",
+        point: Point = "embedding",
         detach: bool = False,
     ) -> None:
-        if at == "layernorm" and stack.norm is None:
+        if point == "layernorm" and stack.norm is None:
             name = type(stack.module).__name__
             raise BadInput(f"{name} has no LayerNorm on its embeddings to perturb after: use 'scaled' or 'word'")
-        self.stack, self.delta, self.at, self.detach = stack, delta, at, detach
+        self.stack, self.delta, self.point, self.detach = stack, delta, point, detach
         self.fired, self._inside = 0, False
         self.strange = ""
         """The type of what the embedding gave, if it was no tensor (I-BERT's gives the scale of its integers too)."""
@@ -82,9 +82,9 @@ class EmbeddingTap:
             stack.module.register_forward_pre_hook(self._begin),
             stack.module.register_forward_hook(self._end),
         ]
-        if self.at == "embedding" or stack.norm is None:
+        if self.point == "embedding" or stack.norm is None:
             self._handles.append(stack.embedding.register_forward_hook(self._at_embedding))
-        elif self.at == "layernorm":
+        elif self.point == "layernorm":
             self._handles.append(stack.norm.register_forward_hook(self._after_norm))
         else:
             self._handles.append(stack.norm.register_forward_pre_hook(self._before_norm))
@@ -118,7 +118,7 @@ class EmbeddingTap:
             self.strange = type(output).__name__
             return None
         unit: Tensor | float = 1 / self.stack.outer  # the shift is in what the stack consumes, the output is not
-        if self.at == "normalised":
+        if self.point == "normalised":
             unit = at_least_float32(output.detach()).square().mean(-1, keepdim=True).sqrt()
         changed = self._change(output, unit)
         self._consumed = lambda: changed / unit
@@ -176,10 +176,10 @@ def readers(stacks: Mapping[str, Stack]) -> dict[tuple[str, Point], EmbeddingTap
     """Taps that only read, at every point that the stacks have."""
     points: tuple[Point, ...] = ("embedding", "normalised", "layernorm")
     return {
-        (name, at): EmbeddingTap(stack, at=at)
+        (name, point): EmbeddingTap(stack, point=point)
         for name, stack in stacks.items()
-        for at in points
-        if at != "layernorm" or stack.norm is not None
+        for point in points
+        if point != "layernorm" or stack.norm is not None
     }
 
 

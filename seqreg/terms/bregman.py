@@ -14,7 +14,7 @@ from seqreg.divergences import Divergence
 from seqreg.errors import BadInput
 from seqreg.forward import Dropout
 from seqreg.losses import at_least_float32
-from seqreg.objective import Agreement
+from seqreg.objective import Consistency
 from seqreg.term import Cost, Term
 
 
@@ -74,12 +74,12 @@ class Bregman(Term):
     def cost(self) -> Cost:
         return Cost(2, 1) if self.dropout == "off" else Cost(1, 0)
 
-    def __call__(self, ctx: Context) -> Agreement:
+    def __call__(self, ctx: Context) -> Consistency:
         own = ctx.reference(self.dropout)
         average = self.average(ctx)
         view = ctx.forward(dropout=self.dropout, grad=False, weights=average)
         held: Literal["second"] = "second"
-        return Agreement(own, view, self.divergence, held, self.per)
+        return Consistency(own, view, self.divergence, held, self.per)
 
     def diagnostics(self, ctx: Context) -> dict[str, float]:
         """distance: how far the weights are from their average, |w - w'| / |w|."""

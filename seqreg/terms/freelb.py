@@ -12,7 +12,7 @@ from seqreg import diagnostics
 from seqreg.ascent import Adversarial, ascend, begin, climb, climbed
 from seqreg.context import Context
 from seqreg.noise import Noise, Norm, Over
-from seqreg.objective import Joint, Task
+from seqreg.objective import BaseLoss, WeightedSum
 from seqreg.term import Cost
 
 PAPER: Mapping[str, Any] = {"scale": 0.1, "spread": "sentence", "step_size": 0.1, "radius": 0.3, "relative": False}
@@ -89,12 +89,12 @@ class FreeLB(Adversarial):
     def diagnostics(self, ctx: Context) -> dict[str, float]:
         """See `diagnostics.size`, `ascent.climbed`; `rise` is the loss at the end of the ascent over the clean loss."""
         clean = ctx.reference(self.dropout)
-        ascent = ascend(self, ctx, clean, lambda view: Task(view).sum(ctx, ctx.mask))
+        ascent = ascend(self, ctx, clean, lambda view: BaseLoss(view).sum(ctx, ctx.mask))
         shift = self.shift(ascent.final)
         rise = float(ctx.task_mean(ctx.forward(shift, dropout=self.dropout)) / ctx.task_mean(clean))
         return {**climbed(self, ascent), **diagnostics.size(ctx, clean, shift), "rise": rise}
 
-    def __call__(self, ctx: Context) -> Joint:
+    def __call__(self, ctx: Context) -> WeightedSum:
         deltas, balls = begin(self, ctx, ctx.reference(self.dropout))
         total = torch.zeros((), device=ctx.mask.device)
         unit = float(ctx.weights(ctx.base.per).max()) or 1.0  # a step follows the sum over positions, not their mean
@@ -103,7 +103,7 @@ class FreeLB(Adversarial):
             live = {name: delta.detach().requires_grad_() for name, delta in deltas.items()}
             with torch.enable_grad():
                 view = ctx.forward(self.shift(live), dropout=self.dropout)
-                loss = Task(view).value(ctx, hold=point < self.points - 1)
+                loss = BaseLoss(view).value(ctx, retain_graph=point < self.points - 1)
                 wanted = loss / unit
             total = total + (loss if training else loss.detach()) / self.points
             if point < self.points - 1:
@@ -112,4 +112,4 @@ class FreeLB(Adversarial):
                     name: climb(self, delta, gradient, balls[name], last=False)
                     for (name, delta), gradient in zip(deltas.items(), gradients, strict=True)
                 }
-        return Joint((-1.0, Task(ctx.clean)), rest=total)
+        return WeightedSum((-1.0, BaseLoss(ctx.clean)), rest=total)

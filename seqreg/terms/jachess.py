@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seqreg.context import Context
 from seqreg.errors import BadInput
-from seqreg.forward import Shift, View
+from seqreg.forward import Pass, Perturbation
 from seqreg.losses import at_least_float32
 from seqreg.schedules import Weight
 from seqreg.smoothness import Norms, States, differences, full_precision_weights, masked, source_gap, states
@@ -134,7 +134,7 @@ class JacHess(Term):
         epsilon = self.epsilon or (0.03 if self.hessian else 0.01)
         return differences(ctx, epsilon=epsilon, hessian=self.hessian > 0, layers=self.layers, name=self.name)
 
-    def states(self, ctx: Context, view: View) -> States:
+    def states(self, ctx: Context, view: Pass) -> States:
         """The outputs that are kept smooth."""
         return states(ctx, view, self.layers)
 
@@ -174,7 +174,7 @@ class JacHess(Term):
         like = ctx.clean.embeds[site, "embedding"]
         delta = torch.zeros(like.shape, device=like.device, dtype=at_least_float32(like).dtype).requires_grad_()
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-            view = ctx.forward(Shift({site: delta}), dropout="shared", hidden=True)
+            view = ctx.forward(Perturbation({site: delta}), dropout="shared", hidden=True)
             outputs = self.states(ctx, view)
             norms = {name: delta.new_zeros(()) for name in outputs}
             if self.name not in ctx.memory:
@@ -213,7 +213,7 @@ class JacHess(Term):
             like = ctx.clean.embeds[site, "embedding"]
             delta = torch.zeros_like(like).requires_grad_()
             with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-                view = ctx.forward(Shift({site: delta}, detach=True), dropout="independent", hidden=True)
+                view = ctx.forward(Perturbation({site: delta}, detach=True), dropout="independent", hidden=True)
                 state = self.states(ctx, view)[name][0]
                 token = state if state.dim() == 2 else state[:, -1 if site == "decoder" else 0]
                 slopes = []

@@ -14,7 +14,7 @@ from torch import Tensor
 from seqreg import diagnostics
 from seqreg.context import Context, Where
 from seqreg.errors import BadInput
-from seqreg.forward import Shift
+from seqreg.forward import Perturbation
 from seqreg.noise import arithmetic_dtype, rms, sample, too_small
 from seqreg.schedules import weight_at
 from seqreg.term import Cost, Term
@@ -78,7 +78,7 @@ class NEFTune(Term):
     def cost(self) -> Cost:
         return Cost(forwards=0, backwards=0)
 
-    def input_shift(self, ctx: Context, weight: float) -> Shift:
+    def input_shift(self, ctx: Context, weight: float) -> Perturbation:
         if weight > 1:
             raise BadInput(f"{self.name}: weight={weight:g} would enlarge the noise: raise alpha, and do not use Every")
 
@@ -96,7 +96,7 @@ class NEFTune(Term):
                 ctx.notes[self.name] = f"{complaint} (alpha, max_ratio)"
             return sample("uniform", embeds, weight * bound, mask)
 
-        return Shift({name: partial(noise, site=name) for name in ctx.sites(self.where)})
+        return Perturbation({name: partial(noise, site=name) for name in ctx.sites(self.where)})
 
     def diagnostics(self, ctx: Context) -> dict[str, float]:
         """See `seqreg.diagnostics.size`."""

@@ -14,9 +14,9 @@ from seqreg import diagnostics
 from seqreg.context import Context, Per, Where
 from seqreg.divergences import Divergence
 from seqreg.errors import BadInput
-from seqreg.forward import Dropout, Extra, Shift, View
+from seqreg.forward import Dropout, ExtraPass, Pass, Perturbation
 from seqreg.noise import Noise, arithmetic_dtype, rms, sample, too_small
-from seqreg.objective import Agreement
+from seqreg.objective import Consistency
 from seqreg.schedules import Weight
 from seqreg.term import Cost, Term
 
@@ -114,13 +114,15 @@ class R3F(Term):
             return Cost(forwards, forwards - 1)
         return Cost(forwards, 1 if self.grad == "noised" else forwards)
 
-    def extra(self, ctx: Context) -> Extra | None:
+    def extra(self, ctx: Context) -> ExtraPass | None:
         if self.dropout != "independent" or self.grad == "clean" or (self.relative and self.rows < 1):
             return None  # the RMS is that of all rows, which noise for some has to know
         rows = self._rows(ctx)
-        return Extra(Shift({site: partial(self._noise, ctx, site, rows) for site in ctx.sites(self.where)}), rows)
+        return ExtraPass(
+            Perturbation({site: partial(self._noise, ctx, site, rows) for site in ctx.sites(self.where)}), rows
+        )
 
-    def __call__(self, ctx: Context) -> Agreement:
+    def __call__(self, ctx: Context) -> Consistency:
         clean, noised = ctx.reference(self.dropout), ctx.made_for(self)
         if noised is None:
             rows = self._rows(ctx)
@@ -148,9 +150,9 @@ class R3F(Term):
             kept = kept * (torch.rand_like(kept) < self.tokens) / self.tokens
         return kept
 
-    def _agreement(self, clean: View, noised: View) -> Agreement:
+    def _agreement(self, clean: Pass, noised: Pass) -> Consistency:
         held: dict[str, Literal["none", "first", "second"]] = {"both": "none", "noised": "first", "clean": "second"}
-        return Agreement(clean, noised, self.divergence, held[self.grad], self.per, self.padding)
+        return Consistency(clean, noised, self.divergence, held[self.grad], self.per, self.padding)
 
     def diagnostics(self, ctx: Context) -> dict[str, float]:
         """See `seqreg.diagnostics`."""
@@ -161,10 +163,10 @@ class R3F(Term):
             **diagnostics.sources(ctx, clean, shift, self.dropout, lambda a, b: self._agreement(a, b).value(ctx)),
         }
 
-    def _shift(self, ctx: Context, clean: View, rows: Tensor | None = None) -> Shift:
+    def _shift(self, ctx: Context, clean: Pass, rows: Tensor | None = None) -> Perturbation:
         embeds = {site: clean.embeds[site, "embedding"] for site in ctx.sites(self.where)}
         embeds = embeds if rows is None else {site: found[rows] for site, found in embeds.items()}
-        return Shift({site: self._noise(ctx, site, rows, found, clean.dtype) for site, found in embeds.items()})
+        return Perturbation({site: self._noise(ctx, site, rows, found, clean.dtype) for site, found in embeds.items()})
 
     def _noise(
         self, ctx: Context, name: str, rows: Tensor | None, embeds: Tensor, dtype: torch.dtype | None = None

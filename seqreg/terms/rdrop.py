@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 
 from seqreg.context import Context, Per
 from seqreg.divergences import Divergence
-from seqreg.forward import Extra, Shift
-from seqreg.objective import Agreement, Joint, Task
+from seqreg.forward import ExtraPass, Perturbation
+from seqreg.objective import BaseLoss, Consistency, WeightedSum
 from seqreg.term import Cost, Term
 
 
@@ -71,12 +71,12 @@ class RDrop(Term):
     def shares_dropout(self) -> bool:
         return False
 
-    def extra(self, ctx: Context) -> Extra:
-        return Extra(Shift({}))
+    def extra(self, ctx: Context) -> ExtraPass:
+        return ExtraPass(Perturbation({}))
 
-    def __call__(self, ctx: Context) -> Joint:
+    def __call__(self, ctx: Context) -> WeightedSum:
         clean, second = ctx.clean, ctx.made_for(self) or ctx.forward(dropout="independent")
         alpha = self.alpha / 2 if self.divergence == "symmetric_kl" else self.alpha
         tasks = {"sum": [(1.0, second)], "mean": [(0.5, second), (-0.5, clean)], "none": []}[self.task]
-        agreement = Agreement(clean, second, self.divergence, per=self.per)
-        return Joint((alpha, agreement), *((factor, Task(view)) for factor, view in tasks))
+        agreement = Consistency(clean, second, self.divergence, per=self.per)
+        return WeightedSum((alpha, agreement), *((factor, BaseLoss(view)) for factor, view in tasks))

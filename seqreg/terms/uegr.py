@@ -13,7 +13,7 @@ from seqreg.context import Context
 from seqreg.divergences import js_of
 from seqreg.errors import BadInput
 from seqreg.noise import Norm, Over
-from seqreg.objective import Joint, Task
+from seqreg.objective import BaseLoss, WeightedSum
 from seqreg.term import Cost
 
 
@@ -89,7 +89,7 @@ class UEGR(Adversarial):
     def rates(self) -> list[float]:
         return [self.low + k * (self.high - self.low) / (self.passes - 1) for k in range(self.passes)]
 
-    def __call__(self, ctx: Context) -> Joint:
+    def __call__(self, ctx: Context) -> WeightedSum:
         if ctx.kind == "regression":
             raise BadInput(f"{self.name}: a regression head has no distributions to agree: leave the term out")
         if ctx.forward.recomputes:
@@ -97,15 +97,15 @@ class UEGR(Adversarial):
         shift = self.shift(self.attack(ctx))
         views = [ctx.forward(shift, dropout="independent", rate=rate) for rate in self.rates()]
         agreement = ctx.reduce(js_of([view.logits for view in views]))
-        tasks = [(1.0 / self.passes, Task(view)) for view in views]
-        return Joint(*tasks, (-1.0, Task(ctx.clean)), rest=self.alpha * agreement)
+        tasks = [(1.0 / self.passes, BaseLoss(view)) for view in views]
+        return WeightedSum(*tasks, (-1.0, BaseLoss(ctx.clean)), rest=self.alpha * agreement)
 
     def attack(self, ctx: Context) -> dict[str, Tensor]:
         """One step from the clean input along the gradient of the task loss."""
         start, balls = begin(self, ctx, ctx.clean)
         live = {name: torch.zeros_like(delta).requires_grad_() for name, delta in start.items()}
         with torch.enable_grad():
-            loss = Task(ctx.forward(self.shift(live), dropout="shared")).sum(ctx, ctx.mask)
+            loss = BaseLoss(ctx.forward(self.shift(live), dropout="shared")).sum(ctx, ctx.mask)
             found = torch.autograd.grad(loss, list(live.values()))
         return {
             name: climb(self, live[name].detach(), gradient, balls[name], last=True)

@@ -16,7 +16,7 @@ from seqreg.divergences import DIVERGENCES, kl
 from seqreg.fused import head as head
 from seqreg.fused import loss as vocab
 from seqreg.fused.head import Projection, squared_norm
-from seqreg.fused.loss import Fit, Gap, Side, Work, fused
+from seqreg.fused.loss import FusedObjective, LogitDivergence, LogitSource, SmoothedNLL, fused
 from seqreg.losses import label_smoothed_nll
 
 DETACHED = ("none", "first", "second", "teachers")
@@ -56,27 +56,31 @@ class Case:
     def leaves(self) -> list[Tensor]:
         return [self.weight, *([] if self.bias is None else [self.bias]), *self.states]
 
-    def work(self, divergence: Any, detach: Any) -> Work:
+    def work(self, divergence: Any, detach: Any) -> FusedObjective:
         """A base loss of two views, an agreement between them, and one of a third with constant logits."""
-        sides = [Side(Projection(one, self.weight, self.bias, one.dtype)) for one in self.states]
-        sides.append(Side(None, None, self.constant))
+        sides = [LogitSource(Projection(one, self.weight, self.bias, one.dtype)) for one in self.states]
+        sides.append(LogitSource(None, None, self.constant))
         w, kept = self.weights, self.kept
-        parts = [Fit(0, w[0], kept), Fit(1, w[1], kept), Gap(0, 1, divergence, detach, w[2], kept)]
+        parts = [
+            SmoothedNLL(0, w[0], kept),
+            SmoothedNLL(1, w[1], kept),
+            LogitDivergence(0, 1, divergence, detach, w[2], kept),
+        ]
         if divergence != "stable_kl" and detach in ("none", "second"):
-            parts.append(Gap(2, 3, divergence, "second", w[3], w[3] > 0.5))
+            parts.append(LogitDivergence(2, 3, divergence, "second", w[3], w[3] > 0.5))
             parts[-1].weight = w[3] * (w[3] > 0.5)
-        return Work(sides, self.labels, parts, self.options["label_smoothing"], self.options["smoothing"])
+        return FusedObjective(sides, self.labels, parts, self.options["label_smoothing"], self.options["smoothing"])
 
-    def plain(self, work: Work) -> Tensor:
+    def plain(self, work: FusedObjective) -> Tensor:
         logits = [(one[0] @ self.weight.t() + (0 if self.bias is None else self.bias)) for one in self.states]
         logits.append(self.constant)
         total = torch.zeros((), dtype=self.weight.dtype)
         for part in work.parts:
-            if isinstance(part, Fit):
+            if isinstance(part, SmoothedNLL):
                 options = self.options["label_smoothing"], self.options["smoothing"]
                 values = label_smoothed_nll(logits[part.sides[0]], self.labels, *options)[0]
             else:
-                assert isinstance(part, Gap)
+                assert isinstance(part, LogitDivergence)
                 first, second = (logits[side] for side in part.sides)
                 if part.detach == "teachers":
                     values = kl(first.detach(), second) + kl(second.detach(), first)
@@ -137,9 +141,9 @@ def test_logits_far_from_zero(divergence: Any, offset: float) -> None:
     every = torch.arange(6)
     found = []
     for shift in (0.0, offset):
-        sides = [Side(head, None, one + shift, every) for one in logits]
-        parts = [Fit(0, ones, ones > 0), Gap(0, 1, divergence, "none", ones, ones > 0)]
-        fused(Work(sides, labels, parts, 0.1))
+        sides = [LogitSource(head, None, one + shift, every) for one in logits]
+        parts = [SmoothedNLL(0, ones, ones > 0), LogitDivergence(0, 1, divergence, "none", ones, ones > 0)]
+        fused(FusedObjective(sides, labels, parts, 0.1))
         found.append([part.values for part in parts] + [parts[0].nll])  # type: ignore[attr-defined]
     for near, far in zip(*found, strict=True):
         torch.testing.assert_close(far, near, rtol=1e-6, atol=0.0)
@@ -155,9 +159,11 @@ def test_gradcheck(divergence: str, detach: str) -> None:
     frozen = {"first": 0, "second": 1}.get(detach)
 
     def loss(weight: Tensor, *states: Tensor) -> Tensor:
-        sides = [Side(Projection(one, weight, case.bias, one.dtype)) for one in states]
-        gap = Gap(0, 1, divergence, detach, case.weights[2], case.kept)  # type: ignore[arg-type]
-        return fused(Work(sides, case.labels, [Fit(1 - (frozen or 0), case.weights[0], case.kept), gap], 0.1))
+        sides = [LogitSource(Projection(one, weight, case.bias, one.dtype)) for one in states]
+        gap = LogitDivergence(0, 1, divergence, detach, case.weights[2], case.kept)  # type: ignore[arg-type]
+        return fused(
+            FusedObjective(sides, case.labels, [SmoothedNLL(1 - (frozen or 0), case.weights[0], case.kept), gap], 0.1)
+        )
 
     leaves = [case.weight.detach(), *(one.detach() for one in case.states[:2])]
     for index, leaf in enumerate(leaves[1:]):
@@ -175,10 +181,11 @@ def test_small_differences_are_not_lost() -> None:
         found = []
         for dtype in (torch.float64, torch.float32):
             sides = [
-                Side(Projection(one.to(dtype), case.weight.detach().to(dtype), None, dtype)) for one in (first, second)
+                LogitSource(Projection(one.to(dtype), case.weight.detach().to(dtype), None, dtype))
+                for one in (first, second)
             ]
-            gap = Gap(0, 1, divergence, "none", case.weights[0], case.kept)  # type: ignore[arg-type]
-            found.append(float(fused(Work(sides, case.labels, [gap]))))
+            gap = LogitDivergence(0, 1, divergence, "none", case.weights[0], case.kept)  # type: ignore[arg-type]
+            found.append(float(fused(FusedObjective(sides, case.labels, [gap]))))
         assert found[1] == pytest.approx(found[0], rel=2e-3)
 
 
@@ -199,11 +206,13 @@ def test_rows_of_a_view() -> None:
     where = torch.zeros(12, dtype=torch.bool).index_fill(0, taken, True)
     weight = case.weights[0] * where
     sides = [
-        Side(Projection(case.states[0], case.weight, None, torch.float64)),
-        Side(Projection(some, case.weight, None, torch.float64), places),
+        LogitSource(Projection(case.states[0], case.weight, None, torch.float64)),
+        LogitSource(Projection(some, case.weight, None, torch.float64), places),
     ]
-    fit = Fit(0, case.weights[1], case.kept)
-    loss = fused(Work(sides, case.labels, [fit, Gap(0, 1, "symmetric_kl", "none", weight, where)]))
+    fit = SmoothedNLL(0, case.weights[1], case.kept)
+    loss = fused(
+        FusedObjective(sides, case.labels, [fit, LogitDivergence(0, 1, "symmetric_kl", "none", weight, where)])
+    )
     first, second = case.states[0][0] @ case.weight.t(), some[0] @ case.weight.t()
     values = DIVERGENCES["symmetric_kl"](first[taken], second)
     plain = (label_smoothed_nll(first, case.labels)[0] * case.weights[1]).sum() + (values * weight[taken]).sum()
@@ -220,8 +229,8 @@ def test_b3_known_logits_stand_for_the_product() -> None:
     logits, places = head.known(projection, case.kept.nonzero().squeeze(1))
     assert not logits.requires_grad
     results = []
-    for side in (Side(projection), Side(projection, None, logits, places)):
-        loss = fused(Work([side], case.labels, [Fit(0, case.weights[0], case.kept)], 0.1))
+    for side in (LogitSource(projection), LogitSource(projection, None, logits, places)):
+        loss = fused(FusedObjective([side], case.labels, [SmoothedNLL(0, case.weights[0], case.kept)], 0.1))
         results.append((loss, gradients(loss, case.leaves)))
     torch.testing.assert_close(results[0], results[1], rtol=1e-12, atol=1e-14)
 
@@ -264,9 +273,13 @@ def test_a_pass_without_grad_has_no_gradient() -> None:
     first, second = case.states[:2]
     found = []
     for live in (False, True):
-        other = Side(Projection(second.detach(), case.weight, None, torch.float64, live))
-        gap = Gap(0, 1, "symmetric_kl", "none" if not live else "second", case.weights[0], case.kept)
-        loss = fused(Work([Side(Projection(first, case.weight, None, torch.float64)), other], case.labels, [gap]))
+        other = LogitSource(Projection(second.detach(), case.weight, None, torch.float64, live))
+        gap = LogitDivergence(0, 1, "symmetric_kl", "none" if not live else "second", case.weights[0], case.kept)
+        loss = fused(
+            FusedObjective(
+                [LogitSource(Projection(first, case.weight, None, torch.float64)), other], case.labels, [gap]
+            )
+        )
         found.append(gradients(loss, [case.weight, first]))
     torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-14)
 
@@ -280,10 +293,10 @@ def test_bfloat16_products_have_float32_sums() -> None:
     sides = [
         side
         if side.projection is None
-        else Side(Projection(side.projection.states, case.weight, case.bias, torch.bfloat16))
+        else LogitSource(Projection(side.projection.states, case.weight, case.bias, torch.bfloat16))
         for side in work.sides
     ]
-    loss = fused(Work(sides, work.labels, work.parts, 0.1))
+    loss = fused(FusedObjective(sides, work.labels, work.parts, 0.1))
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(exact.item(), rel=0.03)
     for own, other in zip(gradients(loss, case.leaves), expected, strict=True):
@@ -311,8 +324,11 @@ def flops(*parts: vocab.Part, sides: int, case: Case, head_grad: bool = True, kn
     of = [Projection(case.states[k], case.weight, None, torch.float32) for k in range(sides)]
     logits = head.known(of[0], case.kept.nonzero().squeeze(1)) if known else None
     with FlopCounterMode(display=False) as counter:
-        views = [Side(one, None, *logits) if k == 0 and logits is not None else Side(one) for k, one in enumerate(of)]
-        fused(Work(views, case.labels, list(parts), 0.1), head_grad=head_grad).backward()
+        views = [
+            LogitSource(one, None, *logits) if k == 0 and logits is not None else LogitSource(one)
+            for k, one in enumerate(of)
+        ]
+        fused(FusedObjective(views, case.labels, list(parts), 0.1), head_grad=head_grad).backward()
     return counter.get_total_flops() / (2 * int(case.kept.sum()) * case.weight.numel())
 
 
@@ -321,9 +337,12 @@ def test_work_that_is_left_out() -> None:
     case = Case(10, 40, 30, 8, torch.float32, bias=False, padding=0.25)
     w, kept = case.weights, case.kept
     assert 0.5 < kept.float().mean() < 0.9  # nothing is computed for the rest
-    assert flops(Fit(0, w[0], kept), sides=1, case=case) == 3
-    assert flops(Fit(0, w[0], kept), Gap(0, 1, "kl", "none", w[1], kept), sides=2, case=case) == 6
-    assert flops(Fit(0, w[0], kept), Gap(0, 1, "kl", "second", w[1], kept), sides=2, case=case) == 4
-    assert flops(Gap(0, 1, "kl", "first", w[1], kept), sides=2, case=case, head_grad=False) == 3
-    assert flops(Gap(0, 1, "kl", "first", w[1], kept), sides=2, case=case, head_grad=False, known=True) == 2
-    assert flops(Fit(0, w[0], kept), Fit(0, -w[0], kept), Fit(1, w[1], kept), sides=2, case=case) == 6
+    assert flops(SmoothedNLL(0, w[0], kept), sides=1, case=case) == 3
+    assert flops(SmoothedNLL(0, w[0], kept), LogitDivergence(0, 1, "kl", "none", w[1], kept), sides=2, case=case) == 6
+    assert flops(SmoothedNLL(0, w[0], kept), LogitDivergence(0, 1, "kl", "second", w[1], kept), sides=2, case=case) == 4
+    assert flops(LogitDivergence(0, 1, "kl", "first", w[1], kept), sides=2, case=case, head_grad=False) == 3
+    assert flops(LogitDivergence(0, 1, "kl", "first", w[1], kept), sides=2, case=case, head_grad=False, known=True) == 2
+    assert (
+        flops(SmoothedNLL(0, w[0], kept), SmoothedNLL(0, -w[0], kept), SmoothedNLL(1, w[1], kept), sides=2, case=case)
+        == 6
+    )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from seqreg import Context, Cost, Term
-from seqreg.forward import Shift
+from seqreg.forward import Perturbation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,10 +22,10 @@ class Faulty(Term):
     def cost(self) -> Cost:
         return Cost(forwards=0, backwards=0)
 
-    def input_shift(self, ctx: Context, weight: float) -> Shift | None:
+    def input_shift(self, ctx: Context, weight: float) -> Perturbation | None:
         if self.how != "loss" or ctx.step not in self.at:
             return None
-        return Shift({ctx.sites("input")[0]: lambda embeds: torch.full_like(embeds, float("nan"))})
+        return Perturbation({ctx.sites("input")[0]: lambda embeds: torch.full_like(embeds, float("nan"))})
 
     def __call__(self, ctx: Context) -> Tensor:
         nothing = torch.zeros((), device=ctx.mask.device)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from seqreg import Forward, Shift, Site, View
+from seqreg import Forward, Pass, Perturbation, PerturbationSite
 
 
 class Played(Forward):
@@ -15,9 +15,9 @@ class Played(Forward):
 
     def __init__(self, *logits: Tensor, embeds: Tensor | None = None) -> None:
         self.logits, self.passes = logits, 0
-        self.module, self.sites, self.embeds = nn.Module(), {"encoder": Site()}, embeds
+        self.module, self.sites, self.embeds = nn.Module(), {"encoder": PerturbationSite()}, embeds
 
-    def run(self, shifts: Sequence[Shift], *, hidden: bool) -> View:
+    def run(self, shifts: Sequence[Perturbation], *, hidden: bool) -> Pass:
         self.passes += 1
         embeds: dict[Any, Tensor] = {} if self.embeds is None else {("encoder", "embedding"): self.embeds}
-        return View(self.logits[self.passes - 1], embeds)
+        return Pass(self.logits[self.passes - 1], embeds)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqreg import BadInput, Shift
+from seqreg import BadInput, Perturbation
 from seqreg.integrations.embedding_hook import EmbeddingTap, Stack
 from seqreg.integrations.hf import context
 from seqreg.integrations.hf.model import stacks
@@ -58,7 +58,7 @@ def test_shifting_embeddings_equals_changing_the_table(model: str, site: str, re
     table = 0.3 * torch.randn(stack.embedding.weight.shape)  # type: ignore[arg-type]
     ctx = context(net, batch)
     clean = ctx.clean
-    shifted = ctx.forward(Shift({name: table[ids]}), dropout="off")
+    shifted = ctx.forward(Perturbation({name: table[ids]}), dropout="off")
     torch.testing.assert_close(shifted.embeds[name, "embedding"], clean.embeds[name, "embedding"] + table[ids])
 
     changed = copy.deepcopy(net)

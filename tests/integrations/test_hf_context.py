@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from seqreg import BadInput, Context, Cost, Count, Criterion, Shift, Term
+from seqreg import BadInput, Context, Cost, Count, Criterion, Perturbation, Term
 from seqreg.integrations.hf import context, count
 from seqreg.integrations.hf.context import HFForward
 from seqreg.integrations.hf.model import decoder_inputs, task_of
@@ -300,7 +300,7 @@ class Ascending(Term):
     def __call__(self, ctx: Context) -> Tensor:
         embeds = ctx.clean.embeds["encoder", "embedding"]
         delta = torch.zeros_like(embeds).requires_grad_()
-        view = ctx.forward(Shift({"encoder": delta}), dropout="shared")
+        view = ctx.forward(Perturbation({"encoder": delta}), dropout="shared")
         (gradient,) = torch.autograd.grad(ctx.task_loss(view).sum(), delta)
         return ctx.reduce(gradient.square().sum((-1, -2)).unsqueeze(-1).expand_as(ctx.labels))
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqreg import BadInput, Context, Criterion, LossReport, Shift, Term, View, build_criterion, build_term
+from seqreg import BadInput, Context, Criterion, LossReport, Pass, Perturbation, Term, build_criterion, build_term
 from seqreg.build import term_names
 from seqreg.errors import Advice
 from seqreg.integrations.hf import context
@@ -32,7 +32,7 @@ class Counter:
         self.inner, self.forward = ctx.forward.run, ctx.forward
         ctx.forward.run = self.run  # type: ignore[method-assign]
 
-    def run(self, shifts: Sequence[Shift], *, hidden: bool, rows: Tensor | None = None) -> View:
+    def run(self, shifts: Sequence[Perturbation], *, hidden: bool, rows: Tensor | None = None) -> Pass:
         """A pass of a larger batch counts as several."""
         size = 1 if rows is None else len(rows) // self.forward.rows
         view = self.inner(shifts, hidden=hidden, rows=rows)

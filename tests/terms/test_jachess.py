@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from seqreg import BadInput, Criterion, Shift, StartAt
+from seqreg import BadInput, Criterion, Perturbation, StartAt
 from seqreg.bench import steps as bench_steps
 from seqreg.bench import worker_process
 from seqreg.integrations.hf import context, count
@@ -38,7 +38,7 @@ def outputs(net: Any, batch: dict[str, Tensor], term: JacHess, delta: Tensor) ->
     ctx = context(net, batch)
     ctx.hidden = True
     _ = ctx.clean
-    view = ctx.forward(Shift({"encoder": delta}), dropout="shared", hidden=True)
+    view = ctx.forward(Perturbation({"encoder": delta}), dropout="shared", hidden=True)
     return {name: values for name, (values, _) in term.states(ctx, view).items()}
 
 
@@ -139,7 +139,7 @@ def test_parameter_gradient_of_j_finite_difference(monkeypatch: pytest.MonkeyPat
     delta = torch.zeros(3, 8, 32, dtype=torch.float64, requires_grad=True)
     ctx = context(double, batch)
     ctx.hidden = True
-    view = (ctx.clean, ctx.forward(Shift({"encoder": delta}), dropout="shared", hidden=True))[1]
+    view = (ctx.clean, ctx.forward(Perturbation({"encoder": delta}), dropout="shared", hidden=True))[1]
     total = torch.zeros((), dtype=torch.float64)
     for values, mask in term.states(ctx, view).values():
         u = torch.zeros_like(values, requires_grad=True)

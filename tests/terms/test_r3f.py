@@ -10,7 +10,7 @@ from torch import Tensor
 from seqreg import BadInput, Cost, Criterion
 from seqreg.integrations.hf import context, count
 from seqreg.noise import sample
-from seqreg.objective import Task
+from seqreg.objective import BaseLoss
 from seqreg.terms.r3f import R3F
 from tests.helpers import tiny_models
 
@@ -308,7 +308,7 @@ def _mean_gradient(net: Any, draws: int, **settings: Any) -> tuple[Tensor, Tenso
         torch.manual_seed(seed)
         ctx = context(net, tiny_models.batch("bart", rows=6))
         report = Criterion(R3F(scale=1e-3, **settings))(ctx)
-        (gradient,) = torch.autograd.grad(report.total - Task(ctx.clean).value(ctx), parameter)
+        (gradient,) = torch.autograd.grad(report.total - BaseLoss(ctx.clean).value(ctx), parameter)
         found.append(gradient.flatten())
     every = torch.stack(found)
     return every.mean(0), every.std(0) / draws**0.5

@@ -11,7 +11,7 @@ from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
 from seqreg.errors import BadInput
-from seqreg.forward import Forward, Shift, Site, View
+from seqreg.forward import Forward, Pass, Perturbation, PerturbationSite
 from seqreg.fused.head import Projection
 from seqreg.integrations.embedding_hook import EmbeddingTap, Stack, Tapped, readers
 from seqreg.integrations.fairseq_plugin import model as fs
@@ -37,7 +37,7 @@ class FairseqForward(Forward):
                     f"a sample has no {read[name]}, which the {name} reads: is --add-prev-output-tokens missing?"
                 )
         self.sites = {
-            name: Site(stack.outer, self.inputs[read[name]].ne(fs.padding(stack)))
+            name: PerturbationSite(stack.outer, self.inputs[read[name]].ne(fs.padding(stack)))
             for name, stack in self.stacks.items()
         }
         self.drops_layers = module.training and fs.drops_layers(module)
@@ -54,7 +54,7 @@ class FairseqForward(Forward):
         elif self.projection is not None:
             self.options = {"features_only": True}
 
-    def run(self, shifts: Sequence[Shift], *, hidden: bool, rows: Tensor | None = None) -> View:
+    def run(self, shifts: Sequence[Perturbation], *, hidden: bool, rows: Tensor | None = None) -> Pass:
         inputs = self.inputs
         if rows is not None:
             inputs = {key: value[rows] if isinstance(value, Tensor) else value for key, value in inputs.items()}
@@ -62,7 +62,7 @@ class FairseqForward(Forward):
         with contextlib.ExitStack() as exits:
             for shift in shifts:
                 for name, delta in shift.delta.items():
-                    exits.enter_context(EmbeddingTap(self.stacks[name], delta, shift.at, shift.detach))
+                    exits.enter_context(EmbeddingTap(self.stacks[name], delta, shift.point, shift.detach))
             taps = readers(self.stacks)
             for tap in taps.values():
                 exits.enter_context(tap)
@@ -70,9 +70,9 @@ class FairseqForward(Forward):
             output, _ = (self.module if self.aside else self.model)(**inputs, **options)
         dtype = next((tap.dtype for tap in taps.values() if tap.dtype is not None), None)
         if self.projection is None:
-            return View(output, Tapped(taps), states, dtype=dtype, rows=rows)
+            return Pass(output, Tapped(taps), states, dtype=dtype, rows=rows)
         projection = _project(output, self.projection)
-        return View(projection.logits, Tapped(taps), states, dtype=dtype, projection=projection, rows=rows)
+        return Pass(projection.logits, Tapped(taps), states, dtype=dtype, projection=projection, rows=rows)
 
 
 def _project(states: Tensor, head: nn.Linear) -> Projection:

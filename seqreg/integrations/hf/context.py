@@ -14,7 +14,7 @@ from transformers import EncoderDecoderModel
 
 from seqreg.context import Context, Count, Kind
 from seqreg.errors import BadInput
-from seqreg.forward import Forward, Shift, Site, View
+from seqreg.forward import Forward, Pass, Perturbation, PerturbationSite
 from seqreg.integrations.embedding_hook import EmbeddingTap, Lookup, Stack, Tapped, readers
 from seqreg.integrations.hf import model as hf
 from seqreg.integrations.hf.lazy_logits import Pending, deferred, head_of
@@ -48,7 +48,7 @@ class HFForward(Forward):
         self.rows = None if self.packed or hf.routes(module, self.inputs) else _batch_size(self.inputs)
         self.lookups = self._lookups(self.inputs)
 
-    def run(self, shifts: Sequence[Shift], *, hidden: bool, rows: Tensor | None = None) -> View:
+    def run(self, shifts: Sequence[Perturbation], *, hidden: bool, rows: Tensor | None = None) -> Pass:
         inputs = self.inputs
         if rows is not None:
             inputs = {key: value[rows] if isinstance(value, Tensor) else value for key, value in inputs.items()}
@@ -59,7 +59,7 @@ class HFForward(Forward):
                     exits.enter_context(lookup)
             for shift in shifts:
                 for name, delta in shift.delta.items():
-                    exits.enter_context(EmbeddingTap(self.stacks[name], delta, shift.at, shift.detach))
+                    exits.enter_context(EmbeddingTap(self.stacks[name], delta, shift.point, shift.detach))
             taps = readers(self.stacks)
             for tap in taps.values():
                 exits.enter_context(tap)
@@ -73,17 +73,17 @@ class HFForward(Forward):
             output.logits = output.logits.made  # and perhaps changed
         if not isinstance(output.logits, Pending):
             logits = output.logits[:, :-1] if causal else output.logits
-            return View(logits, embeds, states, lambda _: output, dtype, rows=rows, aux_loss=aux)
+            return Pass(logits, embeds, states, lambda _: output, dtype, rows=rows, aux_loss=aux)
         pending: Pending = output.logits
         projection = pending.projection
         if causal:
             projection = dataclasses.replace(projection, states=projection.states[:, :-1])
 
-        def whole(view: View) -> Any:
+        def whole(view: Pass) -> Any:
             output.logits = pending.tensor() if causal else view.logits
             return output
 
-        return View(projection.logits, embeds, states, whole, dtype, projection, rows, aux)
+        return Pass(projection.logits, embeds, states, whole, dtype, projection, rows, aux)
 
     def _lookups(self, inputs: Mapping[str, Any]) -> list[Lookup]:
         """One lookup a stack, and one for both where the decoder's tokens are known and the table is the encoder's."""
@@ -93,7 +93,7 @@ class HFForward(Forward):
             found["encoder"].also_for(found["decoder"], tokens)
         return list(found.values())
 
-    def other_source(self) -> View | None:
+    def other_source(self) -> Pass | None:
         rows = next((len(v) for v in self.inputs.values() if isinstance(v, Tensor)), 0)
         if self.task != "seq2seq" or rows < 2:
             return None
@@ -118,17 +118,17 @@ class HFForward(Forward):
             if wrapped is not None:
                 self.module.forward = wrapped
 
-    def _site(self, name: str, stack: Stack, labels: Tensor | None) -> Site:
+    def _site(self, name: str, stack: Stack, labels: Tensor | None) -> PerturbationSite:
         ids = self.inputs.get("decoder_input_ids" if name == "decoder" and len(self.stacks) > 1 else "input_ids")
         tokens = (ids.shape[0], ids.shape[1]) if isinstance(ids, Tensor) and ids.dim() == 2 else None
         scale, lengths = stack.inner * stack.outer, None
         try:
             mask = self._mask(name, labels)
         except BadInput as error:  # matters to those who ask
-            return Site(scale, unknown=str(error), tokens=tokens)
+            return PerturbationSite(scale, unknown=str(error), tokens=tokens)
         if self.documents is not None and tokens == tuple(self.documents.shape):
             lengths = _lengths(self.documents, mask)
-        return Site(scale, mask, tokens=tokens, lengths=lengths)
+        return PerturbationSite(scale, mask, tokens=tokens, lengths=lengths)
 
     def _mask(self, name: str, labels: Tensor | None) -> Tensor | None:
         """True on the real tokens of a stack's input."""

@@ -86,7 +86,9 @@ class Pending:
         return func(*_tensors(args), **{key: _tensors([value])[0] for key, value in (kwargs or {}).items()})
 
     def _with(self, **changes: Any) -> Pending:
-        given = {name: getattr(self.projection, name) for name in ("states", "weight", "bias", "dtype", "live")}
+        given = {
+            name: getattr(self.projection, name) for name in ("states", "weight", "bias", "dtype", "requires_grad")
+        }
         return Pending(Projection(**{**given, **changes}))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import DataCollatorForSeq2Seq, DataCollatorWithPadding
 
 from seqreg.errors import BadInput, nearest
-from seqreg.forward import Shift
+from seqreg.forward import Perturbation
 from seqreg.integrations.embedding_hook import EmbeddingTap
 from seqreg.integrations.hf import context
 from seqreg.integrations.hf import model as hf
@@ -109,7 +109,7 @@ class Subject(Material):
         pass is made again when they are asked for.
         """
         ctx = context(self.model, batch)
-        shift = None if delta is None else Shift({ctx.sites("input")[0]: delta})
+        shift = None if delta is None else Perturbation({ctx.sites("input")[0]: delta})
         view, mask = ctx.forward(shift, dropout="off", grad=False), ctx.mask
         labels, rows = ctx.labels[mask].cpu().numpy(), mask.nonzero()[:, 0].cpu().numpy()
         projection = view.projection
@@ -120,7 +120,7 @@ class Subject(Material):
             return [Piece(lambda: ctx.forward(shift, dropout="off", grad=False).logits[mask], labels, rows)]
         states = torch.split(projection.states[mask], ROWS)
         ends = np.cumsum([len(part) for part in states])[:-1]
-        parts = [replace(projection, states=part, live=False) for part in states]
+        parts = [replace(projection, states=part, requires_grad=False) for part in states]
         split = zip(parts, np.split(labels, ends), np.split(rows, ends), strict=True)
         return [Piece(part.logits, own, where) for part, own, where in split]
 

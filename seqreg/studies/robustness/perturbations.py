@@ -14,7 +14,7 @@ from seqreg.ascent import ascend, begin
 from seqreg.integrations.hf import context
 from seqreg.metrics import text_noise as corruption
 from seqreg.noise import norm, rms
-from seqreg.objective import Task
+from seqreg.objective import BaseLoss
 from seqreg.studies.common.trained_model import Batch, Delta, Subject
 from seqreg.terms.freelb import FreeLB
 from seqreg.workbench.data.examples import Example
@@ -92,7 +92,7 @@ def attack(radius: float, seed: int, *, ascent: bool) -> Change:
             if not ascent:
                 deltas, balls = begin(term, ctx, clean)
                 return deltas[site] / norm(deltas[site], "l2", "sentence").clamp_min(1e-30) * balls[site].radius
-            return ascend(term, ctx, clean, lambda view: Task(view).sum(ctx, ctx.mask)).final[site]
+            return ascend(term, ctx, clean, lambda view: BaseLoss(view).sum(ctx, ctx.mask)).final[site]
 
     return change
 
