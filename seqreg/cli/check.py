@@ -14,7 +14,7 @@ from seqreg.term import Cost, Term
 from seqreg.workbench.config import overlay
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.data import models
-from seqreg.workbench.run.train import Workshop, prepare
+from seqreg.workbench.run.train import LoadedRun, prepare
 from seqreg.workbench.text.escape import plain
 
 ROWS = 1000
@@ -111,7 +111,7 @@ def check(run: Run) -> Checked:
     return Checked(title, config.model_dump(mode="json"), _data(shop), _loss(run), _summary(shop))
 
 
-def _data(shop: Workshop) -> list[dict[str, Any]]:
+def _data(shop: LoadedRun) -> list[dict[str, Any]]:
     config, found = shop.run.config, []
     for name, examples in shop.splits.sets.items():
         chosen = [examples[index] for index in range(min(ROWS, len(examples)))]
@@ -144,7 +144,7 @@ def _part(name: str, settings: dict[str, Any], cost: Cost) -> dict[str, Any]:
     return {"part": name, "settings": settings, **numbers}
 
 
-def _summary(shop: Workshop) -> dict[str, Any]:
+def _summary(shop: LoadedRun) -> dict[str, Any]:
     opt, size = shop.run.config.optimisation, sum(p.numel() for p in shop.model.parameters())
     rows, batch = len(shop.splits.sets["train"]), opt.per_device_train_batch_size * opt.gradient_accumulation_steps
     steps = opt.max_steps or int(np.ceil(rows / batch) * (opt.num_train_epochs or 1))

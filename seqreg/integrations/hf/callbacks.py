@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from seqreg.integrations.hf.trainer import RegularizedTrainer
 
 
-class Nothing(TrainerCallback):
+class SkipStepWithoutLabels(TrainerCallback):
     """Without a label there is no gradient, and the optimizer must not move by its momentum and weight decay alone."""
 
     def __init__(self, trainer: RegularizedTrainer) -> None:
@@ -24,7 +24,7 @@ class Nothing(TrainerCallback):
                 parameter.grad = None
 
 
-class Around(TrainerCallback):
+class UpdateCallback(TrainerCallback):
     """Lets an update do its work before and after the optimizer's step."""
 
     def __init__(self, trainer: RegularizedTrainer, update: Update) -> None:
@@ -41,7 +41,7 @@ class Around(TrainerCallback):
         self.update.after(list(model.parameters()))
 
 
-class Alternate(TrainerCallback):
+class UnlabelledStepCallback(TrainerCallback):
     """A step on unlabelled rows after every step on labelled ones."""
 
     def __init__(self, trainer: RegularizedTrainer) -> None:

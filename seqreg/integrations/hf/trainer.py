@@ -18,7 +18,7 @@ from seqreg import spectral_norm
 from seqreg.context import Context, Count
 from seqreg.criterion import Criterion, LossReport
 from seqreg.errors import BadInput
-from seqreg.integrations.hf.callbacks import Alternate, Around, Nothing
+from seqreg.integrations.hf.callbacks import SkipStepWithoutLabels, UnlabelledStepCallback, UpdateCallback
 from seqreg.integrations.hf.context import context, count
 from seqreg.integrations.hf.loss_log import Window
 from seqreg.losses import IGNORE
@@ -78,10 +78,10 @@ class RegularizedTrainer(Trainer):
         self._diagnostics_at = self._smoothness_at = -1
         self.unlearnable = False
         """Whether no row of the present step has a label."""
-        self.add_callback(Nothing(self))
+        self.add_callback(SkipStepWithoutLabels(self))
         self.update = update
         if update is not None:
-            self.add_callback(Around(self, update))
+            self.add_callback(UpdateCallback(self, update))
         self.unlabeled_dataset = unlabeled_dataset
         self._unlabelled: dict[str, list[Tensor]] = defaultdict(list)
         waiting = [term.name for term in criterion.terms if getattr(term, "mode", None) == "alternate"]
@@ -92,7 +92,7 @@ class RegularizedTrainer(Trainer):
                 raise BadInput("unlabeled_dataset: expected rows that can be counted and indexed, at least one")
             if not any(term.takes_unlabelled for term in criterion.terms):
                 raise BadInput("unlabeled_dataset: no term of this criterion takes unlabelled data; JacHess does")
-            self.add_callback(Alternate(self))
+            self.add_callback(UnlabelledStepCallback(self))
         settings = self.args
         if settings.label_smoothing_factor:
             raise BadInput(

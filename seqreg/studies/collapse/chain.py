@@ -20,8 +20,8 @@ from seqreg.workbench.config import run_config
 from seqreg.workbench.config.methods import BASELINE
 from seqreg.workbench.config.overlay import assigned
 from seqreg.workbench.config.run_config import Run
-from seqreg.workbench.run.guard import Signals
 from seqreg.workbench.run.launch import processes
+from seqreg.workbench.run.signals import Signals
 from seqreg.workbench.text.terminal import say
 
 

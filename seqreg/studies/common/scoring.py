@@ -14,8 +14,8 @@ from seqreg.workbench.data import models
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.data.loading import Splits
 from seqreg.workbench.run import train as trainings
-from seqreg.workbench.run.run_directory import Record
-from seqreg.workbench.run.train import Workshop, make_trainer
+from seqreg.workbench.run.run_directory import RunRecord
+from seqreg.workbench.run.train import LoadedRun, make_trainer
 from seqreg.workbench.scores.evaluate import Scored, evaluate
 
 
@@ -24,14 +24,14 @@ def score(name: str, run: Run, examples: Sequence[Example], split: str, *, trust
     other = dataclasses.replace(run, config=run.config.for_evaluation(name), trust=trust)
     tokenizer = models.load_tokenizer(other.config, (), trust=trust)
     model = models.load_model(other.config, other.card, tokenizer, trust=trust, trained=True)
-    shop = Workshop(other, Splits({split: examples}), tokenizer, model)
+    shop = LoadedRun(other, Splits({split: examples}), tokenizer, model)
     with tempfile.TemporaryDirectory() as scratch:
         return evaluate(make_trainer(shop, Path(scratch)), other, tokenizer, examples, split)
 
 
 def ended(folder: Path) -> None:
     """Refuse a run whose training has not ended."""
-    record = Record.read(folder)
+    record = RunRecord.read(folder)
     if record is None or not record.finished:
         raise BadInput(f"{folder}: its training has not ended: run the same seqreg train again")
 

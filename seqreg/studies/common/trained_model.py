@@ -27,7 +27,7 @@ from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.data import loading, models
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.data.loading import Splits
-from seqreg.workbench.run.run_directory import Record
+from seqreg.workbench.run.run_directory import RunRecord
 from seqreg.workbench.run.train import trained
 from seqreg.workbench.scores.evaluate import decode
 
@@ -156,7 +156,7 @@ def load(folder: Path, overrides: Sequence[str] = (), *, trust: bool = False) ->
 def prepare(folder: Path, overrides: Sequence[str] = (), *, trust: bool = False) -> Material:
     """All of it but the model."""
     run = trained(folder, tuple(overrides), trust=trust)
-    record = Record.read(folder)
+    record = RunRecord.read(folder)
     if not (folder / "config.json").is_file() or (record is not None and not record.finished):
         raise BadInput(f"{folder}: there is no trained model in it: has its training ended?")
     method = run_config.load(folder, overrides, build_terms=False).config.method  # of which `trained` leaves nothing

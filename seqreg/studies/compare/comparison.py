@@ -18,7 +18,7 @@ from seqreg.workbench.config.schema import LARGEST
 from seqreg.workbench.text.atomic_files import write_text
 
 if TYPE_CHECKING:
-    from seqreg.workbench.run.run_directory import Record
+    from seqreg.workbench.run.run_directory import RunRecord
 
 PLAN = "comparison.json"
 
@@ -134,7 +134,7 @@ def resolved(recipe: str, given: Mapping[str, str], variants: Sequence[str], set
     return runs
 
 
-def check_filed(plan: Plan, job: Job, record: Record) -> None:
+def check_filed(plan: Plan, job: Job, record: RunRecord) -> None:
     """Refuse a finished training that was not made with the method and the seed that it is filed under."""
     from seqreg.workbench.run.run_directory import ROWS, WORLD
 

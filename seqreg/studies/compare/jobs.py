@@ -16,7 +16,7 @@ from pathlib import Path
 
 from seqreg.errors import BadInput, Interrupted
 from seqreg.studies.compare.comparison import Job, Plan
-from seqreg.workbench.run.run_directory import LOCK, Record
+from seqreg.workbench.run.run_directory import LOCK, RunRecord
 from seqreg.workbench.scores.tables import METRICS, main_split, scores_of
 from seqreg.workbench.text.atomic_files import open_own, write_text
 from seqreg.workbench.text.escape import plain
@@ -44,9 +44,9 @@ class State:
     line: str = ""
 
 
-def record_of(job: Job) -> Record | None:
+def record_of(job: Job) -> RunRecord | None:
     """The record of a training if it is finished, else None."""
-    record = Record.read(job.folder)
+    record = RunRecord.read(job.folder)
     return record if record is not None and record.finished else None
 
 

@@ -21,7 +21,7 @@ from seqreg.studies.compare.jobs import record_of
 from seqreg.studies.compare.results import Gathered, gather
 from seqreg.version import __version__
 from seqreg.workbench.config.lookup import inside
-from seqreg.workbench.run import guard
+from seqreg.workbench.run import disk
 from seqreg.workbench.run.run_directory import RECORD
 from seqreg.workbench.text.atomic_files import writable, write_text
 
@@ -54,7 +54,7 @@ def report(folder: Path, output: Path | None, *, markdown: bool = False, latex: 
     if target.is_dir():
         raise BadInput(f"--output {target}: is a folder: name a file")
     found = gather(folder)
-    with guard.writing(folder):
+    with disk.writing(folder):
         finding = conclusions.judge(folder)
         studied = studies(found)
         if markdown:

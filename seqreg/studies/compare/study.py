@@ -14,7 +14,7 @@ from seqreg.studies.compare import jobs as trainings
 from seqreg.studies.compare.comparison import Job, Plan
 from seqreg.workbench.config.methods import BASELINE
 from seqreg.workbench.data import loading
-from seqreg.workbench.run import guard
+from seqreg.workbench.run import disk
 from seqreg.workbench.run.run_directory import locked
 from seqreg.workbench.text.atomic_files import writable
 from seqreg.workbench.text.terminal import say
@@ -56,7 +56,7 @@ def compare(
         return plan
     plan = replace(plan, keep_models=keep_models or (comparison.read(folder).keep_models if known else "best"))
     loading.load(run.card, run.config.data)  # what is wrong with the data is said once, not by every training
-    with guard.writing(folder):
+    with disk.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
             plan.write(folder)

@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 
 from seqreg.errors import BadInput, NoRoom
-from seqreg.workbench.run import checkpoints, guard
+from seqreg.workbench.run import checkpoints, disk, rng
 from seqreg.workbench.text import stored_json
 from seqreg.workbench.text.atomic_files import to_json
 from seqreg.workbench.text.terminal import warn
@@ -45,7 +45,7 @@ def write(run: Path, trainer: Any, attempt: Any, skip: bool) -> Path | None:
         if isinstance(value, torch.Tensor)
     }
     try:
-        with guard.writing(folder):
+        with disk.writing(folder):
             folder.mkdir(parents=True)
             safetensors.torch.save_file(tensors, folder / BATCH)
             (folder / STORY).write_text(to_json(story, indent=1) + "\n", encoding="utf-8")
@@ -61,7 +61,7 @@ def write(run: Path, trainer: Any, attempt: Any, skip: bool) -> Path | None:
 
 
 def read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The story of a crash folder, with its generators as `guard.set_draw_state` takes them, and its batches."""
+    """The story of a crash folder, with its generators as `rng.set_rng_state` takes them, and its batches."""
     if not os.path.isdir(folder):
         raise BadInput(f"{folder}: no such folder; a training writes one as RUN/crash/step-N")
     wrong = checkpoints.fault(folder, (BATCH, STORY))
@@ -70,8 +70,8 @@ def read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     found = stored_json.read(stored_json.Story, folder / STORY, "it cannot be replayed")
     try:
         draws = _draws(found.draws)
-        with guard.undrawn():
-            guard.set_draw_state(draws)
+        with rng.preserve_rng_state():
+            rng.set_rng_state(draws)
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:
         raise BadInput(f"{folder / STORY}: draws: not the state of a generator: {error}") from None
     try:
@@ -88,7 +88,7 @@ def read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def _draws(found: stored_json.Draws) -> dict[str, Any]:
-    """The generators as `guard.set_draw_state` takes them."""
+    """The generators as `rng.set_rng_state` takes them."""
     version, numbers, gauss = found.python
     kind, keys, *rest = found.numpy
     draws: dict[str, Any] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 from seqreg.errors import NoRoom
 from seqreg.workbench.config.settings import Config
-from seqreg.workbench.run import checkpoints, guard
+from seqreg.workbench.run import checkpoints, disk
 
 OPTIMIZER = {"adamw": 2.0, "adafactor": 0.1}
 """What an optimizer remembers, in copies of the weights."""
@@ -24,7 +24,7 @@ def check(model: Any, config: Config, folder: Path) -> int:
     saves = config.checkpoints.save_steps or config.checkpoints.save_minutes
     count = config.checkpoints.save_total_limit + 1 + config.evaluation.load_best_model_at_end if saves else 0
     there = len(list(folder.glob(f"{checkpoints.PREFIX}*"))) if folder.is_dir() else 0
-    needed, left = one * max(count - there, 1 if saves else 0) + weights, guard.free(folder)
+    needed, left = one * max(count - there, 1 if saves else 0) + weights, disk.free(folder)
     if left < needed:
         raise NoRoom(
             f"{folder}: {left:,} bytes free, about {needed:,} needed ({count} checkpoints of {one:,}, and the model): "

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from seqreg.criterion import LossReport
 from seqreg.errors import NotFinite
-from seqreg.workbench.run import crash, guard
+from seqreg.workbench.run import crash, rng
 from seqreg.workbench.text.terminal import warn
 
 SHOWN = 16
@@ -48,7 +48,7 @@ class Attempt:
 
     def begin(self, loss: Tensor, window: Any) -> None:
         """Note what the step starts from."""
-        self.draws = guard.draw_state()
+        self.draws = rng.rng_state()
         self._log = (loss.clone(), dict(window.sums), window.steps.copy())
 
     def undo(self, loss: Tensor, window: Any) -> None:

@@ -18,8 +18,8 @@ from seqreg.errors import BadInput
 from seqreg.integrations.hf.context import count
 from seqreg.integrations.hf.trainer import TERM_STATE, RegularizedTrainer
 from seqreg.workbench.config import run_config
-from seqreg.workbench.run import checkpoints, crash, guard, train
-from seqreg.workbench.run.run_directory import Record
+from seqreg.workbench.run import checkpoints, crash, rng, train
+from seqreg.workbench.run.run_directory import RunRecord
 
 
 @dataclass
@@ -58,7 +58,7 @@ def replay(folder: Path, *, trust: bool = False) -> Replayed:
         found = Replayed(
             story["step"] + 1, [f"weights of {weights}", f"training rows {', '.join(map(str, story['rows']))}"]
         )
-        record = Record.read(home)
+        record = RunRecord.read(home)
         if record is None or record.facts["configuration"] != story["configuration"]:
             found.notes.append("the settings of the run have changed since this step: it is computed with those of now")
         try:
@@ -85,7 +85,7 @@ def _compute(
     model = trainer.model.train()
     trainer.state.global_step = story["step"]
     whole, seen = count(model, batches), []
-    guard.set_draw_state(story["draws"])
+    rng.set_rng_state(story["draws"])
     for index, batch in enumerate(batches):
         with _first_not_finite(model) as places, trainer.compute_loss_context_manager():
             report, _ = RegularizedTrainer.report(trainer, model, trainer._prepare_inputs(batch), whole)

@@ -37,7 +37,7 @@ def _reading(checkpoint: str | None, what: str) -> Iterator[None]:
 
 
 class ResumingTrainer(RegularizedTrainer):
-    """Loads what a `SteadyTrainer` saved.
+    """Loads what a `FaultTolerantTrainer` saved.
 
     `changed` are settings that a resumed run was allowed to change; `loaded` is called when everything could be loaded.
     """

@@ -27,7 +27,7 @@ from seqreg.workbench.config import overlay
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.data.loading import Splits
-from seqreg.workbench.run import checkpoints, guard
+from seqreg.workbench.run import checkpoints, disk
 from seqreg.workbench.run.launch import processes
 from seqreg.workbench.scores.tables import METRICS
 from seqreg.workbench.text import stored_json
@@ -44,7 +44,7 @@ _SAMPLE = 1000
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """What run.json says.
 
     Args:
@@ -66,11 +66,11 @@ class Record:
     outline: dict[str, stored_json.Outline] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, run: Run) -> Record:
+    def of(cls, run: Run) -> RunRecord:
         return cls(uuid.uuid4().hex, settings_of(run), versions())
 
     @classmethod
-    def read(cls, folder: Path) -> Record | None:
+    def read(cls, folder: Path) -> RunRecord | None:
         """The record of a folder; None if it has none."""
         path = folder / RECORD
         if not path.is_file():
@@ -177,13 +177,13 @@ def check_output(folder: Path, key: str = "output=") -> None:
             raise BadInput(f"{key}{folder}: {path} is a file and in the way: choose another")
 
 
-def check_folder(folder: Path, overwrite: bool, resume: bool) -> Record | None:
+def check_folder(folder: Path, overwrite: bool, resume: bool) -> RunRecord | None:
     """The record of the run in a folder, if there is one; refuses a folder that is something else."""
     check_output(folder)
     check_links(folder)
     if overwrite and resume:
         raise BadInput("--overwrite begins again, and --resume never does: choose one")
-    record = None if overwrite else Record.read(folder)
+    record = None if overwrite else RunRecord.read(folder)
     held = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if record is None and resume:
         raise BadInput(f"output={folder}: there is nothing to resume")
@@ -213,7 +213,7 @@ def check_links(folder: Path) -> None:
 def _is_run(folder: Path) -> bool:
     """Whether a training wrote what is in a folder: other programs have a config.yaml too, and it may be replaced."""
     try:
-        if Record.read(folder) is not None:
+        if RunRecord.read(folder) is not None:
             return True
     except BadInput:  # a spoilt one
         pass
@@ -223,7 +223,7 @@ def _is_run(folder: Path) -> bool:
         return False
 
 
-def check_same(folder: Path, old: Record, new: Record, allowed: Sequence[str], rows: str = "") -> list[str]:
+def check_same(folder: Path, old: RunRecord, new: RunRecord, allowed: Sequence[str], rows: str = "") -> list[str]:
     """Refuse settings that differ from those of the run in a folder; returns the keys that were allowed to.
 
     Args:
@@ -245,7 +245,7 @@ def check_same(folder: Path, old: Record, new: Record, allowed: Sequence[str], r
     return keys
 
 
-def check_allowed(allowed: Sequence[str], *records: Record | None) -> None:
+def check_allowed(allowed: Sequence[str], *records: RunRecord | None) -> None:
     """Refuse --allow-change of what no run has, also where there is nothing to go on from yet."""
     known = {ROWS, "terms", *(key for record in records if record is not None for key in record.settings)}
     for key in allowed:
@@ -257,14 +257,14 @@ def _covers(key: str, name: str) -> bool:
     return name == key or name.startswith(f"{key}.")
 
 
-def _shown(record: Record, key: str) -> str:
+def _shown(record: RunRecord, key: str) -> str:
     if key not in record.settings:
         return "nothing"
     shown = json.dumps(record.settings[key])
     return f"{shown[:12]}..." if key == ROWS else shown
 
 
-def begin(folder: Path, run: Run, record: Record) -> None:
+def begin(folder: Path, run: Run, record: RunRecord) -> None:
     """Make a folder a new run's own; what was in it belonged to a run that is to be replaced."""
     if (folder / RECORD).exists():
         record.write(folder)  # first: nothing of the old run is taken for the new one's
@@ -277,7 +277,7 @@ def begin(folder: Path, run: Run, record: Record) -> None:
     record.write(folder)
 
 
-class Place:
+class RunDirectory:
     """An output folder, and the run that it is to belong to.
 
     Args:
@@ -287,8 +287,8 @@ class Place:
 
     def __init__(self, folder: Path, run: Run, stack: contextlib.ExitStack, resume: bool) -> None:
         self.folder, self.run, self.stack, self.resume, self.overwrite = folder, run, stack, resume, False
-        self.record, self.held = Record.of(run), False
-        self.found: Record | None = None
+        self.record, self.held = RunRecord.of(run), False
+        self.found: RunRecord | None = None
         self.changed: list[str] = []
         self.settled = True
 
@@ -296,7 +296,7 @@ class Place:
         """Look at the folder before anything slow; nothing is written to it but the name of who holds it."""
         self.overwrite = overwrite
         if not first_process():  # the first one refuses for all
-            self.found = None if overwrite else Record.read(self.folder)
+            self.found = None if overwrite else RunRecord.read(self.folder)
             return
         check_folder(self.folder, overwrite, self.resume)
         if (self.folder / LOCK).exists():
@@ -340,7 +340,7 @@ class Place:
         """Make the folder this run's own, and find the checkpoint to go on from, for all processes."""
         checkpoint: Path | None = None
         if first_process():
-            with guard.writing(self.folder):
+            with disk.writing(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._lock()
                 if self.found is None:
@@ -353,7 +353,7 @@ class Place:
         trainer.facts, trainer.changed, trainer.loaded = self.record.facts, tuple(self.changed), self.settle
         return None if checkpoint is None else Path(checkpoint)
 
-    def _go_on(self, found: Record) -> Path | None:
+    def _go_on(self, found: RunRecord) -> Path | None:
         self.record = replace(self.record, run=found.run, before=found.before)
         checkpoint = checkpoints.newest(self.folder, found.run)
         if checkpoint is None and self.resume:
@@ -374,7 +374,7 @@ class Place:
         """Make changed settings the run's own, now that its checkpoint could be gone on with."""
         if not self.settled:
             self.settled = True
-            with guard.writing(self.folder):
+            with disk.writing(self.folder):
                 self.run.save(self.folder)
                 self.record.write(self.folder)
                 (self.folder / METRICS).unlink(missing_ok=True)  # of the run as it was
@@ -388,7 +388,7 @@ class Place:
         self.record = replace(self.record, **values)
         if first_process() and self.settled:
             self.check_own()
-            with guard.writing(self.folder):
+            with disk.writing(self.folder):
                 self.record.write(self.folder)
 
     def _lock(self) -> None:
@@ -399,7 +399,7 @@ class Place:
 
 def check_own(folder: Path, run: str) -> None:
     """Stop a run whose folder was removed, or given to another run, while it was training."""
-    found = Record.read(folder)
+    found = RunRecord.read(folder)
     if found is None or found.run != run:
         what = "was removed" if found is None else "was given to another run"
         raise NoRoom(f"{folder}: the folder of this run {what} while it was training: there is nowhere to write to")

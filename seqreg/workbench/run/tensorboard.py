@@ -48,7 +48,7 @@ def tag_of_score(key: str, metrics: Sequence[str]) -> str:
     return f"eval/{key}" if shown else f"validation_outputs/{key}"
 
 
-class Monitor(TrainerCallback):
+class TensorBoardWriter(TrainerCallback):
     """Writes the event files of a run.
 
     TensorBoard opens with the first two groups of scalars, by name: eval/ has the scores, train/ the loss and its
@@ -150,7 +150,7 @@ _kept_hook = threading.excepthook
 
 
 def _unless_writing(failed: threading.ExceptHookArgs) -> None:
-    """TensorBoard's thread prints its exception; `Monitor` says it in a line at the next point instead."""
+    """TensorBoard's thread prints its exception; `TensorBoardWriter` says it in a line at the next point instead."""
     if not isinstance(failed.exc_value, OSError):
         _kept_hook(failed)
 

@@ -23,13 +23,13 @@ from seqreg.workbench.data import loading, models
 from seqreg.workbench.data.batches import GroupedOrder
 from seqreg.workbench.data.loading import Splits
 from seqreg.workbench.data.models import Collator, Encoded, Numbered
-from seqreg.workbench.run import checkpoints, disk_space, guard
-from seqreg.workbench.run.guard import Signals
+from seqreg.workbench.run import checkpoints, disk, disk_space
 from seqreg.workbench.run.launch import check_accelerate
 from seqreg.workbench.run.preflight import trial
-from seqreg.workbench.run.run_directory import Place, Record, first_process
-from seqreg.workbench.run.tensorboard import Monitor
-from seqreg.workbench.run.trainer import SteadySeq2SeqTrainer, SteadyTrainer
+from seqreg.workbench.run.run_directory import RunDirectory, RunRecord, first_process
+from seqreg.workbench.run.signals import Signals
+from seqreg.workbench.run.tensorboard import TensorBoardWriter
+from seqreg.workbench.run.trainer import FaultTolerantSeq2SeqTrainer, FaultTolerantTrainer
 from seqreg.workbench.scores import outputs
 from seqreg.workbench.scores.evaluate import Scored, Scorer, evaluate, with_average
 from seqreg.workbench.text.atomic_files import ASIDE, REMOVED
@@ -42,7 +42,7 @@ NO_CLIPPING = 1e9
 
 
 @dataclass
-class Workshop:
+class LoadedRun:
     """All that a run needs, built and checked; nothing is written yet."""
 
     run: Run
@@ -51,7 +51,7 @@ class Workshop:
     model: Any
 
 
-def prepare(run: Run, *, needs_train: bool = True, splits: Splits | None = None) -> Workshop:
+def prepare(run: Run, *, needs_train: bool = True, splits: Splits | None = None) -> LoadedRun:
     """Load the data, if `splits` are not given, the tokenizer and the model of a run."""
     splits = loading.load(run.card, run.config.data, needs_train=needs_train) if splits is None else splits
     for note in splits.notes if first_process() else ():
@@ -62,7 +62,7 @@ def prepare(run: Run, *, needs_train: bool = True, splits: Splits | None = None)
     transformers.set_seed(run.config.seed)
     texts = (text for one in splits.sets.get("train", ()) for text in (one.source, one.second, one.target) if text)
     tokenizer = models.load_tokenizer(run.config, texts, trust=run.trust)
-    shop = Workshop(run, splits, tokenizer, models.load_model(run.config, run.card, tokenizer, trust=run.trust))
+    shop = LoadedRun(run, splits, tokenizer, models.load_model(run.config, run.card, tokenizer, trust=run.trust))
     if "train" in splits.sets:
         trial(run.config, shop.model, tokenizer, splits.sets["train"])
     return shop
@@ -83,8 +83,8 @@ def train(
     folder = Path(run.config.output)
     with Signals() as signals, contextlib.ExitStack() as stack:
         check_accelerate(run.config.optimisation.precision)
-        place = Place(folder, run, stack, resume)
-        with guard.writing(folder):
+        place = RunDirectory(folder, run, stack, resume)
+        with disk.writing(folder):
             place.look(overwrite, allow_change)
         splits = loading.load(run.card, run.config.data)
         place.compare(splits, allow_change)
@@ -98,7 +98,7 @@ def train(
         shop = prepare(run, splits=splits)
         scorer = Scorer(splits.sets["validation"], run, shop.tokenizer)
         needed = disk_space.check(shop.model, run.config, folder)
-        with guard.writing(folder):
+        with disk.writing(folder):
             trainer = make_trainer(shop, folder, scorer)
         trainer.signals, trainer.needed = signals, needed
         try:
@@ -107,7 +107,7 @@ def train(
             trainer.bars.progress.stop()
 
 
-def _trained(trainer: Any, shop: Workshop, place: Place, scorer: Scorer) -> dict[str, Any]:
+def _trained(trainer: Any, shop: LoadedRun, place: RunDirectory, scorer: Scorer) -> dict[str, Any]:
     """Go through a training from where it stands to its end."""
     run, folder, signals = shop.run, place.folder, trainer.signals
     checkpoint = place.take(trainer)
@@ -115,7 +115,7 @@ def _trained(trainer: Any, shop: Workshop, place: Place, scorer: Scorer) -> dict
     if run.config.evaluation.eval_before_training and not place.record.before:
         untrained = evaluate(trainer, run, shop.tokenizer, shop.splits.sets[first], first, untrained=True)
         place.note(before=outputs.scores(untrained))
-    monitor = Monitor(folder / "tensorboard", run, scorer)
+    monitor = TensorBoardWriter(folder / "tensorboard", run, scorer)
     if run.config.logging.tensorboard:
         trainer.add_callback(monitor)
         trainer.monitor = monitor
@@ -135,11 +135,11 @@ def _trained(trainer: Any, shop: Workshop, place: Place, scorer: Scorer) -> dict
     found = _judged(trainer, shop)
     if place.record.before:
         found = {"before": Scored(**dict[str, Any](place.record.before)), **found}
-    with signals.deferred(), guard.writing(folder, trainer.needed, "; the same command goes on"):
+    with signals.deferred(), disk.writing(folder, trainer.needed, "; the same command goes on"):
         return _finish(trainer, shop, place, found, numbers, monitor)
 
 
-def _judged(trainer: Any, shop: Workshop) -> dict[str, Scored]:
+def _judged(trainer: Any, shop: LoadedRun) -> dict[str, Scored]:
     """The scores of the trained model on all its splits."""
     run, found = shop.run, {}
     try:
@@ -155,7 +155,12 @@ def _judged(trainer: Any, shop: Workshop) -> dict[str, Scored]:
 
 
 def _finish(
-    trainer: Any, shop: Workshop, place: Place, found: dict[str, Scored], numbers: Mapping[str, Any], monitor: Monitor
+    trainer: Any,
+    shop: LoadedRun,
+    place: RunDirectory,
+    found: dict[str, Scored],
+    numbers: Mapping[str, Any],
+    monitor: TensorBoardWriter,
 ) -> dict[str, Any]:
     """Write the model, the scores and the card; last of all that the run is finished."""
     folder = place.folder
@@ -187,12 +192,12 @@ def _order(rows: Encoded, config: Config, world: int) -> GroupedOrder:
     return GroupedOrder(lengths, config.optimisation.per_device_train_batch_size, world=world, seed=config.seed)
 
 
-def make_trainer(shop: Workshop, folder: Path, scorer: Scorer | None = None) -> Any:
+def make_trainer(shop: LoadedRun, folder: Path, scorer: Scorer | None = None) -> Any:
     """The trainer of a run, with bars instead of transformers' own."""
     run, config = shop.run, shop.run.config
     seq2seq = run.card.kind == "generation"
     sets = {name: Encoded(found, shop.tokenizer, config) for name, found in shop.splits.sets.items()}
-    kind = SteadySeq2SeqTrainer if seq2seq else SteadyTrainer
+    kind = FaultTolerantSeq2SeqTrainer if seq2seq else FaultTolerantTrainer
     collate = DataCollatorForSeq2Seq if seq2seq else DataCollatorWithPadding
     trainer = kind(
         shop.model,
@@ -256,7 +261,7 @@ def trained(folder: Path, overrides: tuple[str, ...] = (), *, trust: bool = Fals
         gone = (folder / REMOVED).exists()
         why = "its comparison has not kept it (--keep-models)" if gone else "has its training ended?"
         raise BadInput(f"{folder}: there is no trained model in it: {why}")
-    record = Record.read(folder)
+    record = RunRecord.read(folder)
     weights = {} if record is None else {k: v for k, v in record.files.items() if k.endswith(".safetensors")}
     wrong = checkpoints.damage(folder, weights)
     if wrong is not None:
@@ -286,11 +291,11 @@ def evaluate_run(
         names = [name for name in dict.fromkeys(judged) if name in splits.sets]
     tokenizer = models.load_tokenizer(run.config, (), trust=trust)
     model = models.load_model(run.config, run.card, tokenizer, trust=trust, trained=True)
-    shop = Workshop(run, splits, tokenizer, model)
+    shop = LoadedRun(run, splits, tokenizer, model)
     with tempfile.TemporaryDirectory() as scratch:
         trainer = make_trainer(shop, Path(scratch))
         found = {name: evaluate(trainer, run, tokenizer, splits.sets[name], name) for name in names}
         first = trainer.is_world_process_zero()
     found = with_average(found, run.card)
-    with guard.writing(output or folder):
+    with disk.writing(output or folder):
         return outputs.write_scores(output or folder, run, found) if first else {}

@@ -18,18 +18,18 @@ from seqreg.integrations.hf import RegularizedSeq2SeqTrainer
 from seqreg.workbench.data import weights
 from seqreg.workbench.data.batches import GroupedOrder
 from seqreg.workbench.data.models import ROW
-from seqreg.workbench.run import checkpoints, guard
-from seqreg.workbench.run.guard import Signals
+from seqreg.workbench.run import checkpoints, disk, rng
 from seqreg.workbench.run.nonfinite import Attempt, Health, not_finite
 from seqreg.workbench.run.resuming import ResumingTrainer
 from seqreg.workbench.run.run_directory import check_own
+from seqreg.workbench.run.signals import Signals
 from seqreg.workbench.run.watch import Watch, stopped_at
 
 MINUTE = 60.0
 
 
-class SteadyTrainer(ResumingTrainer):
-    """For classes and numbers: sealed checkpoints, no step that is not finite, signals, undrawn evaluations.
+class FaultTolerantTrainer(ResumingTrainer):
+    """For classes and numbers: sealed checkpoints, no step that is not finite, signals, preserve_rng_state evaluations.
 
     `order` gives the training rows, if there is one; `facts` go into the manifests.
     """
@@ -84,12 +84,12 @@ class SteadyTrainer(ResumingTrainer):
     def report(
         self, model: nn.Module, inputs: Any, whole: Count | None = None, **options: Any
     ) -> tuple[LossReport, Context]:
-        before = guard.draw_state()
+        before = rng.rng_state()
         report, ctx = super().report(model, inputs, whole, **options)
         bad = not_finite(report) if ctx.training else []
         if bad and "base" not in bad:  # a term alone: the step is made without it
             self.attempt.dropped.update(bad)
-            guard.set_draw_state(before)
+            rng.set_rng_state(before)
             rest: Criterion = self.criterion.without(*bad)
             report, ctx = super().report(model, inputs, whole, criterion=rest, **options)
             bad = not_finite(report)
@@ -162,7 +162,7 @@ class SteadyTrainer(ResumingTrainer):
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """What may be stopped anywhere: the points of a curve that follow are written as a whole, and once."""
         begin = time.monotonic()
-        with guard.undrawn(), self.signals.deferred(self.args.world_size > 1):
+        with rng.preserve_rng_state(), self.signals.deferred(self.args.world_size > 1):
             found = super().evaluation_loop(*args, **kwargs)
         self._evaluated = time.monotonic() - begin
         return found
@@ -229,7 +229,7 @@ class SteadyTrainer(ResumingTrainer):
         hint = f"; the last checkpoint is {kept[-1]}" if kept else "; there is no checkpoint"
         if final not in kept or checkpoints.fault(final):
             facts = {**self.facts, "step": self.state.global_step}
-            with guard.writing(final, self.needed, hint + "; free some space, and run the same command again"):
+            with disk.writing(final, self.needed, hint + "; free some space, and run the same command again"):
                 with checkpoints.staged(final, facts, first, self.accelerator.wait_for_everyone) as aside:
                     self._write_checkpoint(aside)
         if first:
@@ -262,5 +262,5 @@ class SteadyTrainer(ResumingTrainer):
         }  # fmt: skip
 
 
-class SteadySeq2SeqTrainer(SteadyTrainer, RegularizedSeq2SeqTrainer):
+class FaultTolerantSeq2SeqTrainer(FaultTolerantTrainer, RegularizedSeq2SeqTrainer):
     """The same for text."""

@@ -60,14 +60,14 @@ class HealthState(_Stored):
 
 
 class MonitorState(_Stored):
-    """Of `Monitor.state`; a run without one has none."""
+    """Of `TensorBoardWriter.state`; a run without one has none."""
 
     epochs: list[str] = []
     loss: float = float("nan")
 
 
 class Progress(_Stored):
-    """Of `SteadyTrainer._progress`."""
+    """Of `FaultTolerantTrainer._progress`."""
 
     loss: float
     total: float
@@ -99,7 +99,7 @@ class TrainerFile(_Stored):
 
 
 class Draws(_Stored):
-    """Of `guard.draw_state`, as lists."""
+    """Of `rng.rng_state`, as lists."""
 
     python: tuple[int, list[int], float | None]
     numpy: tuple[str, list[int], int, int, float]

@@ -15,7 +15,7 @@ from seqreg.cli.predict import predict
 from seqreg.errors import BadInput
 from seqreg.workbench.config import run_config
 from seqreg.workbench.data import loading
-from seqreg.workbench.run import checkpoints, crash, replay, run_directory, train
+from seqreg.workbench.run import checkpoints, crash, replay, rng, run_directory, train
 from seqreg.workbench.run.nonfinite import Attempt
 from tests.fuzz import limited
 from tests.helpers import damage, sample_files
@@ -35,7 +35,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tmp_path = tmp_path_factory.mktemp("damaged")
     train.train(run_of("gigaword", tmp_path, *SETTINGS, variants=[]))
     folder = tmp_path / "run"
-    record = run_directory.Record.read(folder)
+    record = run_directory.RunRecord.read(folder)
     assert record is not None
     run_directory.replace(record, finished=False).write(folder)
     shutil.rmtree(folder / "checkpoint-2")
@@ -66,7 +66,7 @@ def test_b7_a_spoilt_record(stopped: Path, tmp_path: Path) -> None:
     for spoilt in (damage.spoilt_bytes(path), damage.spoilt_json(path, 250)):
         for what in spoilt:
             with limited(), contextlib.ExitStack() as stack:
-                place = run_directory.Place(folder, run, stack, False)
+                place = run_directory.RunDirectory(folder, run, stack, False)
                 try:
                     place.look(False, [])
                     place.compare(splits, [])
@@ -81,7 +81,7 @@ def test_b7_a_spoilt_record(stopped: Path, tmp_path: Path) -> None:
 
 def test_b7_a_spoilt_manifest(stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, _ = copied(stopped, tmp_path)
-    record = run_directory.Record.read(folder)
+    record = run_directory.RunRecord.read(folder)
     assert record is not None
     checkpoint = folder / "checkpoint-1"
     path = checkpoint / "manifest.json"
@@ -119,7 +119,7 @@ def test_b10_a_checkpoint_with_a_file_that_cannot_be_read_names_it(name: str, st
 def test_b10_a_state_of_another_form_names_its_file(name: str, stopped: Path, tmp_path: Path) -> None:
     folder, run = copied(stopped, tmp_path)
     path = folder / "checkpoint-1" / name
-    before = run_directory.Record.read(folder)
+    before = run_directory.RunRecord.read(folder)
     assert before is not None
     count = 0
     for what in damage.spoilt_json(path, 12, seed=3):
@@ -142,13 +142,13 @@ def crashed(stopped: Path) -> Path:
     """A step that was kept for a replay."""
     run = run_of("gigaword", stopped, *SETTINGS, variants=[])
     trainer = train.make_trainer(train.prepare(run), stopped / "run")
-    record = run_directory.Record.read(stopped / "run")
+    record = run_directory.RunRecord.read(stopped / "run")
     assert record is not None
     trainer.facts = record.facts
     rows = [trainer.train_dataset[index] for index in range(2)]
     batch = {key: value for key, value in trainer.data_collator(rows).items() if key != "row"}
     attempt = Attempt(rows=[0, 1], batches=[batch], faults={"base"})
-    attempt.draws = train.guard.draw_state()
+    attempt.draws = rng.rng_state()
     found = crash.write(stopped / "run", trainer, attempt, True)
     assert found is not None
     return found
@@ -238,7 +238,7 @@ def foreign(stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     (tmp_path / "modules" / "evil_term.py").write_text("raise SystemExit('imported')\n")
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
     folder, _ = copied(stopped, tmp_path)
-    record = run_directory.Record.read(folder)
+    record = run_directory.RunRecord.read(folder)
     assert record is not None
     run_directory.replace(record, finished=True).write(folder)
     text = (folder / "config.yaml").read_text()

@@ -138,7 +138,7 @@ DAMAGES = [
 def test_p2_a_damaged_checkpoint_is_named_and_passed_over(
     how: str, copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = run_directory.Record.read(copy)
+    record = run_directory.RunRecord.read(copy)
     assert record is not None
     assert checkpoints.newest(copy, record.run) == copy / "checkpoint-6"
     damage(copy / "checkpoint-6", how)

@@ -20,9 +20,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from seqreg.errors import Interrupted
 from seqreg.workbench.run import checkpoints, train
-from seqreg.workbench.run.run_directory import Record
-from seqreg.workbench.run.tensorboard import Monitor
-from seqreg.workbench.run.trainer import SteadyTrainer
+from seqreg.workbench.run.run_directory import RunRecord
+from seqreg.workbench.run.tensorboard import TensorBoardWriter
+from seqreg.workbench.run.trainer import FaultTolerantTrainer
 from tests.helpers import forked_process
 from tests.helpers.interrupted_runs import SETTINGS, TERMS, history, killed_at, log, metrics, one_line, same
 from tests.workbench.run.test_train import run_of
@@ -116,7 +116,7 @@ def test_p4_b8_the_crash_folder_replays_the_step(how: str, tmp_path: Path) -> No
     assert ("first module whose output is not finite: model." in again.text()) == (how == "loss")
     assert "gradients that are not finite: 0 parameters" not in again.text()
     assert "settings of the run have changed" not in again.text()
-    record = Record.read(tmp_path / "run")
+    record = RunRecord.read(tmp_path / "run")
     assert record is not None
     record.settings["optimisation.learning_rate"] = 1.0
     record.write(tmp_path / "run")
@@ -148,7 +148,7 @@ def test_p4_overflows_of_float16_are_the_scaler_s_business(tmp_path: Path) -> No
 def test_p2_a_best_checkpoint_that_was_spoilt_is_named_and_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real, found = SteadyTrainer._load_best_model, []
+    real, found = FaultTolerantTrainer._load_best_model, []
 
     def spoilt(self: Any) -> None:
         best = Path(self.state.best_model_checkpoint)
@@ -157,7 +157,7 @@ def test_p2_a_best_checkpoint_that_was_spoilt_is_named_and_not_taken(
         real(self)
         found.append((best, equal(before, self.model.state_dict())))
 
-    monkeypatch.setattr(SteadyTrainer, "_load_best_model", spoilt)
+    monkeypatch.setattr(FaultTolerantTrainer, "_load_best_model", spoilt)
     settings = (
         "optimisation.max_steps=2",
         "evaluation.eval_steps=1",
@@ -236,13 +236,13 @@ def test_p5_a_signal_while_points_are_written_does_not_write_them_twice(
         variants=[]
     )  # fmt: skip
     with monkeypatch.context() as patch:
-        real = Monitor.on_evaluate
+        real = TensorBoardWriter.on_evaluate
 
         def struck(*args: Any, **kwargs: Any) -> None:
             real(*args, **kwargs)
             os.kill(os.getpid(), signal.SIGTERM)
 
-        patch.setattr(Monitor, "on_evaluate", struck)
+        patch.setattr(TensorBoardWriter, "on_evaluate", struck)
         with pytest.raises(Interrupted):
             train.train(run)
     train.train(run)

@@ -99,9 +99,9 @@ def test_p6_an_allowed_change_that_cannot_be_made_leaves_the_run_as_it_was(
 
 def test_p6_other_data_and_another_world_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of("gigaword", tmp_path, variants=[])
-    old = run_directory.Record.of(run)
+    old = run_directory.RunRecord.of(run)
     old.settings[run_directory.ROWS] = "a" * 64
-    new = run_directory.Record.of(run)
+    new = run_directory.RunRecord.of(run)
     new.settings[run_directory.ROWS] = "b" * 64
     with pytest.raises(run_directory.BadInput, match=r'data.rows: "a+\.\.\. there, "b+\.\.\. now'):
         run_directory.check_same(tmp_path, old, new, [])
@@ -109,7 +109,7 @@ def test_p6_other_data_and_another_world_are_refused(tmp_path: Path, monkeypatch
     torchrun = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     for name, value in torchrun.items():
         monkeypatch.setenv(name, value)
-    new = run_directory.Record.of(run)
+    new = run_directory.RunRecord.of(run)
     with pytest.raises(run_directory.BadInput, match="world_size: 1 there, 2 now"):
         run_directory.check_same(tmp_path, old, new, [])
 
@@ -183,7 +183,7 @@ def test_p8_a_finished_run_is_left_alone(whole: Path) -> None:
 def test_p8_no_step_too_many_after_the_last(copy: Path, whole: Path, tmp_path: Path) -> None:
     for path in copy.glob("checkpoint-*"):
         shutil.rmtree(path)
-    record, other = run_directory.Record.read(copy), run_directory.Record.read(whole)
+    record, other = run_directory.RunRecord.read(copy), run_directory.RunRecord.read(whole)
     assert record is not None
     assert other is not None
     for step in (2, 8):

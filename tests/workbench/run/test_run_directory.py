@@ -17,7 +17,7 @@ from seqreg.studies.collapse import chain
 from seqreg.studies.common.findings import Finding
 from seqreg.workbench.data import loading
 from seqreg.workbench.run import launch, run_directory, train
-from seqreg.workbench.run.trainer import SteadyTrainer
+from seqreg.workbench.run.trainer import FaultTolerantTrainer
 from seqreg.workbench.text import atomic_files
 from tests.workbench.run.test_train import run_of
 
@@ -52,7 +52,7 @@ def test_w12_an_update_that_makes_weights_infinite_does_not_finish(
     with pytest.raises(NotFinite, match=r"after step \d \d\d weights are not finite \(model\.\w") as caught:
         train.train(run_of("gigaword", tmp_path, "optimisation.max_steps=2", *further, OFF, variants=[]))
     assert caught.value.code == 3
-    record = run_directory.Record.read(tmp_path / "run")
+    record = run_directory.RunRecord.read(tmp_path / "run")
     assert record is not None
     assert not record.finished
     assert not list((tmp_path / "run").glob("model*"))
@@ -62,13 +62,13 @@ def test_w12_an_update_that_makes_weights_infinite_does_not_finish(
 def test_w12_a_weight_that_becomes_infinite_in_the_last_step_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = SteadyTrainer._finalize_training
+    real = FaultTolerantTrainer._finalize_training
 
     def spoilt(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.model.get_input_embeddings().weight.data[3, 3] = float("inf")
         return real(self, *args, **kwargs)
 
-    monkeypatch.setattr(SteadyTrainer, "_finalize_training", spoilt)
+    monkeypatch.setattr(FaultTolerantTrainer, "_finalize_training", spoilt)
     with pytest.raises(NotFinite, match=r"after step 1 1 weights are not finite \(model.shared.weight\)"):
         train.train(run_of("gigaword", tmp_path, OFF, variants=[]))
 
@@ -81,7 +81,7 @@ def test_w12_a_trial_loss_that_is_not_finite_is_refused_before_anything_is_writt
 
 
 def test_w12_what_is_not_finite_is_null_in_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SteadyTrainer, "mean_loss", lambda self: float("nan"))
+    monkeypatch.setattr(FaultTolerantTrainer, "mean_loss", lambda self: float("nan"))
     metrics = train.train(run_of("gigaword", tmp_path, OFF, variants=[]))
     assert metrics["train"]["loss"] is None
     assert strict(tmp_path / "run" / "metrics.json") == metrics
@@ -192,13 +192,13 @@ def test_w15_a_finished_run_whose_model_is_not_whole_is_not_finished(
 
 
 def test_w15_a_folder_that_was_removed_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = SteadyTrainer._finalize_training
+    real = FaultTolerantTrainer._finalize_training
 
     def removed(self: Any, *args: Any, **kwargs: Any) -> Any:
         shutil.rmtree(tmp_path / "run")
         return real(self, *args, **kwargs)
 
-    monkeypatch.setattr(SteadyTrainer, "_finalize_training", removed)
+    monkeypatch.setattr(FaultTolerantTrainer, "_finalize_training", removed)
     for further in ((), ("checkpoints.save_steps=1", "checkpoints.save_minutes=0.0000001")):
         with pytest.raises(NoRoom, match="the folder of this run was removed while it was training"):
             train.train(run_of("gigaword", tmp_path, OFF, *further, variants=[]))
@@ -206,7 +206,7 @@ def test_w15_a_folder_that_was_removed_ends_the_run(tmp_path: Path, monkeypatch:
 
 def test_w15_a_folder_that_was_given_to_another_run_is_left_alone(tmp_path: Path) -> None:
     run = run_of("gigaword", tmp_path, variants=[])
-    run_directory.Record.of(run).write(tmp_path)
+    run_directory.RunRecord.of(run).write(tmp_path)
     before = (tmp_path / "run.json").read_bytes()
     with pytest.raises(NoRoom, match="was given to another run"):
         run_directory.check_own(tmp_path, "mine")
