@@ -7,9 +7,9 @@ import pytest
 import torch
 import transformers
 
-from seqreg.workbench.data import machine
+from seqreg.workbench.data import hardware
 
-machine.settle()  # before the first product; workers of pytest-xdist inherit it
+hardware.settle()  # before the first product; workers of pytest-xdist inherit it
 if "OMP_NUM_THREADS" not in os.environ:
     torch.set_num_threads(1)
 transformers.utils.logging.disable_progress_bar()

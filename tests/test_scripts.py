@@ -88,7 +88,7 @@ def test_b1_the_quickstart_runs_with_a_term_and_a_setting(clone: Clone) -> None:
     recipe = clone.root / "recipes" / "quickstart.yaml"
     text = recipe.read_text()
     recipe.write_text(text.replace("steps: 240", "steps: 3").replace("d_model: 96", "d_model: 16"))
-    card = clone.root / "tasks" / "newsroom.yaml"
+    card = clone.root / "tasks" / "synthetic_news.yaml"
     card.write_text(
         card.read_text().replace("train: 3000, validation: 200, test: 200", "train: 20, validation: 4, test: 4")
     )

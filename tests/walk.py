@@ -2,8 +2,8 @@
 
     python -m tests.walk [--calls]
 
-A tiny BART is trained with R3F. Of one step in the middle, every call from one file of seqreg into another is counted once
-per pair of functions, in the order in which they first happen. A *return* is a call into a file that was visited before.
+A tiny BART is trained with R3F. Of one step in the middle, every call from one file of seqreg into another is counted
+once per pair of functions, in the order in which they first happen. A *return* is a call into a file visited before.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ if ! compgen -G "$_stamp${_extra:+-$_extra}*" > /dev/null; then
 fi
 
 # Some virtual CPUs advertise instructions that they cannot run: what oneDNN must be held to, if anything.
-_level="$(python -m seqreg.workbench.data.machine)" || _level=""  # it has said why
+_level="$(python -m seqreg.workbench.data.hardware)" || _level=""  # it has said why
 if [ -n "$_level" ]; then export ONEDNN_MAX_CPU_ISA="$_level"; fi
 
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"

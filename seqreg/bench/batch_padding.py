@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+from torch.utils.data import BatchSampler
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
-from seqreg.workbench.data.batches import GroupedBatches, padding_waste
+from seqreg.errors import BadInput
+from seqreg.workbench.data.batches import GroupedOrder, length_table
+
+
+def padding_waste(lengths: ArrayLike, batches: Iterable[Sequence[int]]) -> float:
+    """Share of all positions that are padding, if every batch is padded to its longest example.
+
+    Args:
+        lengths: tokens of every example                    # [n], or [n, 2] for source and target
+        batches: the examples of every batch
+
+    Example:
+        >>> padding_waste([[10, 2], [10, 4], [20, 4]], [[0, 1], [2]])  # 50 tokens in 28 + 24 positions
+        0.0384...
+    """
+    table = length_table(lengths)
+    tokens = positions = 0
+    for batch in batches:
+        chosen = table[list(batch)]
+        tokens += int(chosen.sum())
+        positions += len(chosen) * int(chosen.max(0).sum())
+    if not positions:
+        raise BadInput("batches hold no tokens: give at least one batch with an example that is not empty")
+    return 1 - tokens / positions
 
 
 def gigaword_lengths(rows: int, seed: int = 0) -> NDArray[np.int64]:
@@ -45,5 +69,5 @@ def _wastes(lengths: NDArray[np.int64], size: int, seed: int) -> dict[str, float
         "random": waste(torch.randperm(len(lengths), generator=generator).tolist()),
         "source": waste(grouped(lengths[:, 0])),
         "sum": waste(grouped(lengths.sum(1))),
-        "ours": padding_waste(lengths, GroupedBatches(lengths, size, seed=seed)),
+        "ours": padding_waste(lengths, BatchSampler(GroupedOrder(lengths, size, seed=seed), size, drop_last=False)),
     }

@@ -13,7 +13,7 @@ from rich.table import Table
 from seqreg.term import Cost, Term
 from seqreg.workbench.config import overlay
 from seqreg.workbench.config.run_config import Run
-from seqreg.workbench.data import models
+from seqreg.workbench.data.encoding import encode
 from seqreg.workbench.run.train import LoadedRun, prepare
 from seqreg.workbench.text.escape import plain
 
@@ -115,7 +115,7 @@ def _data(shop: LoadedRun) -> list[dict[str, Any]]:
     config, found = shop.run.config, []
     for name, examples in shop.splits.sets.items():
         chosen = [examples[index] for index in range(min(ROWS, len(examples)))]
-        coded = (models.encode(shop.tokenizer, one, config.data.source_prefix, None) for one in chosen)
+        coded = (encode(shop.tokenizer, one, config.data.source_prefix, None) for one in chosen)
         sides = {"source": [len(one["input_ids"]) for one in coded]}
         if shop.run.card.kind == "generation":
             sides["target"] = [len(shop.tokenizer(text_target=one.target or "")["input_ids"]) for one in chosen]

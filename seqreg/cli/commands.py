@@ -14,7 +14,7 @@ from rich.console import Console
 from seqreg.errors import BadInput
 from seqreg.workbench.config import run_config
 from seqreg.workbench.data import readers
-from seqreg.workbench.scores.tables import METRICS, score_table
+from seqreg.workbench.scores.results import METRICS, score_table
 from seqreg.workbench.text.atomic_files import regular, writable
 from seqreg.workbench.text.escape import plain
 from seqreg.workbench.text.terminal import print_json

@@ -18,9 +18,10 @@ from seqreg.errors import BadInput
 from seqreg.workbench.config.cards import Card
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.data import models, readers
+from seqreg.workbench.data.encoding import encode
 from seqreg.workbench.data.examples import Example, example
 from seqreg.workbench.run.train import trained
-from seqreg.workbench.scores.evaluate import class_row, decode
+from seqreg.workbench.scores.evaluate import class_prediction, decode
 from seqreg.workbench.text.atomic_files import to_json, writable
 from seqreg.workbench.text.escape import one_line, plain
 from seqreg.workbench.text.progress import Bar, columns
@@ -134,7 +135,7 @@ def _answers(
     size, read = run.config.evaluation.per_device_eval_batch_size, iter(read)
     while window := list(itertools.islice(read, size * WINDOW)):
         coded = [
-            dict(models.encode(tokenizer, one, run.config.data.source_prefix, run.config.data.max_source_length))
+            dict(encode(tokenizer, one, run.config.data.source_prefix, run.config.data.max_source_length))
             for _, one in window
         ]
         order = sorted(range(len(window)), key=lambda index: -len(coded[index]["input_ids"]))
@@ -152,4 +153,4 @@ def _batch(model: Any, tokenizer: Any, card: Card, batch: Any) -> list[dict[str,
     if card.kind == "generation":
         return [{"prediction": text} for text in decode(model.generate(**batch).cpu().numpy(), tokenizer, card)]
     outputs = model(**batch).logits.float().cpu().numpy()
-    return [{k: v for k, v in class_row(0, output, card).items() if k != "index"} for output in outputs]
+    return [{k: v for k, v in class_prediction(0, output, card).items() if k != "index"} for output in outputs]

@@ -16,7 +16,7 @@ from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.config.settings import Config
 from seqreg.workbench.text.escape import plain
 
-RECIPE, VARIANT, OLD = "quickstart", "people", "newsroom"
+RECIPE, VARIANT, OLD = "quickstart", "people", "synthetic_news"
 PRETRAINED = "pretrained"
 KINDS = ("rouge1", "rouge2", "rougeL")
 HONEST = (

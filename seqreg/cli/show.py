@@ -13,7 +13,7 @@ from rich.table import Table
 
 from seqreg.errors import BadInput, nearest
 from seqreg.workbench.config import cards, lookup, overlay
-from seqreg.workbench.scores.tables import score_table, scores_of
+from seqreg.workbench.scores.results import score_table, scores_of
 from seqreg.workbench.text.escape import plain
 from seqreg.workbench.text.terminal import print_json
 

@@ -44,20 +44,20 @@ def notes(tmp: Path, card: cards.Card, **files: Sequence[Any]) -> loading.Splits
     return loading.load(card, Data(path=str(tmp / "folder")))
 
 
-@row(3, "an empty target", "S", "skipped", "more than data.max_empty_fraction of the rows is an error")
+@row(3, "an empty target", "S", "skipped", "more than data.max_empty_fraction of the examples is an error")
 def _(tmp: Path) -> None:
     splits = notes(tmp, PAIRS, train=[*GOOD, {"source": "x", "target": " "}], validation=GOOD[:1])
     assert len(splits.sets["train"]) == 30
-    assert "train.jsonl: 1 rows left out: an empty text" in splits.notes
-    found = [*GOOD[:3], {"source": "x", "target": ""}]
-    refused(tmp, r"x.jsonl: 1 of 4 rows have an empty text, more than data.max_empty_fraction=0.1", "train", "gigaword",
-            "task=text_pairs", "model.name=x", f"data.path={write(tmp / 'x.jsonl', found)}")  # fmt: skip
+    assert "train.jsonl: 1 examples left out: an empty text" in splits.notes
+    path = write(tmp / "x.jsonl", [*GOOD[:3], {"source": "x", "target": ""}])
+    message = r"x.jsonl: 1 of 4 examples have an empty text, more than data.max_empty_fraction=0.1"
+    refused(tmp, message, "train", "gigaword", "task=text_pairs", "model.name=x", f"data.path={path}")
 
 
 @row(4, "an empty source", "S", "skipped")
 def _(tmp: Path) -> None:
     splits = notes(tmp, PAIRS, train=[*GOOD, {"source": "\n", "target": "t"}], validation=GOOD[:1])
-    assert (len(splits.sets["train"]), splits.notes[0]) == (30, "train.jsonl: 1 rows left out: an empty text")
+    assert (len(splits.sets["train"]), splits.notes[0]) == (30, "train.jsonl: 1 examples left out: an empty text")
     said = run(tmp, *tiny(tmp))
     assert said.code == 0, said
     write(tmp / "empty.jsonl", [{"document": "", "summary": "t"}, {"document": "a b", "summary": "t"}])
@@ -143,18 +143,18 @@ def _(tmp: Path) -> None:
             loading.read_file(stsb, tmp / "y.jsonl")
 
 
-@row(46, "ids twice, rows twice, rows in two sets", "W", "warned")
+@row(46, "ids twice, examples twice, examples in two sets", "W", "warned")
 def _(tmp: Path) -> None:
     named = [{**one, "id": n % 28} for n, one in enumerate(GOOD)]
     splits = notes(tmp, PAIRS, train=[*named, named[0]], validation=GOOD[:2])
     assert {
-        "train.jsonl: 3 rows have the id of another",
-        "1 of 31 train rows repeat another",
-        "2 of 2 validation rows are in the training set too",
+        "train.jsonl: 3 examples have the id of another",
+        "1 of 31 train examples repeat another",
+        "2 of 2 validation examples are in the training set too",
     } <= set(splits.notes)
 
 
-@row(47, "one example; fewer rows than a batch", "H", "handled", "a last batch that is not full is never dropped")
+@row(47, "one example; fewer examples than a batch", "H", "handled", "a last batch that is not full is never dropped")
 def _(tmp: Path) -> None:
     words = tiny(
         tmp,
@@ -167,14 +167,14 @@ def _(tmp: Path) -> None:
     assert run(tmp, *words).code == 0
     assert json.loads((tmp / "run" / "metrics.json").read_text())["train"]["steps"] == 1
     (tmp / "data" / "validation.jsonl").unlink()
-    refused(tmp, "one training row, and no file validation", *words, f"output={tmp / 'other'}")
+    refused(tmp, "one training example, and no file validation", *words, f"output={tmp / 'other'}")
 
 
 @row(48, "one class only", "W", "warned")
 def _(tmp: Path) -> None:
     pair = {"sentence1": "a", "sentence2": "b", "label": 0}
     splits = notes(tmp, RTE, train=[pair, {**pair, "label": 1}], validation=[pair, pair])
-    assert any(one.startswith("all 2 test rows have the label 'entailment'") for one in splits.notes)
+    assert any(one.startswith("all 2 test examples have the label 'entailment'") for one in splits.notes)
 
 
 @row(49, "empty predictions and references", "H", "handled", "counted; a warning if all predictions are empty")

@@ -15,8 +15,8 @@ from seqreg import Criterion
 from seqreg.errors import BadInput
 from seqreg.integrations.hf import context
 from seqreg.terms.r3f import R3F
-from seqreg.workbench.config import run_config
-from seqreg.workbench.data import models
+from seqreg.workbench.data import hardware
+from seqreg.workbench.data.tokenizers import train_tokenizer
 from tests.bad_input.table import refused, row, run, tiny
 from tests.helpers import tiny_models
 
@@ -28,7 +28,7 @@ SIZE = {
 
 def saved(folder: Path, **settings: Any) -> list[str]:
     """A tiny pretrained BART with its tokenizer, and the settings that choose it."""
-    tokenizer = models.train_tokenizer(["a few words of text"] * 3, 320)
+    tokenizer = train_tokenizer(["a few words of text"] * 3, 320)
     ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
     own = transformers.BartConfig(**{"vocab_size": len(tokenizer), **ids, **SIZE, **settings})
     transformers.BartForConditionalGeneration(own).save_pretrained(folder)
@@ -99,7 +99,7 @@ def _(tmp: Path) -> None:
     transformers.GPT2LMHeadModel(
         transformers.GPT2Config(vocab_size=300, n_embd=8, n_layer=1, n_head=1)
     ).save_pretrained(tmp / "gpt2")
-    models.train_tokenizer(["words"], 300).save_pretrained(tmp / "gpt2")
+    train_tokenizer(["words"], 300).save_pretrained(tmp / "gpt2")
     refused(tmp, message, *tiny(tmp, f"model.name={tmp / 'gpt2'}", "model.architecture=null"))
     for setting in ("d_model: 15", "d_model: x", "d_model: -1", "encoder_layers: 1.5", "activation_function: no"):
         message = r"model.architecture=bart cannot be built with model.settings="
@@ -133,7 +133,7 @@ def _(tmp: Path) -> None:
     message = r"optimisation.precision=fp16: this machine's cpu cannot: set optimisation.precision=fp32 or bf16"
     if not torch.accelerator.is_available():
         refused(tmp, message, *tiny(tmp, "optimisation.precision=fp16"))
-    models.probe(run_config.resolve("gigaword", overrides=["optimisation.precision=bf16"]).config)
+    hardware.check_precision("bf16")
 
 
 class Evil:

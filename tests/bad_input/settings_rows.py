@@ -10,7 +10,7 @@ from seqreg import Criterion
 from seqreg.errors import BadInput
 from seqreg.terms.smart import SMART
 from seqreg.workbench.config import overlay, run_config
-from seqreg.workbench.data import models
+from seqreg.workbench.data.tokenizers import train_tokenizer
 from tests.bad_input.table import refused, row, run, tiny
 
 
@@ -164,7 +164,7 @@ def _(tmp: Path) -> None:
 def _(tmp: Path) -> None:
     model = tmp / "model"
     names = '{"AutoConfig": "conf.Conf", "AutoModelForSeq2SeqLM": "conf.Net"}'
-    models.train_tokenizer(["words"], 300).save_pretrained(model)
+    train_tokenizer(["words"], 300).save_pretrained(model)
     (model / "config.json").write_text(f'{{"model_type": "mine", "auto_map": {names}}}')
     (model / "conf.py").write_text(f"open({str(tmp / 'pwned')!r}, 'w')\n")
     chosen = [f"model.name={model}", "model.architecture=null"]

@@ -148,7 +148,7 @@ def test_the_wheel_has_every_package_and_file() -> None:
         globs = setup["options.package_data"][f"seqreg.{name}"].split(", ")
         shipped = {path for glob in globs for path in (ROOT / name).glob(glob)}
         assert set((ROOT / name).rglob("*.yaml")) <= shipped
-    assert lookup.shelf("recipes") == ROOT / "recipes"
+    assert lookup.folder("recipes") == ROOT / "recipes"
     assert __version__
 
 

@@ -20,7 +20,7 @@ def test_the_plan_is_a_pretraining_and_a_fine_tuning_for_every_method(tmp_path: 
         assert run.config.model.name == source.config.output
         assert run.config.model.settings == {}
         assert run.config.optimisation.max_steps == 7
-        assert run.config.data.also == {"newsroom": None}
+        assert run.config.data.also == {"synthetic_news": None}
     _, others = quickstart.plan(["smart", "rdrop"], tmp_path)
     assert [run.config.output for run in others] == [str(tmp_path / name) for name in ("baseline", "smart", "rdrop")]
 

@@ -238,7 +238,7 @@ class Fuzz:
         walks.spoil(self.folder / "run" / damage[0], *damage[1:])
         self.file("in.txt", b"a b c\n")
         further = {"predict": ["in.txt"], "calibrate": ["--limit", "4"], "robustness": ["--limit", "4", "--draws", "1"]}
-        further |= {"shift": ["--to", "newsroom", "--share", "0"], "replay": ["crash/step-1"]}
+        further |= {"shift": ["--to", "synthetic_news", "--share", "0"], "replay": ["crash/step-1"]}
         try:
             self.whole(command, "run", *further.get(command, []))
         finally:

@@ -35,7 +35,7 @@ values = st.recursive(
 )
 
 RECIPE: dict[str, Any] = {
-    **run_config.resolve("quickstart").config.model_dump(mode="json", exclude_defaults=True), "task": "newsroom",
+    **run_config.resolve("quickstart").config.model_dump(mode="json", exclude_defaults=True), "task": "synthetic_news",
     "terms": {"r3f": {"weight": 0.1}, "far": {"term": "smart", "weight": {"schedule": "warmup", "steps": 9}}},
     "variants": {"small": {"seed": 2}, "none": None},
 }  # fmt: skip

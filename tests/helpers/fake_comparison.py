@@ -85,7 +85,7 @@ def _finish(
     metrics = {"scores": {"before": found, "validation": found, "test": found}, "method": job.method, "train": train}
     (job.folder / "metrics.json").write_text(json.dumps(metrics | {"versions": {"seqreg": "0"}}))
     (job.folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (job.folder / "config.yaml").write_text("task: newsroom\n")
+    (job.folder / "config.yaml").write_text("task: synthetic_news\n")
     settings = {**plan.resolved[job.method], "seed": job.seed}
     record = {"run": "made", "settings": settings, "versions": {}, "finished": True}
     (job.folder / "run.json").write_text(json.dumps(record))

@@ -18,7 +18,7 @@ import transformers
 
 from seqreg.cli import main as cli
 from seqreg.errors import BadInput
-from seqreg.workbench.data.models import train_tokenizer
+from seqreg.workbench.data.tokenizers import train_tokenizer
 
 WORDS = "the a of and to in that is was he for it with as his on be at by had not are but from".split()
 CLUES = {"colour": ["red", "blue"], "size": ["big", "small"], "place": ["home", "sea", "town"]}

@@ -19,7 +19,7 @@ from seqreg.studies.common.findings import FOLDER, Finding
 from seqreg.studies.compare import comparison, conclusions
 from seqreg.studies.compare.comparison import Plan
 from seqreg.studies.compare.results import agreement, gather
-from seqreg.workbench.scores.tables import main_split
+from seqreg.workbench.scores.results import main_split
 from tests.helpers import fake_comparison
 
 

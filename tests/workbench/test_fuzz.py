@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from seqreg.workbench.config import run_config
 from seqreg.workbench.run import preflight, train
 from seqreg.workbench.run.tensorboard import samples as shown
-from seqreg.workbench.scores import outputs
+from seqreg.workbench.scores import results
 from seqreg.workbench.scores.evaluate import Scored
 from seqreg.workbench.text import escape
 from tests.bad_input.table import refused, run, tiny
@@ -94,7 +94,7 @@ def test_usage_errors_are_one_line(tmp_path: Path) -> None:
 
 def test_what_is_shown_stays_in_its_place(tmp_path: Path) -> None:
     class Found:
-        last = Scored(rows=[{"prediction": EVIL, "reference": "fine"}])
+        last = Scored(predictions=[{"prediction": EVIL, "reference": "fine"}])
 
     page = markdown.markdown(shown(Found(), 1), extensions=["markdown.extensions.tables"])  # type: ignore[arg-type]
     assert "<script>" not in page
@@ -121,7 +121,7 @@ def test_a_model_card_has_no_markup_of_others(tmp_path: Path) -> None:
     made = run_config.resolve("quickstart")
     evil = made.card.model_copy(update={"title": "x\n\n<img src=x> # [a](b)"})
     numbers: dict[str, Any] = {"scores": {"te|st": {"rouge1": 1.0, "intervals": {"rouge1": [0, 2]}, "signature": ""}}}
-    outputs.write_card(tmp_path, run_config.Run(made.config, evil, made.origins), numbers)
+    results.write_card(tmp_path, run_config.Run(made.config, evil, made.origins), numbers)
     text = (tmp_path / "README.md").read_text()
     assert "<img" not in text
     assert "te\\|st" in text

@@ -19,7 +19,7 @@ from seqreg.workbench.config.overlay import assigned
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.data import loading
 from seqreg.workbench.run.signals import Signals
-from seqreg.workbench.scores.tables import scores_of
+from seqreg.workbench.scores.results import scores_of
 from seqreg.workbench.text.terminal import say
 
 OF_THE_SOURCE = (

@@ -19,6 +19,7 @@ from seqreg.smoothness import effective_rank, linear_cka, tokens
 from seqreg.workbench.config import run_config
 from seqreg.workbench.config.settings import Data
 from seqreg.workbench.data import models
+from seqreg.workbench.data.encoding import encode
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.text.terminal import console
 
@@ -74,9 +75,7 @@ def check_room(encoder: Encoder, task: str, data: Data) -> None:
 @torch.no_grad()
 def _states(encoder: Encoder, examples: Sequence[Example], data: Data, every: bool) -> tuple[tuple[Tensor, ...], Any]:
     """Outputs of every layer, or of the last, for one batch: [B, S, D] each, and the batch."""
-    coded = [
-        dict(models.encode(encoder.tokenizer, one, data.source_prefix, data.max_source_length)) for one in examples
-    ]
+    coded = [dict(encode(encoder.tokenizer, one, data.source_prefix, data.max_source_length)) for one in examples]
     batch = encoder.tokenizer.pad(coded, return_tensors="pt").to(encoder.module.device)
     output = encoder.module(**batch, output_hidden_states=every)
     return (output.hidden_states[1:] if every else (output.last_hidden_state,)), batch

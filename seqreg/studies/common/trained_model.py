@@ -25,6 +25,7 @@ from seqreg.workbench.config import run_config
 from seqreg.workbench.config.cards import Card
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.data import loading, models
+from seqreg.workbench.data.encoding import Encoded
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.data.loading import Splits
 from seqreg.workbench.run.run_directory import RunRecord
@@ -94,7 +95,7 @@ class Subject(Material):
 
     def batches(self, examples: Sequence[Example]) -> Iterator[tuple[list[int], Batch]]:
         """Rows of like length and their tensors, with labels; the same rows whatever the tokenizer."""
-        rows = models.Encoded(examples, self.tokenizer, self.run.config)
+        rows = Encoded(examples, self.tokenizer, self.run.config)
         collate = (DataCollatorForSeq2Seq if self.generates else DataCollatorWithPadding)(self.tokenizer)
         order = sorted(range(len(rows)), key=lambda index: -len(examples[index].source))
         size = self.run.config.evaluation.per_device_eval_batch_size

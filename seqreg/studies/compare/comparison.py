@@ -80,7 +80,7 @@ class Plan:
     def words(self, job: Job) -> list[str]:
         """The arguments of `seqreg` for one training."""
         chosen = methods.parse(self.given.get(job.method, job.method)).parts
-        terms = [word for part in chosen for word in ("--terms", str(part)) if part != methods.Part(BASELINE)]
+        terms = [word for part in chosen for word in ("--terms", str(part)) if part != methods.MethodPart(BASELINE)]
         variants = [word for name in self.variants for word in ("--variant", name)]
         settings = methods.reaching(self.settings, self.terms.get(job.method, []))
         return ["train", self.recipe, *terms, *variants, *settings, f"seed={job.seed}", assigned("output", job.folder)]

@@ -17,7 +17,7 @@ from pathlib import Path
 from seqreg.errors import BadInput, Interrupted
 from seqreg.studies.compare.comparison import Job, Plan
 from seqreg.workbench.run.run_directory import LOCK, RunRecord
-from seqreg.workbench.scores.tables import METRICS, main_split, scores_of
+from seqreg.workbench.scores.results import METRICS, main_split, scores_of
 from seqreg.workbench.text.atomic_files import open_own, write_text
 from seqreg.workbench.text.escape import plain
 from seqreg.workbench.text.terminal import say, warn

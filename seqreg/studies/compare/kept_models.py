@@ -9,7 +9,7 @@ from pathlib import Path
 from seqreg.studies.compare.comparison import Job, Plan
 from seqreg.studies.compare.jobs import record_of
 from seqreg.workbench.run.checkpoints import PREFIX
-from seqreg.workbench.scores.tables import METRICS, main_split, scores_of
+from seqreg.workbench.scores.results import METRICS, main_split, scores_of
 from seqreg.workbench.text.atomic_files import REMOVED, write_text
 
 SAID = {

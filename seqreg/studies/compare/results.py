@@ -17,7 +17,7 @@ from seqreg.studies.compare import comparison, jobs
 from seqreg.studies.compare.comparison import Job, Plan
 from seqreg.studies.compare.jobs import State
 from seqreg.workbench.data import readers as tables
-from seqreg.workbench.scores.tables import cost, main_split, scores_of
+from seqreg.workbench.scores.results import cost, main_split, scores_of
 
 PREDICTIONS = "predictions.jsonl"
 _BESIDE = ("score", "loss", "rows", "seconds", *VARIETY)

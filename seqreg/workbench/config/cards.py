@@ -130,7 +130,7 @@ class Replace(Section):
         return self
 
 
-class Lengths(Section):
+class TokenLimits(Section):
     """Tokens after which a text is cut."""
 
     source: Length
@@ -160,7 +160,7 @@ class Card(Section):
     labels: list[str] | None = None
     drop: list[str] = []
     clean: list[Replace] = []
-    lengths: Lengths
+    lengths: TokenLimits
     splits: dict[str, str | HubSplit] = Field(default_factory=dict)
     rule: str
     metric: list[Metric] = Field(min_length=1)

@@ -18,7 +18,7 @@ _HOW = "expected [NAME=]RECIPE[:key=value,...], such as r3f, r3f:weight=1.0, str
 
 
 @dataclass(frozen=True)
-class Part:
+class MethodPart:
     """One recipe of terms, by name or path, and settings of its own: `key=value`."""
 
     recipe: str
@@ -36,14 +36,14 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Method:
+class MethodSpec:
     """What is trained, and what it is called; the baseline has one part of its name and no terms."""
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[MethodPart, ...]
 
 
-def parse(text: str) -> Method:
+def parse(text: str) -> MethodSpec:
     """A method from one word of the command line.
 
     >>> print(*parse("strong=r3f:weight=1.0,scale=0.1+rdrop").parts)
@@ -60,13 +60,13 @@ def parse(text: str) -> Method:
         settings = _NEXT_SETTING.split(given) if given else []
         if not recipe or (colon and not settings) or not all(part.partition("=")[1] for part in settings):
             raise BadInput(f"--terms {text}: {_HOW}")
-        parts.append(Part("baseline" if recipe == "none" else recipe, tuple(settings)))
+        parts.append(MethodPart("baseline" if recipe == "none" else recipe, tuple(settings)))
     name = name or "+".join(part.label for part in parts)
     if not _NAME.fullmatch(name) or name in _FOLDERS:
         raise BadInput(f"--terms {text}: {name!r} cannot name a folder: give the method a name, such as mine={rest}")
-    if name == BASELINE and parts != [Part(BASELINE)]:
+    if name == BASELINE and parts != [MethodPart(BASELINE)]:
         raise BadInput(f"--terms {text}: {BASELINE!r} is what has no terms: give the method another name: mine={rest}")
-    return Method(name, tuple(parts))
+    return MethodSpec(name, tuple(parts))
 
 
 def several(texts: Sequence[str]) -> dict[str, str]:

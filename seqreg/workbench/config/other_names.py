@@ -107,6 +107,9 @@ RETIRED = {
 }
 """Keys from before seqreg used transformers' names, and what the last part is called now. They are still read."""
 
+RETIRED_TASKS = {"newsroom": "synthetic_news", "newsroom_people": "synthetic_news_people"}
+"""Names of task cards from before, and what they are called now. They are still read."""
+
 
 def meant(key: str) -> str | None:
     """The key that somebody means who writes another one.

@@ -1,4 +1,4 @@
-"""Layers of YAML: the later one wins, and every value knows where it was set."""
+"""Settings from several YAML files on top of each other: the last one wins, and the origin of every value is known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from seqreg.errors import Advice, BadInput
 from seqreg.integrations.strict_yaml import dump, parse, read
 from seqreg.workbench.config.other_names import RETIRED
 
-__all__ = ["Layers", "assigned", "dump", "parse", "read", "remove"]
+__all__ = ["Overlay", "assigned", "dump", "parse", "read", "remove"]
 
 
 def assigned(key: str, value: object) -> str:
@@ -48,13 +48,13 @@ def _as_text(text: str, where: str) -> Any:
     if control or text.strip() in ("", "null", "~") or text.strip()[0] in "\"'":
         return parse(text, where)
     try:
-        found = parse(text, where)
+        value = parse(text, where)
     except BadInput:
         return text
-    return found if isinstance(found, (bool, int, float)) else text
+    return value if isinstance(value, (bool, int, float)) else text
 
 
-class Layers:
+class Overlay:
     """Nested settings, and the place in which each was set last."""
 
     def __init__(self) -> None:
@@ -66,11 +66,11 @@ class Layers:
         self._merge(self.values, values, origin, "")
 
     def _merge(self, into: dict[str, Any], values: Mapping[str, Any], origin: str, prefix: str) -> None:
-        for given, value in values.items():
-            key = RETIRED.get(f"{prefix}{given}", given)
+        for name, value in values.items():
+            key = RETIRED.get(f"{prefix}{name}", name)
             path = f"{prefix}{key}"
-            if key != given:
-                warnings.warn(f"{origin}: {prefix}{given}: now {key}", Advice, stacklevel=2)
+            if key != name:
+                warnings.warn(f"{origin}: {prefix}{name}: now {key}", Advice, stacklevel=2)
             if isinstance(value, Mapping) and ("schedule" not in value or path == "optimisation"):
                 if not isinstance(into.get(key), dict):
                     into[key], self.origins[path] = {}, origin
@@ -80,12 +80,7 @@ class Layers:
                 self.origins[path] = origin
 
     def set(
-        self,
-        assignment: str,
-        origin: str = "command line",
-        *,
-        under: Sequence[str] = (),
-        texts: Container[str] = (),
+        self, assignment: str, origin: str = "command line", *, under: Sequence[str] = (), texts: Container[str] = ()
     ) -> None:
         """Apply one `dotted.key=value`, below the keys `under`.
 
@@ -103,10 +98,10 @@ class Layers:
 
     def origin(self, key: str) -> str:
         """Where a dotted key, or the nearest mapping around it, was set."""
-        parts = key.split(".")
-        for end in range(len(parts), 0, -1):
-            found = self.origins.get(".".join(parts[:end]))
-            if found is not None:
-                return found
+        outer = key
+        while outer:
+            if outer in self.origins:
+                return self.origins[outer]
+            outer = outer.rpartition(".")[0]
         inside = [origin for path, origin in self.origins.items() if path.startswith(f"{key}.")]
         return inside[-1] if inside else "defaults"

@@ -1,10 +1,10 @@
-"""From a recipe, a recipe of terms and the command line, laid on top of each other, to the configuration of a run."""
+"""The configuration of a run: a recipe, recipes of terms and the command line, laid on top of each other."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from typing import Any
 from seqreg.errors import BadInput, nearest
 from seqreg.workbench.config import cards, lookup, methods, overlay
 from seqreg.workbench.config.cards import Card
-from seqreg.workbench.config.methods import BASELINE, Part
+from seqreg.workbench.config.methods import BASELINE, MethodPart
+from seqreg.workbench.config.overlay import Overlay
 from seqreg.workbench.config.schema import checked, texts
 from seqreg.workbench.config.settings import Config
 from seqreg.workbench.text.atomic_files import REMOVED, write_text
@@ -33,7 +34,7 @@ class Run:
 
     config: Config
     card: Card
-    origins: overlay.Layers
+    origins: Overlay
     trust: bool = False
     note: str = ""
 
@@ -60,6 +61,9 @@ def resolve(
 ) -> Run:
     """Lay a recipe, its variants, recipes of terms and `key=value` on top of each other, and check the result.
 
+    From the bottom: the task card, the recipe, its variants, the recipes of terms, `overrides`, and the settings that a
+    method has of its own.
+
     Args:
         forget: dotted keys of the recipe that do not count, as if they were not there
         build_terms: check the terms too, which imports the modules of those that are not seqreg's own
@@ -67,59 +71,40 @@ def resolve(
         paths: of these settings, refuse files and folders that are not there, before anything slow is imported
     """
     path = lookup.find("recipes", recipe)
-    stack, values = overlay.Layers(), overlay.read(path)
-    for key in forget:
-        overlay.remove(values, key)
-    choices = _mapping(values.pop("variants", None), f"{path}: variants")
-    for variant, block in choices.items():
-        choices[variant] = _mapping(block, f"{path}: variants.{variant}")
-    stack.add(values, str(path))
-    pretrained, note = _named(overrides, "model.name"), ""
-    for variant in variants:
-        if variant not in choices:
-            hint = nearest(variant, choices) if choices else "it has none"
-            raise BadInput(f"{path}: unknown variant {variant!r}; {hint}")
-        block = dict(choices[variant])
-        if "size" in block:
-            note = _add_size(stack, block.pop("size"), pretrained)
-        stack.add(block, f"{path} ({variant})")
-    own_task = stack.values.get("task")
-    if pretrained:
+    stack, note = _recipe(path, variants, forget, _named(overrides, "model.name"))
+    recipe_task = stack.values.get("task")
+    if _named(overrides, "model.name"):
         _replace_model(stack, ("architecture", "vocab_size", "settings", "tokenizer"))
     elif _named(overrides, "model.architecture"):
         _replace_model(stack, ("name", "settings", "tokenizer"))
-    chosen = [methods.parse(one) for one in terms]
-    parts = [part for method in chosen for part in method.parts]
-    files = [lookup.find("recipes/terms", part.recipe) for part in parts if part.recipe != BASELINE]
-    blocks = [(found, overlay.read(found)) for found in files]
-    regression = [(f, _mapping(block.pop("regression", None), f"{f}: regression")) for f, block in blocks]
-    for found, block in blocks:
-        _only(block, ("terms", "model", "optimisation"), str(found))
-        if isinstance(block.get("optimisation"), dict):
-            _only(block["optimisation"], ("update",), f"{found}: optimisation")
-        stack.add(block, str(found))
-    own = _own_settings(parts, [block for _, block in blocks])
+    chosen = [methods.parse(text) for text in terms]
+    parts = [_TermRecipe(part) for method in chosen for part in method.parts]
+    for part in parts:
+        stack.add(part.values, part.origin)
     for assignment in overrides:
         _has_term(stack, assignment)
         stack.set(assignment, texts=TEXTS)
     card, card_path = _card(stack, path)
-    extra = regression if card.kind == "regression" else []
-    stack = _with_card(stack, card, card_path, [(str(found), block) for found, block in extra if block])
-    for assignment in overrides:
+    stack = _above_card(stack, card, card_path)
+    for part in parts if card.kind == "regression" else ():
+        stack.add(part.regression, part.origin)
+    for assignment in overrides:  # again, above what is meant for regression
         stack.set(assignment, texts=TEXTS)
-    for under, assignment, where in own:  # meant for this method alone, so above what is meant for all
-        stack.set(assignment, where, under=under)
+    for part in parts:  # meant for this method alone, so above what is meant for all
+        for under, assignment in part.settings():
+            stack.set(assignment, f"--terms {part.part}", under=under)
     _drop_terms(stack)
     _refuse_trust(stack)
     task = stack.values["task"]
-    other = [] if task == own_task or stack.origin("task") != "command line" else [_short(task)]
-    name = "-".join([path.stem if path.stem != "config" else path.parent.name, *other, *variants])
-    stack.values.setdefault("output", f"runs/{name}/{_folder(chosen)}")
+    other_task = [] if task == recipe_task or stack.origin("task") != "command line" else [_short(task)]
+    name = "-".join([path.stem if path.stem != "config" else path.parent.name, *other_task, *variants])
+    method = "-".join(method.name for method in chosen if method.name != BASELINE) or BASELINE
+    stack.values.setdefault("output", f"runs/{name}/{method}")
     config = checked(Config, stack.values, stack.origin)
     _check_paths(config, paths)
-    if foreign and build_terms and not trust:
-        _refuse_modules(config, stack)
     if build_terms:
+        if foreign and not trust:
+            _refuse_modules(config, stack)
         _check_terms(config, stack)
     if card.kind == "generation" and config.evaluation.resamples < 1:
         where = stack.origin("evaluation.resamples")
@@ -127,21 +112,88 @@ def resolve(
     return Run(config, card, stack, trust, note)
 
 
+def _recipe(path: Path, variants: Sequence[str], forget: Sequence[str], pretrained: bool) -> tuple[Overlay, str]:
+    """A recipe with some of its variants, and what their size says about scores.
+
+    A variant may name a `size`, a file that several recipes share, and one other `variant` that it is laid on top of.
+
+    Args:
+        pretrained: the command line names a model
+    """
+    stack, values, note = Overlay(), overlay.read(path), ""
+    for key in forget:
+        overlay.remove(values, key)
+    choices = _mapping(values.pop("variants", None), f"{path}: variants")
+    choices = {name: _mapping(block, f"{path}: variants.{name}") for name, block in choices.items()}
+    stack.add(values, str(path))
+    bases = ((choices.get(variant, {}).get("variant"), variant) for variant in variants)
+    for variant in (str(name) for pair in bases for name in pair if name is not None):
+        if variant not in choices:
+            hint = nearest(variant, choices) if choices else "it has none"
+            raise BadInput(f"{path}: unknown variant {variant!r}; {hint}")
+        block = choices[variant]
+        if "size" in block:
+            note = _add_size(stack, block["size"], pretrained)
+        values = {key: value for key, value in block.items() if key not in ("size", "variant")}
+        stack.add(values, f"{path} ({variant})")
+    return stack, note
+
+
+class _TermRecipe:
+    """The file behind one part of a method: `values` for every task, and more for regression."""
+
+    def __init__(self, part: MethodPart) -> None:
+        self.part, self.origin = part, ""
+        self.values: dict[str, Any] = {}
+        self.regression: dict[str, Any] = {}
+        if part.recipe == BASELINE:
+            return
+        path = lookup.find("recipes/terms", part.recipe)
+        self.origin, self.values = str(path), overlay.read(path)
+        self.regression = _mapping(self.values.pop("regression", None), f"{path}: regression")
+        _only(self.values, ("terms", "model", "optimisation"), str(path))
+        if isinstance(self.values.get("optimisation"), dict):
+            _only(self.values["optimisation"], ("update",), f"{path}: optimisation")
+
+    def settings(self) -> Iterator[tuple[list[str], str]]:
+        """The settings that the method has of its own: below which keys, and `key=value`.
+
+        A key of a section, such as optimisation.learning_rate, is taken as it is; any other is a key of the term.
+        """
+        terms = list(self.values["terms"]) if isinstance(self.values.get("terms"), dict) else []
+        for setting in self.part.settings:
+            key = setting.partition("=")[0].strip()
+            first, _, rest = key.partition(".")
+            if first in _SECTIONS and rest and (first != "terms" or rest.partition(".")[0] in terms):
+                yield [], setting
+            elif len(terms) == 1 and key not in terms:
+                yield ["terms", terms[0]], setting
+            elif rest and first in terms:
+                yield ["terms", first], setting.strip().partition(".")[2]
+            else:
+                which = (
+                    f"has the terms {', '.join(terms)}: say of which, as in {terms[0]}.{key}"
+                    if terms
+                    else "has no term"
+                )
+                raise BadInput(f"--terms {self.part}: {key}: {self.part.recipe} {which}")
+
+
 def resolve_method(
     recipe: str, name: str, given: str, variants: Sequence[str], settings: Sequence[str], trust: bool = False
 ) -> Run:
     """The run of one method: of the settings of terms those that it has reach it, and the baseline has none."""
-    common = [one for one in settings if methods.term_of(one) is None]
+    common = [setting for setting in settings if methods.term_of(setting) is None]
     run = resolve(recipe, terms=[given], variants=variants, overrides=common, trust=trust)
     if name == BASELINE and run.config.method != BASELINE:
         raise BadInput(
             f"{recipe}: the baseline would be trained as {run.config.method}: take that out of the recipe and the "
             f"settings, or call it something else: --baseline NAME={BASELINE}"
         )
-    own = methods.reaching(settings, run.config.terms)
-    if own == common:
+    reaching = methods.reaching(settings, run.config.terms)
+    if reaching == common:
         return run
-    return resolve(recipe, terms=[given], variants=variants, overrides=own, trust=trust)
+    return resolve(recipe, terms=[given], variants=variants, overrides=reaching, trust=trust)
 
 
 def _short(task: str) -> str:
@@ -151,11 +203,12 @@ def _short(task: str) -> str:
 
 def _named(overrides: Sequence[str], key: str) -> bool:
     """Whether the command line gives a key a value that is not null."""
-    given = [text.strip() for name, _, text in (one.partition("=") for one in overrides) if name.strip() == key]
-    return bool(given) and given[-1] not in ("", "null", "~")
+    pairs = (override.partition("=") for override in overrides)
+    values = [value.strip() for name, _, value in pairs if name.strip() == key]
+    return bool(values) and values[-1] not in ("", "null", "~")
 
 
-def _add_size(stack: overlay.Layers, name: Any, pretrained: bool) -> str:
+def _add_size(stack: Overlay, name: Any, pretrained: bool) -> str:
     """Add what recipes of one size share; returns the line on what such a model is worth.
 
     Args:
@@ -163,15 +216,14 @@ def _add_size(stack: overlay.Layers, name: Any, pretrained: bool) -> str:
     """
     path = lookup.find("recipes/sizes", name)
     block = overlay.read(path)
-    further = block.pop("pretrained", {})
-    notes = [part.pop("note", "") for part in (block, further)]
-    stack.add(block, str(path))
-    if pretrained:
-        stack.add(further, str(path))
-    return str(notes[pretrained])
+    blocks = [block, block.pop("pretrained", {})][: 1 + pretrained]
+    notes = [values.pop("note", "") for values in blocks]
+    for values in blocks:
+        stack.add(values, str(path))
+    return str(notes[-1])
 
 
-def _replace_model(stack: overlay.Layers, keys: Sequence[str]) -> None:
+def _replace_model(stack: Overlay, keys: Sequence[str]) -> None:
     """A model that the command line names takes the place of the recipe's, if that is of the other kind."""
     model = stack.values.get("model")
     if isinstance(model, dict) and model.get(keys[0]) is not None:
@@ -186,47 +238,14 @@ def _mapping(value: Any, where: str) -> dict[str, Any]:
     return value or {}
 
 
-def _folder(chosen: Sequence[methods.Method]) -> str:
-    return "-".join(one.name for one in chosen if one.name != BASELINE) or BASELINE
-
-
-def _own_settings(parts: Sequence[Part], blocks: Sequence[dict[str, Any]]) -> list[tuple[list[str], str, str]]:
-    """Settings that a method has of its own: below which keys, `key=value`, and where they were given.
-
-    A key of a section, such as optimisation.learning_rate, is taken as it is; any other is one of the method's term.
-    """
-    found: list[tuple[list[str], str, str]] = []
-    recipes = iter(blocks)
-    for part in parts:
-        block = {} if part.recipe == BASELINE else next(recipes)
-        there, where = block.get("terms"), f"--terms {part}"
-        terms = list(there) if isinstance(there, dict) else []
-        for setting in part.settings:
-            key = setting.partition("=")[0].strip()
-            first, _, rest = key.partition(".")
-            if first in _SECTIONS and rest and (first != "terms" or rest.partition(".")[0] in terms):
-                found.append(([], setting, where))
-            elif len(terms) == 1 and key not in terms:
-                found.append((["terms", terms[0]], setting, where))
-            elif rest and first in terms:
-                found.append((["terms", first], setting.strip().partition(".")[2], where))
-            else:
-                has = (
-                    f"has the terms {', '.join(terms)}: say of which, as in {terms[0]}.{key}"
-                    if terms
-                    else "has no term"
-                )
-                raise BadInput(f"{where}: {key}: {part.recipe} {has}")
-    return found
-
-
-def _has_term(stack: overlay.Layers, assignment: str) -> None:
+def _has_term(stack: Overlay, assignment: str) -> None:
     """Refuse a setting of a term that the run does not have: it would bring the term in. `terms.r3f={}` does that."""
     key, _, _ = assignment.partition("=")
     parts = key.strip().split(".")
-    there = stack.values.get("terms")
-    if parts[0] == "terms" and len(parts) > 2 and parts[1] not in (there if isinstance(there, dict) else {}):
-        has = f"has {', '.join(there)}" if isinstance(there, dict) and there else "has none"
+    terms = stack.values.get("terms")
+    terms = terms if isinstance(terms, dict) else {}
+    if parts[0] == "terms" and len(parts) > 2 and parts[1] not in terms:
+        has = f"has {', '.join(terms)}" if terms else "has none"
         raise BadInput(
             f"command line: {assignment}: there is no term {parts[1]!r} (the run {has}): add --terms {parts[1]}"
         )
@@ -238,43 +257,34 @@ def _only(block: dict[str, Any], known: Sequence[str], where: str) -> None:
             raise BadInput(f"{where}: {key}: unknown key; {nearest(key, known)}")
 
 
-def _card(stack: overlay.Layers, recipe: Path) -> tuple[Card, Path]:
+def _card(stack: Overlay, recipe: Path) -> tuple[Card, Path]:
     """The card that the layers ask for; a path that a file names counts from there, and stays in its folder."""
     task = stack.values.get("task")
     if task is None:
         raise BadInput(f"{recipe}: task is missing; choose from {', '.join(lookup.names('tasks'))}")
-    own = isinstance(task, str) and task.endswith((".yaml", ".yml"))
+    is_file = isinstance(task, str) and task.endswith((".yaml", ".yml"))
     try:
-        if own and stack.origin("task") != "command line":
+        if is_file and stack.origin("task") != "command line":
             task = str(lookup.inside(recipe.parent, task))
         card, path = cards.load(task)
     except BadInput as error:
         raise BadInput(f"{stack.origin('task')}: task={task!r}: {error}") from None
-    stack.values["task"] = str(path.resolve()) if own else task
+    stack.values["task"] = str(path.resolve()) if is_file else task
     return card, path
 
 
-def _with_card(
-    stack: overlay.Layers, card: Card, path: Path, extra: Sequence[tuple[str, dict[str, Any]]]
-) -> overlay.Layers:
-    """The same layers on top of what the card says about lengths and generation, with `extra` above both."""
-    below = overlay.Layers()
-    below.add(
-        {
-            "data": {"max_source_length": card.lengths.source, "max_target_length": card.lengths.target},
-            "generation": card.generation.model_dump(),
-        },
-        str(path),
-    )
+def _above_card(stack: Overlay, card: Card, path: Path) -> Overlay:
+    """The same settings on top of what the card says about lengths and generation."""
+    below = Overlay()
+    lengths = {"max_source_length": card.lengths.source, "max_target_length": card.lengths.target}
+    below.add({"data": lengths, "generation": card.generation.model_dump()}, str(path))
     origins = dict(below.origins)
     below.add(stack.values, "")
     below.origins = {**origins, **stack.origins}
-    for where, block in extra:
-        below.add(block, where)
     return below
 
 
-def _drop_terms(stack: overlay.Layers) -> None:
+def _drop_terms(stack: Overlay) -> None:
     """`terms.r3f=null` takes a term out again; a bare `r3f:` in a file is the term with its defaults."""
     terms = stack.values.get("terms")
     if terms is None:
@@ -285,13 +295,13 @@ def _drop_terms(stack: overlay.Layers) -> None:
                 del terms[name]
 
 
-def _refuse_trust(stack: overlay.Layers) -> None:
+def _refuse_trust(stack: Overlay) -> None:
     for key, origin in stack.origins.items():
         if key.rpartition(".")[2] == "trust_remote_code":
             raise BadInput(f"{origin}: {key}: not a setting: only a person can trust code, with --trust-remote-code")
 
 
-def _refuse_modules(config: Config, stack: overlay.Layers) -> None:
+def _refuse_modules(config: Config, stack: Overlay) -> None:
     """Terms of other packages: importing one runs its code."""
     for name, settings in config.terms.items():
         module = str((settings or {}).get("term", name))
@@ -303,7 +313,7 @@ def _refuse_modules(config: Config, stack: overlay.Layers) -> None:
             )
 
 
-def _check_terms(config: Config, stack: overlay.Layers) -> None:
+def _check_terms(config: Config, stack: Overlay) -> None:
     """Build the criterion once, so that a misspelt term or setting is found before anything else happens."""
     try:
         terms = config.criterion().terms if config.terms else []
@@ -347,11 +357,15 @@ def _check_paths(config: Config, keys: Sequence[str]) -> None:
             raise BadInput(f"output={config.output}: {path} is a file and in the way: choose another")
 
 
+def _check_run(folder: Path) -> None:
+    if not os.path.isfile(folder / "config.yaml"):
+        reason = "not a run of seqreg: it has no config.yaml" if os.path.isdir(folder) else "no such folder"
+        raise BadInput(f"{folder}: {reason}")
+
+
 def check_trained(folder: Path) -> None:
     """Refuse a folder without a trained model, before anything slow is imported."""
-    if not os.path.isfile(folder / "config.yaml"):
-        there = os.path.isdir(folder)
-        raise BadInput(f"{folder}: {'not a run of seqreg: it has no config.yaml' if there else 'no such folder'}")
+    _check_run(folder)
     if not os.path.isfile(folder / "config.json"):
         gone = os.path.isfile(folder / REMOVED)
         why = "its comparison has not kept it (--keep-models)" if gone else "has its training ended?"
@@ -371,8 +385,12 @@ def load(
     build_terms: bool = True,
 ) -> Run:  # fmt: skip
     """The run that was saved in a folder. Whoever does not train with its terms leaves them alone: `build_terms`."""
-    if not os.path.isfile(folder / "config.yaml"):
-        there = os.path.isdir(folder)
-        raise BadInput(f"{folder}: {'not a run of seqreg: it has no config.yaml' if there else 'no such folder'}")
-    options: dict[str, Any] = {"trust": trust, "build_terms": build_terms, "foreign": True}
-    return resolve(str(folder / "config.yaml"), overrides=overrides, forget=forget, **options)
+    _check_run(folder)
+    return resolve(
+        str(folder / "config.yaml"),
+        overrides=overrides,
+        forget=forget,
+        trust=trust,
+        build_terms=build_terms,
+        foreign=True,
+    )

@@ -1,4 +1,4 @@
-"""From a task card to examples: where the rows are, what is cleaned, which split they belong to."""
+"""The splits of a task: from local files, the hub or a generator, by the rules of its card."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from seqreg.workbench.config.cards import Card, HubSplit
 from seqreg.workbench.config.settings import Data
 from seqreg.workbench.data import readers, synthetic_news
 from seqreg.workbench.data.examples import Example, column_of, example, examples, names_of
-from seqreg.workbench.data.readers import Row
+from seqreg.workbench.data.readers import Record
 
 ALIASES = {
     "validation": ("dev", "valid", "val", "validation_matched", "dev_matched"),
     "mismatched": ("validation_mismatched", "dev_mismatched"),
 }
 UNLABELLED = "unlabelled"
-"""Rows that are trained on without a label, beside the splits."""
+"""Examples that are trained on without a label, beside the splits."""
 
 
 @dataclass
@@ -40,8 +40,8 @@ class Splits:
     def evaluations(self, card: Card) -> list[str]:
         """The splits that a model is judged by in the end: those of the card that are there."""
         names = ["test" if card.holdout and name == "validation" else name for name in card.evaluations]
-        found = [name for name in names if name in self.sets]
-        return [*(found or ["validation"]), *self.also]
+        present = [name for name in names if name in self.sets]
+        return [*(present or ["validation"]), *self.also]
 
 
 def load(card: Card, data: Data, *, needs_train: bool = True) -> Splits:
@@ -60,13 +60,13 @@ def _add_other(splits: Splits, card: Card, name: str, path: str | None, data: Da
     if (other.kind, other.labels) != (card.kind, card.labels):
         raise BadInput(f"data.also.{name}: {other.title} has another kind or other classes than {card.title}")
     settings = data.updated(path=path, train_fraction=1.0, holdout=None, unlabelled=None)
-    found = _splits(other, settings, False)
+    others = _splits(other, settings, False)
     short = Path(name).stem if name.endswith((".yaml", ".yml")) else name.replace("/", "-")
     if short in splits.sets:
         raise BadInput(f"data.also.{name}: there is a split of this name already")
-    splits.sets[short] = found.sets[found.evaluations(other)[0]]
+    splits.sets[short] = others.sets[others.evaluations(other)[0]]
     splits.also.append(short)
-    splits.notes += [f"{name}: {note}" for note in found.notes]
+    splits.notes += [f"{name}: {note}" for note in others.notes]
 
 
 def _splits(card: Card, data: Data, needs_train: bool) -> Splits:
@@ -80,8 +80,10 @@ def _splits(card: Card, data: Data, needs_train: bool) -> Splits:
         raise BadInput(f"{card.title}: give the file or folder of your data with data.path=FILE_OR_FOLDER")
     _carve(card, data, splits)
     if data.unlabelled is not None and needs_train:
-        found = read_file(card, _file("data.unlabelled", data.unlabelled), labelled=False)
-        splits.sets[UNLABELLED] = [Example(one.source, one.second) for one in found]
+        if not os.path.isfile(data.unlabelled):
+            raise BadInput(f"data.unlabelled={data.unlabelled}: no such file")
+        unlabelled = read_file(card, Path(data.unlabelled), labelled=False)
+        splits.sets[UNLABELLED] = [Example(example.source, example.second) for example in unlabelled]
     for name, most in data.limit.items():
         if name in splits.sets:
             splits.sets[name] = splits.sets[name][:most]
@@ -92,18 +94,12 @@ def _splits(card: Card, data: Data, needs_train: bool) -> Splits:
     return splits
 
 
-def _file(key: str, name: str) -> Path:
-    if not os.path.isfile(name):
-        raise BadInput(f"{key}={name}: no such file")
-    return Path(name)
-
-
 def read_file(card: Card, path: Path, *, labelled: bool = True) -> list[Example]:
     """All examples of one file."""
-    found, notes = examples(card, _rows(card, path), labelled=labelled)
-    if not found:
+    made, notes = examples(card, _records(card, path), labelled=labelled)
+    if not made:
         raise BadInput(f"{path}: 0 examples{'; ' + notes[0] if notes else ''}")
-    return found
+    return made
 
 
 def _local(card: Card, data: Data, needs_train: bool) -> Splits:
@@ -123,12 +119,12 @@ def _local(card: Card, data: Data, needs_train: bool) -> Splits:
             )
             continue
         most = data.max_empty_fraction if name == "train" else 1.0
-        found, notes = examples(card, _rows(card, file, name), training=name == "train", empty=most)
-        if not found and card.files.only is not None and not notes:  # the file has other configurations
+        made, notes = examples(card, _records(card, file, name), training=name == "train", empty=most)
+        if not made and card.files.only is not None and not notes:  # the file has other configurations
             continue
-        if not found:
+        if not made:
             raise BadInput(f"{file}: 0 examples{'; ' + notes[0] if notes else ''}")
-        splits.sets[name] = found
+        splits.sets[name] = made
         splits.notes += [f"{file.name}: {note}" for note in notes]
     if "train" not in splits.sets and needs_train:
         raise BadInput(f"data.path={path}: expected a file train{'|'.join(readers.ENDINGS)} in it{_other(path, card)}")
@@ -143,19 +139,19 @@ def _local(card: Card, data: Data, needs_train: bool) -> Splits:
 
 
 def _hold_out(splits: Splits, path: Path) -> None:
-    """Take a tenth of the training rows for validation."""
+    """Take a tenth of the training examples for validation."""
     shuffled = _shuffled(splits.sets["train"])
     if len(shuffled) < 2:
         raise BadInput(
-            f"data.path={path}: one training row, and no file validation{'|'.join(readers.ENDINGS)}: add one"
+            f"data.path={path}: one training example, and no file validation{'|'.join(readers.ENDINGS)}: add one"
         )
     held = max(1, len(shuffled) // 10)
     splits.sets["train"], splits.sets["validation"] = shuffled[held:], shuffled[:held]
-    splits.notes.append(f"no validation file: {held} training rows, by a fixed shuffle, are held out for it")
+    splits.notes.append(f"no validation file: {held} training examples, by a fixed shuffle, are held out for it")
 
 
 def _carve(card: Card, data: Data, splits: Splits) -> None:
-    """Make the validation set that is distributed the test set, and take another out of the training rows."""
+    """Make the validation set that is distributed the test set, and take another out of the training examples."""
     if not card.holdout:
         if data.holdout is not None:
             raise BadInput(f"data.holdout={data.holdout}: {card.title} has a validation set of its own: leave it out")
@@ -167,14 +163,14 @@ def _carve(card: Card, data: Data, splits: Splits) -> None:
         return
     train = splits.sets["train"]
     if len(train) < 2:
-        raise BadInput(f"{card.title}: {len(train)} training rows: at least 2 are needed, for one is held out")
+        raise BadInput(f"{card.title}: {len(train)} training examples: at least 2 are needed, for one is held out")
     size = min(data.holdout or card.holdout, max(1, len(train) // 10))
     held = _stratified(train, size)
     splits.sets["validation"] = _chosen(train, sorted(held))
     splits.sets["train"] = _chosen(train, [index for index in range(len(train)) if index not in held])
     splits.notes.append(
-        f"the validation set is {size} of the {len(train)} train rows, by a fixed draw and stratified by label; the "
-        f"{len(splits.sets['test'])} rows that are distributed for validation are the test set"
+        f"the validation set is {size} of the {len(train)} train examples, by a fixed draw and stratified by label; "
+        f"the {len(splits.sets['test'])} examples that are distributed for validation are the test set"
     )
 
 
@@ -196,7 +192,7 @@ def _file_of(folder: Path, name: str, card: Card) -> Path | None:
     spelt = [base, *ALIASES.get(base, ())]
     stems = [name, *ALIASES.get(name, ())]
     for pattern in card.files.names:
-        stems += [pattern.format(split=one, config=_config(card, config)) for one in spelt]
+        stems += [pattern.format(split=spelling, config=_config(card, config)) for spelling in spelt]
     for stem in stems:
         for ending in ("", *readers.ENDINGS):
             if (ending or stem.endswith(".txt")) and (folder / f"{stem}{ending}").is_file():
@@ -204,21 +200,21 @@ def _file_of(folder: Path, name: str, card: Card) -> Path | None:
     return None
 
 
-def _config(card: Card, own: str | None) -> str:
-    return own or (card.hub.config if card.hub is not None else None) or ""
+def _config(card: Card, config: str | None) -> str:
+    return config or (card.hub.config if card.hub is not None else None) or ""
 
 
-def _rows(card: Card, path: Path, name: str = "") -> Iterator[tuple[str, Row]]:
-    """The rows of a file, as the dataset is distributed; where one file has all configurations, those of a split."""
+def _records(card: Card, path: Path, name: str = "") -> Iterator[tuple[str, Record]]:
+    """The records of a file, as the dataset is distributed; where one file has all configurations, those of a split."""
     columns = card.columns.model_dump().values()
     known = {name for names in columns if names for name in names_of(names)}
     named = path.suffix == ".txt" and any(pattern.endswith(".txt") for pattern in card.files.names)
-    found = readers.read(path, ending=".tsv" if named else None, header=card.files.header, known=known)
+    records = readers.read(path, ending=".tsv" if named else None, header=card.files.header, known=known)
     split, column = card.splits.get(name, name), card.files.only
     if column is None or not name:
-        return found
+        return records
     wanted = _config(card, split.config if isinstance(split, HubSplit) else None)
-    return ((where, row) for where, row in found if row.get(column, wanted) == wanted)
+    return ((where, record) for where, record in records if record.get(column, wanted) == wanted)
 
 
 def _other(folder: Path, card: Card) -> str:
@@ -231,10 +227,10 @@ def _other(folder: Path, card: Card) -> str:
 
 
 def _one_file(card: Card, path: Path, empty: float) -> Splits:
-    found, notes = examples(card, _rows(card, path, "train"), training=True, empty=empty)
-    if len(found) < 3:
-        raise BadInput(f"{path}: {len(found)} examples; at least 3 are needed to split it, or give a folder")
-    shuffled = _shuffled(found)
+    made, notes = examples(card, _records(card, path, "train"), training=True, empty=empty)
+    if len(made) < 3:
+        raise BadInput(f"{path}: {len(made)} examples; at least 3 are needed to split it, or give a folder")
+    shuffled = _shuffled(made)
     held = max(1, len(shuffled) // 10)
     sets: dict[str, Sequence[Example]] = {
         "train": shuffled[2 * held :], "validation": shuffled[:held], "test": shuffled[held : 2 * held],
@@ -248,7 +244,7 @@ def _shuffled(examples: Sequence[Example]) -> list[Example]:
 
 
 def sample(examples: Sequence[Example], most: int) -> list[Example]:
-    """At most so many rows, and at least one, by a fixed shuffle; in their order, and within every larger sample."""
+    """At most so many examples, at least one, by a fixed shuffle; in their order, and within every larger sample."""
     chosen = random.Random(0).sample(range(len(examples)), len(examples))[: max(1, most)]
     return [examples[index] for index in sorted(chosen)]
 
@@ -256,18 +252,18 @@ def sample(examples: Sequence[Example], most: int) -> list[Example]:
 def _generated(card: Card) -> Splits:
     assert card.generated is not None
     sizes = card.generated.rows
-    made = synthetic_news.stories(sum(sizes.values()), card.generated.seed, card.generated.kind)
-    found, _ = examples(card, (("generated", row) for row in made))
+    stories = synthetic_news.stories(sum(sizes.values()), card.generated.seed, card.generated.kind)
+    made, _ = examples(card, (("generated", story) for story in stories))
     sets: dict[str, Sequence[Example]] = {}
     for name, size in sizes.items():
-        sets[name], found = found[:size], found[size:]
+        sets[name], made = made[:size], made[size:]
     return Splits(sets)
 
 
 class _Lazy(Sequence[Example]):
-    """Examples of a dataset that stays on disk; rows are read and cleaned when asked for."""
+    """Examples of a dataset that stays on disk; they are read and cleaned when asked for."""
 
-    def __init__(self, dataset: Any, make: Callable[[Row, str], Example | None], name: str) -> None:
+    def __init__(self, dataset: Any, make: Callable[[Record, str], Example | None], name: str) -> None:
         self.dataset, self.make, self.name = dataset, make, name
 
     def __len__(self) -> int:
@@ -305,9 +301,8 @@ def _hub(card: Card, name: str) -> Sequence[Example]:
             f"{card.title}: {card.hub.repo} cannot be had from the hub ({_reason(error)}): give a local copy by "
             f"data.path=FOLDER that has {', '.join(card.splits)} as .jsonl, .csv or .parquet with {columns}"
         ) from None
-    label = names_of(card.columns.label)
-    kept = loaded.filter(lambda row: _whole(card, row, name == "train", label))
-    return _Lazy(kept, lambda row, where: example(card, row, where), f"{card.hub.repo} {name}")
+    used = loaded.filter(lambda record: _is_used(card, record, name == "train"))
+    return _Lazy(used, lambda record, where: example(card, record, where), f"{card.hub.repo} {name}")
 
 
 def _reason(error: Exception) -> str:
@@ -315,34 +310,32 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {first[:120]}" if first else type(error).__name__
 
 
-def _whole(card: Card, row: Row, training: bool, label: list[str]) -> bool:
-    """Whether a row of the hub is used: labelled, and for training not empty."""
-    if any(str(row.get(key)) in ("-1", *card.drop) for key in label):
+def _is_used(card: Card, record: Record, training: bool) -> bool:
+    """Whether an example of the hub is used: labelled, and for training not empty."""
+    if any(str(record.get(key)) in ("-1", *card.drop) for key in names_of(card.columns.label)):
         return False
-    if not training:
-        return True
     texts = [names for names in (card.columns.source, card.columns.target) if names is not None]
-    return all(str(column_of(row, names, "hub")[1]).strip() for names in texts)
+    return not training or all(str(column_of(record, names, "hub")[1]).strip() for names in texts)
 
 
 def _warn_of_overlap(splits: Splits) -> None:
-    """Say so when rows are there twice or evaluation rows are in the training set; only for data in memory."""
+    """Note examples that are there twice, or in the training set and another; only for data in memory."""
     train = splits.sets.get("train")
     if not isinstance(train, list):
         return
-    seen = {(one.source, one.second, one.target) for one in train}
+    seen = {(example.source, example.second, example.target) for example in train}
     if len(seen) < len(train):
-        splits.notes.append(f"{len(train) - len(seen)} of {len(train)} train rows repeat another")
-    for name, found in splits.sets.items():
-        if name != "train" and isinstance(found, list):
-            shared = sum((one.source, one.second, one.target) in seen for one in found)
+        splits.notes.append(f"{len(train) - len(seen)} of {len(train)} train examples repeat another")
+    for name, split in splits.sets.items():
+        if name != "train" and isinstance(split, list):
+            shared = sum((example.source, example.second, example.target) in seen for example in split)
             if shared:
-                splits.notes.append(f"{shared} of {len(found)} {name} rows are in the training set too")
+                splits.notes.append(f"{shared} of {len(split)} {name} examples are in the training set too")
 
 
 def _warn_of_one_class(card: Card, splits: Splits) -> None:
-    """Say so when all rows of a split have one class: nothing can be learnt or scored there; for data in memory."""
-    for name, found in splits.sets.items() if card.kind == "classification" else ():
-        if name != UNLABELLED and isinstance(found, list) and len({one.label for one in found}) == 1:
-            only = (card.labels or [])[int(found[0].label or 0)]
-            splits.notes.append(f"all {len(found)} {name} rows have the label {only!r}: a score there says little")
+    """Note a split of one class, where nothing can be learnt or scored; for data in memory."""
+    for name, split in splits.sets.items() if card.kind == "classification" else ():
+        if name != UNLABELLED and isinstance(split, list) and len({example.label for example in split}) == 1:
+            label = (card.labels or [])[int(split[0].label or 0)]
+            splits.notes.append(f"all {len(split)} {name} examples have the label {label!r}: a score there says little")

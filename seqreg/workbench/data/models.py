@@ -5,17 +5,13 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import huggingface_hub
 import torch
 import transformers
 from huggingface_hub.errors import HfHubHTTPError
-from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
-from tokenizers import models as tokenizer_models
-from tokenizers import trainers as tokenizer_trainers
-from torch.utils.data import Dataset
 from transformers.models.auto import modeling_auto as auto_models
 
 from seqreg.errors import BadInput, nearest
@@ -23,94 +19,10 @@ from seqreg.integrations.hf import r4f
 from seqreg.integrations.hf.model import special
 from seqreg.workbench.config.cards import Card
 from seqreg.workbench.config.settings import Config
-from seqreg.workbench.data import machine, weights
-from seqreg.workbench.data.examples import Example
-from seqreg.workbench.text.terminal import first_process
+from seqreg.workbench.data import weights
+from seqreg.workbench.data.tokenizers import train_tokenizer
 
-SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
-ROW = "row"
-"""The number of a training row, on its way to a message about it."""
 _STARTS_WITH_EOS = ("bart", "mbart", "led")
-
-
-class Encoded(Dataset[dict[str, Any]]):
-    """Examples as token ids, made when asked for."""
-
-    def __init__(self, examples: Sequence[Example], tokenizer: Any, config: Config) -> None:
-        self.examples, self.tokenizer, self.data = examples, tokenizer, config.data
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        one = self.examples[index]
-        row = dict(encode(self.tokenizer, one, self.data.source_prefix, self.data.max_source_length))
-        if one.target is not None:
-            cut = self.tokenizer(text_target=one.target, truncation=True, max_length=self.data.max_target_length)
-            row["labels"] = cut["input_ids"]
-        elif one.label is not None:
-            row["labels"] = one.label
-        return row
-
-
-class Numbered(Dataset[dict[str, Any]]):
-    """Rows of another dataset, each with its number."""
-
-    def __init__(self, rows: Any) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {**self.rows[index], ROW: index}
-
-
-class Collator:
-    """A collator that lets the numbers of the rows through."""
-
-    def __init__(self, collate: Any) -> None:
-        self.collate = collate
-
-    def __call__(self, rows: list[dict[str, Any]]) -> Any:
-        numbers = [row[ROW] for row in rows if ROW in row]
-        batch = self.collate([{key: value for key, value in row.items() if key != ROW} for row in rows])
-        if numbers:
-            batch[ROW] = torch.tensor(numbers)
-        return batch
-
-
-def encode(tokenizer: Any, one: Example, prefix: str, most: int | None) -> Mapping[str, Any]:
-    """The source side of an example; `most` is None for all of it."""
-    cut = {"truncation": True, "max_length": most} if most else {}
-    found: Mapping[str, Any] = tokenizer(prefix + one.source, one.second, **cut)
-    return found
-
-
-def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
-    """A byte-level BPE tokenizer in the manner of BART and RoBERTa."""
-    tokenizer = Tokenizer(tokenizer_models.BPE(unk_token=SPECIAL["unk_token"]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = tokenizer_trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=list(SPECIAL.values()),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    bos, eos = ((SPECIAL[name], tokenizer.token_to_id(SPECIAL[name])) for name in ("bos_token", "eos_token"))
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[bos, eos]
-    )
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        cls_token="<s>",
-        sep_token="</s>",
-        clean_up_tokenization_spaces=False,
-        model_input_names=["input_ids", "attention_mask"],
-        **SPECIAL,
-    )
 
 
 def load_tokenizer(config: Config, texts: Iterable[str], *, trust: bool = False) -> Any:
@@ -274,27 +186,6 @@ def _check_tokens(model: Any, tokenizer: Any) -> None:
         own, other = special(model, name), getattr(tokenizer, name)
         if own is not None and other is not None and own != other:
             warnings.warn(f"{name} is {own} in the model and {other} in the tokenizer: is it another's?", stacklevel=3)
-
-
-def probe(config: Config) -> None:
-    """Refuse a precision that this machine cannot compute in, by trying it."""
-    wanted = config.optimisation.precision
-    if wanted == "fp32":
-        return
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
-    device = device or torch.device("cpu")
-    refusal = f"optimisation.precision={wanted}: this machine's {device.type} cannot"
-    if wanted == "fp16" and device.type == "cpu":
-        raise BadInput(f"{refusal}: set optimisation.precision=fp32 or bf16")
-    if device.type == "cpu":
-        machine.settle(aloud=first_process())
-    layer, half = torch.nn.Linear(8, 8, device=device), {"fp16": torch.float16, "bf16": torch.bfloat16}[wanted]
-    try:
-        with torch.autocast(device.type, dtype=half):
-            found = torch.softmax(layer(torch.ones(2, 8, device=device)), -1).float().sum()
-        torch.autograd.grad(found, layer.weight)
-    except (RuntimeError, NotImplementedError) as error:
-        raise BadInput(f"{refusal} ({_reason(error)}): set optimisation.precision=fp32") from None
 
 
 def _fresh_config(config: Config, tokenizer: Any, labels: Mapping[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from seqreg.errors import BadInput
 from seqreg.workbench.text.atomic_files import regular
 
 ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
-Row = dict[str, Any]
+Record = dict[str, Any]
 LINE = 10_000_000
 """Bytes of a line, and characters of a text: a large book has a tenth of it."""
 COLUMNS = 10_000
@@ -22,7 +22,7 @@ COLUMNS = 10_000
 
 def read(
     path: Path, *, ending: str | None = None, header: Sequence[str] = (), known: Collection[str] = ()
-) -> Iterator[tuple[str, Row]]:
+) -> Iterator[tuple[str, Record]]:
     """Every row of a file, with the place to name when it is wrong.
 
     Args:
@@ -53,14 +53,14 @@ def lines(path: Path, most: int = LINE) -> Iterator[tuple[int, str]]:
                 raise BadInput(f"{path}:{number}: not UTF-8 (byte {error.start + 1} of the line)") from None
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> Row:
+def _unique(pairs: list[tuple[str, Any]]) -> Record:
     row = dict(pairs)
     if len(row) != len(pairs):
         raise ValueError("a key is there twice")
     return row
 
 
-def _jsonl(path: Path) -> Iterator[tuple[str, Row]]:
+def _jsonl(path: Path) -> Iterator[tuple[str, Record]]:
     for number, line in lines(path):
         if number == 1 and line.lstrip().startswith("["):
             yield from _json(path)
@@ -69,7 +69,7 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Row]]:
             yield f"{path}:{number}", _object(line, f"{path}:{number}")
 
 
-def _object(text: str, where: str) -> Row:
+def _object(text: str, where: str) -> Record:
     try:
         row = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -88,7 +88,7 @@ def _fault(error: ValueError | RecursionError) -> str:
     return str(error).partition(":")[0]
 
 
-def _json(path: Path) -> Iterator[tuple[str, Row]]:
+def _json(path: Path) -> Iterator[tuple[str, Record]]:
     text = "".join(line for _, line in lines(path, path.stat().st_size))
     if not text.strip():
         return
@@ -108,7 +108,7 @@ def _json(path: Path) -> Iterator[tuple[str, Row]]:
         yield f"{path}: row {number}", row
 
 
-def _table(path: Path, tabs: bool, header: Sequence[str], known: Collection[str]) -> Iterator[tuple[str, Row]]:
+def _table(path: Path, tabs: bool, header: Sequence[str], known: Collection[str]) -> Iterator[tuple[str, Record]]:
     """CSV with quotes; TSV without, as GLUE is distributed."""
     found = _cells(path, tabs)
     where, names = next(found, ("", []))
@@ -139,7 +139,7 @@ def _cells(path: Path, tabs: bool) -> Iterator[tuple[str, list[str]]]:
         raise BadInput(f"{path}:{reader.line_num}: not {'TSV' if tabs else 'CSV'}: {error}") from None
 
 
-def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
+def _parquet(path: Path) -> Iterator[tuple[str, Record]]:
     import pyarrow
     import pyarrow.parquet
 

@@ -12,8 +12,8 @@ from transformers import DataCollatorForSeq2Seq, DataCollatorWithPadding
 from seqreg.errors import Advice, BadInput
 from seqreg.integrations.hf import context
 from seqreg.workbench.config.settings import Config
+from seqreg.workbench.data.encoding import Encoded
 from seqreg.workbench.data.examples import Example
-from seqreg.workbench.data.models import Encoded
 from seqreg.workbench.run.nonfinite import not_finite
 
 TOKENS = 32

@@ -29,7 +29,7 @@ from seqreg.workbench.data.examples import Example
 from seqreg.workbench.data.loading import Splits
 from seqreg.workbench.run import checkpoints, disk
 from seqreg.workbench.run.launch import processes
-from seqreg.workbench.scores.tables import METRICS
+from seqreg.workbench.scores.results import METRICS
 from seqreg.workbench.text import stored_json
 from seqreg.workbench.text.atomic_files import ASIDE, REMOVED, open_own, to_json, write_text
 from seqreg.workbench.text.terminal import say, warn

@@ -220,7 +220,7 @@ def _simple(value: Any) -> Any:
 
 def samples(scorer: Scorer, count: int) -> str:
     """The first outputs as a Markdown table; what a model writes is shown as it is, not as Markdown."""
-    rows = scorer.last.rows[:count]
+    rows = scorer.last.predictions[:count]
     if not rows:
         return ""
     lines = ["| prediction | reference |", "|---|---|"]

@@ -21,8 +21,9 @@ from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.config.settings import Config
 from seqreg.workbench.data import loading, models
 from seqreg.workbench.data.batches import GroupedOrder
+from seqreg.workbench.data.encoding import Collator, Encoded, Numbered
+from seqreg.workbench.data.hardware import check_precision
 from seqreg.workbench.data.loading import Splits
-from seqreg.workbench.data.models import Collator, Encoded, Numbered
 from seqreg.workbench.run import checkpoints, disk, disk_space
 from seqreg.workbench.run.launch import check_accelerate
 from seqreg.workbench.run.preflight import trial
@@ -30,7 +31,7 @@ from seqreg.workbench.run.run_directory import RunDirectory, RunRecord, first_pr
 from seqreg.workbench.run.signals import Signals
 from seqreg.workbench.run.tensorboard import TensorBoardWriter
 from seqreg.workbench.run.trainer import FaultTolerantSeq2SeqTrainer, FaultTolerantTrainer
-from seqreg.workbench.scores import outputs
+from seqreg.workbench.scores import results
 from seqreg.workbench.scores.evaluate import Scored, Scorer, evaluate, with_average
 from seqreg.workbench.text.atomic_files import ASIDE, REMOVED
 from seqreg.workbench.text.escape import plain
@@ -58,7 +59,7 @@ def prepare(run: Run, *, needs_train: bool = True, splits: Splits | None = None)
         console.print(plain(note), style="dim")
     if loading.UNLABELLED in splits.sets and not _takes_unlabelled(run.config) and first_process():
         console.print("data.unlabelled is not used: no term of this run takes unlabelled rows", style="dim")
-    models.probe(run.config)
+    check_precision(run.config.optimisation.precision)
     transformers.set_seed(run.config.seed)
     texts = (text for one in splits.sets.get("train", ()) for text in (one.source, one.second, one.target) if text)
     tokenizer = models.load_tokenizer(run.config, texts, trust=run.trust)
@@ -94,7 +95,7 @@ def train(
             if not first_process():
                 return {}
             say(f"{folder}: this run is finished, nothing to do (seqreg train --overwrite begins it anew)")
-            return outputs.read_metrics(folder)
+            return results.read_metrics(folder)
         shop = prepare(run, splits=splits)
         scorer = Scorer(splits.sets["validation"], run, shop.tokenizer)
         needed = disk_space.check(shop.model, run.config, folder)
@@ -114,7 +115,7 @@ def _trained(trainer: Any, shop: LoadedRun, place: RunDirectory, scorer: Scorer)
     first = shop.splits.evaluations(run.card)[0]
     if run.config.evaluation.eval_before_training and not place.record.before:
         untrained = evaluate(trainer, run, shop.tokenizer, shop.splits.sets[first], first, untrained=True)
-        place.note(before=outputs.scores(untrained))
+        place.note(before=results.scores(untrained))
     monitor = TensorBoardWriter(folder / "tensorboard", run, scorer)
     if run.config.logging.tensorboard:
         trainer.add_callback(monitor)
@@ -172,8 +173,8 @@ def _finish(
     (aside / RAW_HEAD).unlink(missing_ok=True)  # the final model is folded
     files = checkpoints.publish(aside, folder)
     (folder / REMOVED).unlink(missing_ok=True)  # of a model that was not kept
-    metrics = outputs.write_scores(folder, shop.run, found, method=shop.run.config.method, train=dict(numbers))
-    outputs.write_card(folder, shop.run, metrics)
+    metrics = results.write_scores(folder, shop.run, found, method=shop.run.config.method, train=dict(numbers))
+    results.write_card(folder, shop.run, metrics)
     monitor.close(found)
     place.note(finished=True, files=files)
     if not shop.run.config.checkpoints.save_steps:
@@ -281,7 +282,7 @@ def evaluate_run(
     run = trained(folder, overrides, trust=trust)
     first_process()  # what the environment says about processes makes sense
     check_accelerate(run.config.optimisation.precision)
-    models.probe(run.config)
+    check_precision(run.config.optimisation.precision)
     if file is not None:
         splits = Splits({file.stem: loading.read_file(run.card, file)})
         names = [file.stem]
@@ -298,4 +299,4 @@ def evaluate_run(
         first = trainer.is_world_process_zero()
     found = with_average(found, run.card)
     with disk.writing(output or folder):
-        return outputs.write_scores(output or folder, run, found) if first else {}
+        return results.write_scores(output or folder, run, found) if first else {}

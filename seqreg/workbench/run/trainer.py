@@ -17,7 +17,7 @@ from seqreg.errors import Interrupted, NotFinite
 from seqreg.integrations.hf import RegularizedSeq2SeqTrainer
 from seqreg.workbench.data import weights
 from seqreg.workbench.data.batches import GroupedOrder
-from seqreg.workbench.data.models import ROW
+from seqreg.workbench.data.encoding import INDEX
 from seqreg.workbench.run import checkpoints, disk, rng
 from seqreg.workbench.run.nonfinite import Attempt, Health, not_finite
 from seqreg.workbench.run.resuming import ResumingTrainer
@@ -54,22 +54,22 @@ class FaultTolerantTrainer(ResumingTrainer):
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
-        if ROW not in self._signature_columns:
-            self._signature_columns.append(ROW)
+        if INDEX not in self._signature_columns:
+            self._signature_columns.append(INDEX)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[Any, Any]:
         self.attempt = attempt = Attempt()
 
         def without_rows() -> Iterator[Any]:
             for batch in epoch_iterator:
-                attempt.rows += batch.pop(ROW).tolist() if ROW in batch else []
+                attempt.rows += batch.pop(INDEX).tolist() if INDEX in batch else []
                 yield batch
 
         return super().get_batch_samples(without_rows(), num_batches, device)
 
     def training_batch(self, indices: Iterable[int]) -> dict[str, Any]:
         batch = super().training_batch(indices)
-        batch.pop(ROW, None)
+        batch.pop(INDEX, None)
         return batch
 
     # Steps that are not finite

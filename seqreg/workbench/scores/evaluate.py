@@ -1,4 +1,4 @@
-"""Scores of a model on the splits of its task, with what it said about every example."""
+"""Scores of a model on the splits of its task, with its prediction for every example."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from seqreg.metrics.rouge.score import rouge
 from seqreg.metrics.variety import collapse, spread, variety
 from seqreg.workbench.config.cards import Card
 from seqreg.workbench.config.run_config import Run
+from seqreg.workbench.data.encoding import Encoded
 from seqreg.workbench.data.examples import Example
-from seqreg.workbench.data.models import Encoded
 from seqreg.workbench.text.terminal import warn
 
 
 @dataclass
 class Scored:
-    """What was found on one split. All scores are in percent.
+    """The scores on one split, in percent.
 
     Args:
         metrics: by name; "score" is the one that decides between checkpoints
         intervals: of the same names, low and high
-        rows: the prediction, the reference and the scores of every example
+        predictions: the prediction, the reference and the scores of every example
         signature: how the numbers were computed
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    predictions: list[dict[str, Any]] = field(default_factory=list)
     signature: str = ""
 
     def flat(self) -> dict[str, float]:
@@ -47,10 +47,10 @@ class Scored:
 
 
 class Scorer:
-    """The `compute_metrics` of a trainer for one set of examples; keeps what it found last.
+    """The `compute_metrics` of a trainer for one set of examples; `last` has what it computed last.
 
     Args:
-        untrained: the model has not learnt anything yet, so nothing is odd about what it says
+        untrained: the model has not learnt anything yet, so a collapsed output is no surprise
     """
 
     def __init__(
@@ -66,16 +66,15 @@ class Scorer:
         self.last, self.quiet = Scored(), untrained
 
     def __call__(self, output: Any) -> dict[str, float]:
-        found = output.predictions[0] if isinstance(output.predictions, tuple) else output.predictions
-        found = found[: len(self.examples)]  # several processes repeat rows to fill their last batches
-        settings = self.run.config.evaluation
+        outputs = output.predictions[0] if isinstance(output.predictions, tuple) else output.predictions
+        outputs = outputs[: len(self.examples)]  # several processes repeat examples to fill their last batches
+        settings, card = self.run.config.evaluation, self.run.card
         options = {"confidence": settings.confidence, "resamples": settings.resamples}
-        if self.run.card.kind == "generation":
-            texts = decode(found, self.tokenizer, self.run.card)
-            self.last = score_texts(texts, self.examples, self.run.card, **options)
+        if card.kind == "generation":
+            self.last = score_texts(decode(outputs, self.tokenizer, card), self.examples, card, **options)
         else:
-            self.last = score_classes(found, self.examples, self.run.card, **options)
-        self.quiet = warn_of_collapse(self.last, self.name) if not self.quiet else True  # once is enough
+            self.last = score_classes(outputs, self.examples, card, **options)
+        self.quiet = self.quiet or warn_of_collapse(self.last, self.name)  # once is enough
         return self.last.flat()
 
 
@@ -93,12 +92,12 @@ def tidy(text: str, card: Card) -> str:
 
 
 def score_texts(texts: Sequence[str], examples: Sequence[Example], card: Card, **options: Any) -> Scored:
-    """ROUGE against the whole references, not against what was left of them after cutting."""
-    chosen = [examples[index] for index in range(len(texts))]
-    references, sources = [one.target or "" for one in chosen], [one.source for one in chosen]
+    """ROUGE against the whole references, not against what is left of them after truncation."""
+    scored = [examples[index] for index in range(len(texts))]
+    references, sources = [example.target or "" for example in scored], [example.source for example in scored]
     report = rouge(texts, references, sources=sources, split=card.sentences, tokenizer=card.words, **options)
     means = {kind: 100 * mean for kind, mean in report.means.items()}
-    rows = [
+    predictions = [
         {"index": index, "prediction": text, "reference": reference}
         | {kind: round(float(scores[index, 2]), 6) for kind, scores in report.scores.items()}
         for index, (text, reference) in enumerate(zip(texts, references, strict=True))
@@ -106,42 +105,45 @@ def score_texts(texts: Sequence[str], examples: Sequence[Example], card: Card, *
     return Scored(
         {"score": means["rougeL"], **means, **report.counts, **variety(texts, references, texts=True)},
         {kind: (100 * low, 100 * high) for kind, (low, high) in report.intervals.items()},
-        rows,
+        predictions,
         report.signature,
     )
 
 
 def warn_of_collapse(scored: Scored, name: str) -> bool:
-    """Say it if a model has written nothing at all, or one thing about everything; whether it was said."""
-    rows, said = len(scored.rows), collapse(scored.metrics, len(scored.rows))
-    if scored.metrics.get("empty") == rows:
-        said = f"all {rows} predictions are empty: has the model learnt anything yet?"
-    elif said:
-        said += ": the output has collapsed, and its score means little"
-    if said:
-        warn(f"seqreg: warning: {name}: {said}")
-    return bool(said)
+    """Warn if a model has written nothing at all, or one thing about everything; whether it has."""
+    count = len(scored.predictions)
+    warning = collapse(scored.metrics, count)
+    if scored.metrics.get("empty") == count:
+        warning = f"all {count} predictions are empty: has the model learnt anything yet?"
+    elif warning:
+        warning += ": the output has collapsed, and its score means little"
+    if warning:
+        warn(f"seqreg: warning: {name}: {warning}")
+    return bool(warning)
 
 
 def score_classes(outputs: Any, examples: Sequence[Example], card: Card, **options: Any) -> Scored:
-    """GLUE's scores of class scores [rows, classes], or of numbers [rows, 1]."""
+    """GLUE's scores of logits [examples, classes], or of numbers [examples, 1]."""
     outputs = np.asarray(outputs, dtype=np.float64)
     labels = [examples[index].label for index in range(len(outputs))]
     predicted = outputs[:, 0] if card.labels is None else outputs.argmax(-1)
     scores, intervals = classification(card.metric, predicted, labels, **options)
     varied = spread(predicted, labels) if card.labels is None else variety(predicted.tolist(), labels, texts=False)
     means = {name: 100 * value for name, value in scores.items()}
-    pairs = zip(outputs, labels, strict=True)
-    rows = [class_row(index, row, card) | _truth(row, label, card) for index, (row, label) in enumerate(pairs)]
+    predictions = [
+        class_prediction(index, output, card) | _truth(output, label, card)
+        for index, (output, label) in enumerate(zip(outputs, labels, strict=True))
+    ]
     return Scored(
         {"score": float(np.mean(list(means.values()))), **means, **varied},
         {name: (100 * low, 100 * high) for name, (low, high) in intervals.items()},
-        rows,
+        predictions,
         f"{'+'.join(card.metric)}|glue",
     )
 
 
-def class_row(index: int, output: Any, card: Card) -> dict[str, Any]:
+def class_prediction(index: int, output: Any, card: Card) -> dict[str, Any]:
     """One prediction of a classifier, as written to predictions.jsonl."""
     if card.labels is None:
         return {"index": index, "prediction": float(output[0])}
@@ -160,13 +162,13 @@ def evaluate(
     trainer: Any, run: Run, tokenizer: Any, examples: Sequence[Example], name: str, *, untrained: bool = False
 ) -> Scored:
     """Generate or classify with a trainer, and score it."""
-    scorer, kept = Scorer(examples, run, tokenizer, name, untrained=untrained), trainer.compute_metrics
+    scorer, former = Scorer(examples, run, tokenizer, name, untrained=untrained), trainer.compute_metrics
     trainer.compute_metrics = scorer
     begin = time.perf_counter()
     try:
         output = trainer.predict(Encoded(examples, tokenizer, run.config), metric_key_prefix=name)
     finally:
-        trainer.compute_metrics = kept
+        trainer.compute_metrics = former
     scored = scorer.last
     scored.metrics["loss"] = float(output.metrics[f"{name}_loss"])
     if not np.isfinite(scored.metrics["loss"]):
@@ -175,11 +177,10 @@ def evaluate(
     return scored
 
 
-def with_average(found: dict[str, Scored], card: Card) -> dict[str, Scored]:
+def with_average(splits: dict[str, Scored], card: Card) -> dict[str, Scored]:
     """The same, and the mean over the sets that a model is judged by, where the card asks for it."""
-    judged = {name: found[name] for name in card.evaluations if name in found}
+    judged = {name: splits[name] for name in card.evaluations if name in splits}
     if not card.average or len(judged) < 2:
-        return found
-    names = ["score", *card.metric]
-    mean = {name: float(np.mean([one.metrics[name] for one in judged.values()])) for name in names}
-    return {**found, "average": Scored(mean, signature=f"mean of {len(judged)} sets: {', '.join(judged)}")}
+        return splits
+    mean = {key: float(np.mean([scored.metrics[key] for scored in judged.values()])) for key in ["score", *card.metric]}
+    return {**splits, "average": Scored(mean, signature=f"mean of {len(judged)} sets: {', '.join(judged)}")}

@@ -63,7 +63,7 @@ def test_numbers_survive_a_round_trip() -> None:
 
 
 def test_later_layers_win_and_are_remembered() -> None:
-    stack = overlay.Layers()
+    stack = overlay.Overlay()
     stack.add({"a": {"b": 1, "c": 2}, "d": 3}, "first")
     stack.add({"a": {"c": 4}}, "second")
     stack.set("a.e=[1, 2]")
@@ -83,7 +83,7 @@ def test_later_layers_win_and_are_remembered() -> None:
 @pytest.mark.parametrize("assignment", ["a", "=1", "a..b=1", ".a=1"])
 def test_assignments_need_a_key(assignment: str) -> None:
     with pytest.raises(BadInput, match="expected key=value"):
-        overlay.Layers().set(assignment)
+        overlay.Overlay().set(assignment)
 
 
 def test_files(tmp_path: Path) -> None:

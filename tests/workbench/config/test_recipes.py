@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ def allowed(recipe: str, chosen: list[str], term: str | None) -> bool:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_resolves_with_every_term(recipe: str) -> None:
+    warnings.simplefilter("error")  # and no recipe uses a retired name
     for chosen in variants(recipe):
         for term in [None, *TERMS]:
             run = run_config.resolve(recipe, terms=[term] if term else [], variants=chosen)
@@ -62,7 +64,7 @@ def test_header_says_what_is_needed(path: Path) -> None:
     assert (path.parent / f"{path.stem}.sh").exists()
 
 
-@pytest.mark.parametrize("name", lookup.names("recipes/sizes"))
+@pytest.mark.parametrize("name", [name for name in lookup.names("recipes/sizes") if name.startswith("tiny")])
 def test_header_of_sizes(name: str) -> None:
     path = lookup.find("recipes/sizes", name)
     assert all(word in lookup.header(path) for word in ("--variant tiny", "model.name=FOLDER", "Values:"))
@@ -107,7 +109,7 @@ def test_one_step_and_one_generation(recipe: str, chosen: list[str], term: str |
     assert result.training_loss > 0
     name = shop.splits.evaluations(run.card)[0]
     scored = evaluate(trainer, run, shop.tokenizer, shop.splits.sets[name], name)
-    assert len(scored.rows) == 2
+    assert len(scored.predictions) == 2
     assert 0 <= abs(scored.metrics["score"]) <= 100
 
 

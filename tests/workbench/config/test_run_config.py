@@ -104,10 +104,26 @@ def test_a_fault_in_a_file_names_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../b", "", "terms/r3f", "quickstrat"])
-def test_names_stay_on_their_shelf(name: str) -> None:
+def test_names_stay_in_their_folder(name: str) -> None:
     for kind in ("recipes", "recipes/terms", "tasks"):
         with pytest.raises(BadInput):
             lookup.find(kind, name)  # type: ignore[arg-type]
+
+
+def test_a_retired_task_is_read_with_a_notice() -> None:
+    with pytest.warns(Advice, match="the task newsroom: now synthetic_news$"):
+        assert lookup.find("tasks", "newsroom").name == "synthetic_news.yaml"
+
+
+def test_a_variant_is_laid_on_another(tmp_path: Path) -> None:
+    both = run_config.resolve("gigaword", variants=["tiny"], overrides=["model.architecture=pegasus"])
+    run = run_config.resolve("gigaword", variants=["pegasus_tiny"], overrides=[f"output={both.config.output}"])
+    assert run.config.updated(model=both.config.model) == both.config
+    assert (run.config.model.architecture, run.note) == ("pegasus", both.note)
+    path = tmp_path / "mine.yaml"
+    path.write_text("task: gigaword\nvariants: {a: {variant: b}}\n")
+    with pytest.raises(BadInput, match=r"mine.yaml: unknown variant 'b'"):
+        run_config.resolve(str(path), variants=["a"])
 
 
 def test_a_saved_run_is_a_recipe_again(tmp_path: Path) -> None:

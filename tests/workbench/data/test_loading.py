@@ -151,14 +151,14 @@ def test_empty_texts_and_overlap_are_counted(tmp_path: Path) -> None:
     )
     sample_files.write(tmp_path / "validation.jsonl", [*found[:2], {"source": "new", "target": ""}])
     with pytest.raises(
-        BadInput, match=r"train.jsonl: 2 of 8 rows have an empty text, more than data.max_empty_fraction=0.1"
+        BadInput, match=r"train.jsonl: 2 of 8 examples have an empty text, more than data.max_empty_fraction=0.1"
     ):
         loading.load(PAIRS, Data(path=str(tmp_path)))
     splits = loading.load(PAIRS, Data(path=str(tmp_path), max_empty_fraction=0.25))
     assert len(splits.sets["train"]) == 6
     assert len(splits.sets["validation"]) == 3
-    assert any("2 rows left out: an empty text" in note for note in splits.notes)
-    assert any("2 of 3 validation rows are in the training set" in note for note in splits.notes)
+    assert any("2 examples left out: an empty text" in note for note in splits.notes)
+    assert any("2 of 3 validation examples are in the training set" in note for note in splits.notes)
 
 
 def test_what_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,9 +226,9 @@ def test_b11_glue_is_not_scored_on_what_one_tunes_on(kind: str, tmp_path: Path) 
     train, held = ([one.source for one in splits.sets[name]] for name in ("train", "validation"))
     assert (len(train), len(held)) == (3760, 240)
     assert sorted(train + held) == sorted(str(row["sentence1"]) for row in rows)
-    assert sum(one.label or 0 for one in splits.sets["validation"]) == 60  # a quarter, as in the training rows
+    assert sum(one.label or 0 for one in splits.sets["validation"]) == 60  # a quarter, as in the training examples
     assert splits.evaluations(card) == ["test"]
-    assert any("the validation set is 240 of the 4000 train rows" in note for note in splits.notes)
+    assert any("the validation set is 240 of the 4000 train examples" in note for note in splits.notes)
     if kind == "list":
         again = loading.load(card, Data(path=str(tmp_path), limit={"train": 5}, holdout=100))
         assert [len(again.sets[name]) for name in ("train", "validation", "test")] == [5, 100, 277]
@@ -337,12 +337,12 @@ def test_b6_a_name_of_files_is_a_name(name: str) -> None:
 
 
 def test_other_tasks_are_scored_too(tmp_path: Path) -> None:
-    people, _ = cards.load("newsroom_people")
-    splits = loading.load(people, Data(also={"newsroom": None}, limit={"test": 7}))
-    assert splits.evaluations(people) == ["test", "newsroom"]
-    assert {len(splits.sets[name]) for name in ("test", "newsroom")} == {7}
-    city, _ = cards.load("newsroom")
-    assert list(splits.sets["newsroom"]) == list(loading.load(city, Data()).sets["test"])[:7]
+    people, _ = cards.load("synthetic_news_people")
+    splits = loading.load(people, Data(also={"synthetic_news": None}, limit={"test": 7}))
+    assert splits.evaluations(people) == ["test", "synthetic_news"]
+    assert {len(splits.sets[name]) for name in ("test", "synthetic_news")} == {7}
+    city, _ = cards.load("synthetic_news")
+    assert list(splits.sets["synthetic_news"]) == list(loading.load(city, Data()).sets["test"])[:7]
     mine = sample_files.folder(tmp_path, PAIRS)
     assert "text_pairs" in loading.load(people, Data(also={"text_pairs": str(mine)})).evaluations(people)
     for also, message in (

@@ -19,6 +19,7 @@ from seqreg.errors import BadInput
 from seqreg.studies.common import encoders, trained_model
 from seqreg.workbench.config import run_config
 from seqreg.workbench.data import models
+from seqreg.workbench.data.tokenizers import train_tokenizer
 from seqreg.workbench.run import checkpoints, train
 from tests.helpers import sample_files
 from tests.helpers.interrupted_runs import one_line, same
@@ -41,7 +42,7 @@ Weights = dict[str, torch.Tensor]
 
 
 def tokenizer() -> Any:
-    return models.train_tokenizer(("the cat sat on the mat", "markets fell"), 300)
+    return train_tokenizer(("the cat sat on the mat", "markets fell"), 300)
 
 
 def stored(folder: Path, kind: str, **settings: Any) -> Path:

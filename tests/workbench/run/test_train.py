@@ -19,11 +19,12 @@ from seqreg.cli.check import check, relative_cost
 from seqreg.cli.predict import predict
 from seqreg.errors import Advice, BadInput
 from seqreg.workbench.config import cards, overlay, run_config
-from seqreg.workbench.data import loading, models
+from seqreg.workbench.data import loading
+from seqreg.workbench.data.tokenizers import train_tokenizer
 from seqreg.workbench.run import train
 from seqreg.workbench.run.tensorboard import hyperparameters
 from seqreg.workbench.scores.evaluate import tidy
-from seqreg.workbench.scores.tables import score_table
+from seqreg.workbench.scores.results import score_table
 from tests.helpers import sample_files
 
 GLUE = ["cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte", "wnli"]
@@ -289,7 +290,7 @@ def test_models_that_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_a_trained_tokenizer_knows_its_text() -> None:
-    tokenizer = models.train_tokenizer(["Ada Berg opens library in Oslo"] * 3, 300)
+    tokenizer = train_tokenizer(["Ada Berg opens library in Oslo"] * 3, 300)
     ids = tokenizer("Ada Berg", "Oslo")["input_ids"]
     assert tokenizer.decode(ids) == "<s> Ada Berg</s></s> Oslo</s>"
     assert [tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id] == [1, 0, 2]

@@ -20,7 +20,7 @@ from seqreg.workbench.data.examples import Example
 from seqreg.workbench.run import train
 from seqreg.workbench.scores import evaluate
 from seqreg.workbench.scores.evaluate import Scored, score_classes, score_texts, warn_of_collapse, with_average
-from seqreg.workbench.scores.tables import score_table
+from seqreg.workbench.scores.results import score_table
 from tests.helpers import sample_files
 
 

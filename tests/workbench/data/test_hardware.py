@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from seqreg.errors import BadInput
-from seqreg.workbench.data import machine
+from seqreg.workbench.data import hardware
 
 ROOT = Path(__file__).parents[3]
 LINE = (
@@ -31,24 +31,24 @@ def run(*words: str | Path, environment: dict[str, str], cwd: Path = ROOT) -> su
     return subprocess.run([*map(str, words)], env=environment, cwd=cwd, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("sound", range(len(machine.LEVELS) + 1))
+@pytest.mark.parametrize("sound", range(len(hardware.LEVELS) + 1))
 def test_b3_the_highest_level_that_works(sound: int) -> None:
-    levels = (machine.ALL, *machine.LEVELS)
-    assert machine.highest(lambda level: levels.index(level) >= sound) == levels[sound]
+    levels = (hardware.ALL, *hardware.LEVELS)
+    assert hardware.highest(lambda level: levels.index(level) >= sound) == levels[sound]
 
 
 def test_b3_no_level_works() -> None:
     with pytest.raises(BadInput, match="die on this CPU at every level"):
-        machine.highest(lambda level: False)
+        hardware.highest(lambda level: False)
 
 
 def test_b3_the_products_really_run_here() -> None:
-    assert machine.works(os.environ.get(machine.VARIABLE, machine.ALL))
+    assert hardware.works(os.environ.get(hardware.VARIABLE, hardware.ALL))
 
 
 def test_b3_a_shell_is_told_the_level_once_tried(tmp_path: Path) -> None:
     environment = around(tmp_path)
-    words = (sys.executable, "-m", "seqreg.workbench.data.machine")
+    words = (sys.executable, "-m", "seqreg.workbench.data.hardware")
     first = run(*words, environment=environment)
     assert (first.stdout, first.stderr) == ("AVX512_CORE_BF16\n", LINE.format("AVX512_CORE_BF16"))
     (kept,) = (tmp_path / "cache" / "seqreg").iterdir()
@@ -81,7 +81,7 @@ def test_b3_scripts_and_what_they_start_inherit_it(tmp_path: Path) -> None:
     (fake / "python").chmod(0o755)
     environment = around(tmp_path, VIRTUAL_ENV=str(fake.parent), PATH=f"{fake}{os.pathsep}{os.environ['PATH']}")
     script = 'set -euo pipefail; source tools/environment.sh ""; python -c "import os; print(os.getenv(\'{}\'))"'
-    asked = script.format(machine.VARIABLE)
+    asked = script.format(hardware.VARIABLE)
     told = run("bash", "-c", asked, environment=environment, cwd=tools.parent)
     assert told.stdout == "AVX512_CORE_BF16\n", told.stderr
     assert told.stderr.endswith(LINE.format("AVX512_CORE_BF16"))

@@ -1,6 +1,6 @@
-"""Whether this CPU can run the instructions that it advertises: some virtual machines die of them in half precision.
+"""What the hardware can compute: half precision, and CPU instructions that are advertised but crash.
 
-    python -m seqreg.workbench.data.machine    # prints the ONEDNN_MAX_CPU_ISA to set; nothing where none is needed
+    python -m seqreg.workbench.data.hardware    # prints the ONEDNN_MAX_CPU_ISA to set; nothing where none is needed
 
 torch computes products in bf16 and fp16 with oneDNN, which asks the CPU what it has and uses the most of it. Where AMX
 is advertised and not run, the process dies with SIGILL. So the product is tried in a process of its own, and oneDNN is
@@ -16,8 +16,11 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
+import torch
+
 from seqreg.errors import BadInput
 from seqreg.workbench.text.atomic_files import write_text
+from seqreg.workbench.text.terminal import first_process
 
 VARIABLE = "ONEDNN_MAX_CPU_ISA"
 LEVELS = ("AVX512_CORE_AMX", "AVX512_CORE_FP16", "AVX512_CORE_BF16", "AVX512_CORE", "AVX2", "SSE41")
@@ -102,6 +105,27 @@ def _place() -> Path | None:
         return cache / "seqreg" / f"onednn-{boot}-torch-{metadata.version('torch')}"
     except (OSError, RuntimeError, metadata.PackageNotFoundError):
         return None
+
+
+def check_precision(precision: str) -> None:
+    """Refuse a precision ("fp32", "bf16" or "fp16") that this machine cannot compute in, by trying it."""
+    if precision == "fp32":
+        return
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    device = device or torch.device("cpu")
+    refusal = f"optimisation.precision={precision}: this machine's {device.type} cannot"
+    if precision == "fp16" and device.type == "cpu":
+        raise BadInput(f"{refusal}: set optimisation.precision=fp32 or bf16")
+    if device.type == "cpu":
+        settle(aloud=first_process())
+    layer, dtype = torch.nn.Linear(8, 8, device=device), {"fp16": torch.float16, "bf16": torch.bfloat16}[precision]
+    try:
+        with torch.autocast(device.type, dtype=dtype):
+            output = torch.softmax(layer(torch.ones(2, 8, device=device)), -1).float().sum()
+        torch.autograd.grad(output, layer.weight)
+    except (RuntimeError, NotImplementedError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
+        raise BadInput(f"{refusal} ({reason}): set optimisation.precision=fp32") from None
 
 
 def main() -> None:

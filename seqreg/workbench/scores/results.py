@@ -1,0 +1,224 @@
+"""The results of runs: the files that a run leaves behind, and tables of scores."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from rich.table import Table
+from rich.text import Text
+
+from seqreg.errors import BadInput
+from seqreg.metrics.variety import VARIETY
+from seqreg.version import __version__
+from seqreg.workbench.config import overlay
+from seqreg.workbench.text.atomic_files import finite, to_json, write_text
+from seqreg.workbench.text.escape import code, one_line, plain, prose
+
+if TYPE_CHECKING:
+    from seqreg.workbench.config.run_config import Run
+    from seqreg.workbench.scores.evaluate import Scored
+
+METRICS = "metrics.json"
+CPU, STEPS, WHOLE = "CPU time of the training steps", "wall time of the training steps", "wall time of the training"
+
+
+class _Split(BaseModel):
+    """The numbers of a split."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float | None] = {}
+    intervals: dict[str, tuple[float | None, float | None]] = {}
+    signature: str = ""
+
+
+class _Train(BaseModel):
+    seconds: float | None = None
+    cpu_seconds: float | None = None
+    step_seconds: float | None = None
+    device: str = ""
+
+
+class _Metrics(BaseModel):
+    """What is read of metrics.json."""
+
+    scores: dict[str, _Split]
+    train: _Train = _Train()
+    method: str = ""
+
+
+def scores_of(folder: Path) -> dict[str, Any]:
+    """The contents of a run's metrics.json."""
+    path = folder / METRICS
+    if not path.is_file():
+        raise BadInput(f"{folder}: no {METRICS} in it: has its training ended?")
+    try:
+        metrics = json.loads(path.read_text(encoding="utf-8"))
+        _Metrics.model_validate(metrics)
+    except ValidationError as error:
+        key = ".".join(map(str, error.errors()[0]["loc"]))
+        raise BadInput(f"{path}: {key or 'all of it'}: not what seqreg writes there: was it changed?") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: not JSON: {error}") from None
+    return dict(metrics)
+
+
+def read_metrics(folder: Path) -> dict[str, Any]:
+    """What is in metrics.json; nothing if there is none."""
+    return scores_of(folder) if (folder / METRICS).exists() else {}
+
+
+def scores(scored: Scored) -> dict[str, Any]:
+    """The numbers of a split, without its predictions."""
+    return {"metrics": scored.metrics, "intervals": scored.intervals, "signature": scored.signature}
+
+
+def write_scores(folder: Path, run: Run, splits: Mapping[str, Scored], **further: Any) -> dict[str, Any]:
+    """Bring metrics.json up to date, and write the predictions on every split."""
+    import torch
+    import transformers
+
+    folder.mkdir(parents=True, exist_ok=True)
+    metrics = read_metrics(folder)
+    metrics.setdefault("scores", {})
+    for name, scored in splits.items():
+        metrics["scores"][name] = {
+            **{key: _rounded(value) for key, value in scored.metrics.items()},
+            "intervals": {key: [*map(_rounded, ends)] for key, ends in scored.intervals.items()},
+            "signature": scored.signature,
+        }
+    versions = {"seqreg": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    metrics |= {**further, "versions": {**versions, "transformers": transformers.__version__}}
+    metrics = dict(finite(metrics))
+    write_text(folder / METRICS, to_json(metrics, indent=2) + "\n")
+    main = next((name for name in ("test", "validation") if name in splits), next(iter(splits), ""))
+    for name, scored in splits.items():
+        if scored.predictions and name != "before":
+            _write_predictions(folder, "" if name == main else f"_{name}", scored, run.card.kind == "generation")
+    return metrics
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
+
+
+def _write_predictions(folder: Path, suffix: str, scored: Scored, texts: bool) -> None:
+    lines = "".join(to_json(prediction, ensure_ascii=False) + "\n" for prediction in scored.predictions)
+    write_text(folder / f"predictions{suffix}.jsonl", lines)
+    if texts:  # one per line: a line break inside a text is written <n>
+        lines = "".join(one_line(prediction["prediction"]) + "\n" for prediction in scored.predictions)
+        write_text(folder / f"generated_predictions{suffix}.txt", lines)
+
+
+def write_card(folder: Path, run: Run, metrics: Mapping[str, Any]) -> None:
+    """Write README.md in the manner of the hub: the method, its settings and its scores."""
+    config, card = run.config, run.card
+    criterion = code(config.criterion(), most=2000)
+    base = f"Fine-tuned from {prose(config.model.name)}" if config.model.name else "Trained from scratch"
+    lines = [
+        f"| {prose(split)} | {name} | {value:.2f} | {_interval(numbers['intervals'].get(name))} |"
+        for split, numbers in metrics["scores"].items()
+        for name, value in numbers.items()
+        if value is not None
+        and (name in numbers["intervals"] or (split == "average" and name != "score" and isinstance(value, float)))
+    ]
+    signatures = sorted({numbers["signature"] for numbers in metrics["scores"].values() if numbers["signature"]})
+    base_model = {"base_model": config.model.name} if config.model.name and "/" in config.model.name else {}
+    kind = {"generation": "text2text-generation"}.get(card.kind, "text-classification")
+    about = {"library_name": "transformers", **base_model, "pipeline_tag": kind, "tags": ["seqreg", *config.terms]}
+    page = [
+        "---", f"{overlay.dump(about)}---", "", f"# {prose(card.title)}: {prose(config.method)}", "",
+        f"{base} on {prose(card.title)} with seqreg {__version__}.",
+        "", f"Loss: {criterion}", "",
+        "| split | score | value (%) | interval |", "|---|---|---|---|", *lines, "",
+        *(f"Signature: {code(signature).replace('¦', '|')}" for signature in signatures), "",
+        f"Trained for {metrics.get('train', {}).get('steps', '?')} steps with seed {config.seed}. All settings are in "
+        "config.yaml, which is a recipe: `seqreg train config.yaml`. The scores of every example are in "
+        "predictions.jsonl.", "",
+    ]  # fmt: skip
+    write_text(folder / "README.md", "\n".join(page))
+
+
+def _interval(pair: Any) -> str:
+    return "" if pair is None or None in pair else f"{pair[0]:.2f} to {pair[1]:.2f}"
+
+
+def cost(runs: Sequence[Mapping[str, Any]]) -> tuple[str, list[float]]:
+    """What training cost in several runs: what was measured, and its seconds.
+
+    On a CPU that is the time that all threads of the process spent on steps, which other work on the machine does not
+    change; on an accelerator the wall time of the steps. Runs that did not measure either have their wall time.
+    """
+    timings = [metrics.get("train", {}) for metrics in runs]
+    if all(timing.get("cpu_seconds") and timing.get("device") == "cpu" for timing in timings):
+        return CPU, [timing["cpu_seconds"] for timing in timings]
+    if all(timing.get("step_seconds") for timing in timings):
+        return STEPS, [timing["step_seconds"] for timing in timings]
+    return WHOLE, [timing.get("seconds") or 0.0 for timing in timings]
+
+
+def main_split(scores: Mapping[str, Any], texts: bool) -> str:
+    """The split whose scores decide: the average over sets of a classifier, the test set, or what there is."""
+    if "average" in scores and not texts:
+        return "average"
+    named = [name for name in scores if name not in ("before", "average")]
+    return next((name for name in ("test", "validation") if name in named), named[0])
+
+
+def score_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Scores of one run or several side by side; `runs` are contents of metrics.json."""
+    table = Table(title="scores in percent, with intervals over examples" if len(runs) == 1 else "scores in percent")
+    table.add_column("split")
+    table.add_column("score")
+    for name in runs:
+        table.add_column(plain(name), justify="right")
+    for split, key in _lines(list(runs.values())):
+        cells = [_cell(metrics["scores"].get(split, {}), key, len(runs) == 1) for metrics in runs.values()]
+        table.add_row(plain(split), plain(key), *cells)
+    seconds = [metrics.get("train", {}).get("seconds") for metrics in runs.values()]
+    if all(seconds):
+        table.add_section()
+        table.add_row("training", "seconds", *(f"{value:.1f}" for value in seconds))
+        what, spent = cost(list(runs.values()))
+        if what != WHOLE:
+            head = "CPU seconds" if what == CPU else "seconds of steps"
+            table.add_row("training", head, *(f"{value:.1f}" for value in spent))
+        if len(runs) > 1:
+            head = f"{'CPU time' if what == CPU else 'time'} / {plain(next(iter(runs)))}"
+            table.add_row("training", head, *(f"{value / spent[0]:.2f}x" for value in spent))
+    return table
+
+
+def _lines(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Split and score of every line: what has an interval, of all runs."""
+    lines: dict[tuple[str, str], None] = {}
+    for metrics in runs:
+        for split, numbers in metrics["scores"].items():
+            keys = list(numbers.get("intervals", {})) or [
+                key for key in numbers if key not in ("score", "intervals", "signature", *VARIETY)
+            ]
+            keys += [key for key in ("gen_len", "empty", "distinct", "most_common", "spread") if key in numbers]
+            lines |= dict.fromkeys((split, key) for key in keys)
+    return list(lines)
+
+
+def _cell(numbers: Mapping[str, Any], key: str, wide: bool) -> str | Text:
+    if key not in numbers:
+        return ""
+    if numbers[key] is None:
+        return "not finite"
+    if key == "empty":
+        return f"{numbers[key]:.0f} texts"
+    if key == "gen_len":
+        return f"{numbers[key]:.1f} words"
+    if key in VARIETY:
+        reference = {"distinct": "distinct_references", "most_common": "most_common_reference"}.get(key, "")
+        truth = f", references {numbers[reference]:.1f}%" if wide and reference in numbers else ""
+        collapsed = bool(numbers.get("collapsed"))
+        return Text(f"{numbers[key]:.1f}%{truth}{' (collapsed)' if collapsed else ''}", "yellow" if collapsed else "")
+    interval = _interval(numbers.get("intervals", {}).get(key))
+    return Text.assemble(f"{numbers[key]:.2f}  ", (interval, "dim")) if wide and interval else f"{numbers[key]:.2f}"
