@@ -34,8 +34,9 @@ def _check_steps(name: str, value: int, least: int) -> None:
 class Warmup:
     """Linearly from 0 at step `start` to `weight` at step `start + steps`.
 
-    >>> [Warmup(2.0, steps=4)(step) for step in (0, 1, 4, 9)]
-    [0.0, 0.5, 2.0, 2.0]
+    Example:
+        >>> [Warmup(2.0, steps=4)(step) for step in (0, 1, 4, 9)]
+        [0.0, 0.5, 2.0, 2.0]
     """
 
     weight: Weight = 1.0
@@ -55,8 +56,9 @@ class Warmup:
 class StartAt:
     """0 before step `start`, `weight` from there on.
 
-    >>> [StartAt(2.0, start=3)(step) for step in (0, 2, 3)]
-    [0.0, 0.0, 2.0]
+    Example:
+        >>> [StartAt(2.0, start=3)(step) for step in (0, 2, 3)]
+        [0.0, 0.0, 2.0]
     """
 
     weight: Weight = 1.0
@@ -74,8 +76,9 @@ class StartAt:
 class Every:
     """`k * weight` at every k-th step and 0 between: the same expected gradient for 1/k of the cost.
 
-    >>> [Every(2.0, k=3)(step) for step in (0, 1, 2, 3)]
-    [6.0, 0.0, 0.0, 6.0]
+    Example:
+        >>> [Every(2.0, k=3)(step) for step in (0, 1, 2, 3)]
+        [6.0, 0.0, 0.0, 6.0]
     """
 
     weight: Weight = 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -24,6 +25,7 @@ INDEPENDENT = {"studies.compare", "studies.calibrate", "studies.robustness", "st
 """Layers that do not import each other."""
 FRAMEWORKS = {"transformers", "accelerate", "fairseq", "datasets", "peft"}
 LARGEST_FOLDER = 20
+TEXT = (".py", ".md", ".yaml", ".sh", ".html")
 
 
 def layer(parts: tuple[str, ...]) -> str:
@@ -94,3 +96,36 @@ def test_importing_seqreg_is_light() -> None:
     code = f"import sys, seqreg; print([name for name in {heavy} if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_no_type_name_twice() -> None:
+    names = Counter(
+        node.name for path in FILES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+PRIVATE_WORDS = re.compile(
+    r"\b(gone on with|goes? on\b(?! the| a )|anatomy|dice|rooms?|shel(f|ves)|begins? anew|trainings)\b", re.I
+)
+"""Words that were once ours alone; the field says resume, diagnostics, rng, module, run."""
+
+
+def test_the_words_are_those_of_the_field() -> None:
+    folders = ("seqreg", "docs", "recipes", "tasks", "tools")
+    files = [path for folder in folders for path in (ROOT.parent / folder).rglob("*") if path.suffix in TEXT]
+    files += [ROOT.parent / name for name in ("README.md", "CONTRIBUTING.md")]
+    found = [
+        f"{path.relative_to(ROOT.parent)}:{number}: {match.group()}"
+        for path in files
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for match in PRIVATE_WORDS.finditer(line)
+    ]
+    assert found == []
+
+
+def test_the_map_names_every_module() -> None:
+    text = (ROOT.parent / "docs" / "architecture.md").read_text()
+    left_out = ("__init__.py", "__main__.py")
+    modules = [path for path in FILES if path.name not in left_out and path.parent.name != "terms"]
+    assert [str(path.relative_to(ROOT)) for path in modules if f"`{path.stem}`" not in text] == []

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import doctest
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+import typer
 
 from seqreg import Cost, build_term
 from seqreg.bench import steps as bench_steps
 from seqreg.bench import worker_process
 from seqreg.build import term_names
+from seqreg.cli.main import app
 from seqreg.workbench.config import cards, lookup, overlay
 from tests.helpers import tiny_models
 
@@ -36,6 +41,8 @@ def what_the_reader_has(tmp_path: Path) -> dict[str, Any]:
         "optimizer": torch.optim.SGD(model.parameters(), 0.1),
         "loader": [batch, batch],
         "micro_batches": [batch, batch],
+        "batch": batch,
+        "step": 0,
         "dataset": rows,
         "arguments": transformers.Seq2SeqTrainingArguments(
             output_dir=str(tmp_path), max_steps=2, logging_steps=1, report_to="none", use_cpu=True, disable_tqdm=True
@@ -45,21 +52,58 @@ def what_the_reader_has(tmp_path: Path) -> dict[str, Any]:
     }
 
 
+def run_blocks(page: str, names: dict[str, Any]) -> None:
+    for block in blocks(ROOT / page):
+        exec(compile(block, page, "exec"), names)
+
+
 def test_readme_code_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = what_the_reader_has(tmp_path)
-    found = blocks(ROOT / "README.md")
-    assert len(found) >= 8
-    for block in found:
-        exec(compile(block, "README.md", "exec"), names)
+    run_blocks("README.md", what_the_reader_has(tmp_path))
     printed = capsys.readouterr().out
     assert re.search(r"^loss [\d.]+ = base [\d.]+ \+ r3f [\d.e-]+$", printed, re.M)
     assert {"part/base", "value/nll", "part/r3f"} <= set(re.findall(r"[a-z]+/\w+", printed))
+
+
+def test_library_code_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = what_the_reader_has(tmp_path)
+    assert len(blocks(ROOT / "docs" / "library.md")) >= 7
+    run_blocks("docs/library.md", names)
+    printed = capsys.readouterr().out
+    assert "fused" in printed
+    assert "r3f/part_over_base" in printed
     assert (tmp_path / "classifier" / "model.safetensors").exists()
+    run_blocks("docs/which_term.md", names)
 
 
-def test_the_loop_is_eight_lines() -> None:
-    lines = [line for line in blocks(ROOT / "README.md")[0].splitlines() if line]
-    assert len([line for line in lines if not line.startswith(("from ", "import "))]) <= 8
+def test_the_readme_is_short() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 130
+    loop = [line for line in blocks(ROOT / "README.md")[0].splitlines() if line]
+    assert len([line for line in loop if not line.startswith(("from ", "import "))]) <= 8
+    glossary = (ROOT / "docs" / "glossary.md").read_text().splitlines()
+    assert len(glossary) <= 40
+
+
+def test_every_page_is_in_the_index_and_on_the_site() -> None:
+    index, site = ((ROOT / name).read_text() for name in ("docs/index.md", "mkdocs.yml"))
+    for path in (ROOT / "docs").rglob("*.md"):
+        name = path.relative_to(ROOT / "docs").as_posix()
+        assert name == "index.md" or f"({name})" in index, name
+        assert f"- {name}\n" in site, name
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "Criterion" in (tmp_path / "site" / "api" / "index.html").read_text()
+
+
+def test_every_command_is_in_the_docs() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text()
+    commands = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    assert commands == set(re.findall(r"`seqreg ([a-z][a-z-]+)", text.partition("## Settings")[0]))
 
 
 @pytest.mark.parametrize("path", [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *CARDS], ids=str)

@@ -100,7 +100,6 @@ RETIRED = {
     "evaluation.best": "load_best_model_at_end",
     "evaluation.batch_size": "per_device_eval_batch_size",
     "logging.every": "logging_steps",
-    "logging.anatomy_steps": "diagnostics_steps",
     "checkpoints.every": "save_steps",
     "checkpoints.minutes": "save_minutes",
     "checkpoints.keep": "save_total_limit",
