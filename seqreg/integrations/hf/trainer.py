@@ -7,6 +7,7 @@ import os
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import safetensors.torch
@@ -15,13 +16,13 @@ from torch import Tensor, nn
 from transformers import Seq2SeqTrainer, Trainer
 
 from seqreg import spectral_norm
-from seqreg.context import Context, Count
+from seqreg.context import Context, Count, Evaluation
 from seqreg.criterion import Criterion, LossReport
 from seqreg.errors import BadInput
 from seqreg.integrations.hf.callbacks import Alternate, Around, Nothing
 from seqreg.integrations.hf.context import context, count
 from seqreg.integrations.hf.loss_log import Window
-from seqreg.losses import IGNORE
+from seqreg.losses import IGNORE, Base
 from seqreg.overrides import generator_state, replay, training_off
 from seqreg.selective_update import ChildTuningD, Update
 from seqreg.smoothness import observe, source_gap
@@ -84,7 +85,7 @@ class RegularizedTrainer(Trainer):
             self.add_callback(Around(self, update))
         self.unlabeled_dataset = unlabeled_dataset
         self._unlabelled: dict[str, list[Tensor]] = defaultdict(list)
-        waiting = [term.name for term in criterion.terms if getattr(term, "mode", None) == "alternate"]
+        waiting = [term.name for term in criterion.terms if term.needs_unlabelled]
         if waiting and unlabeled_dataset is None:
             raise BadInput(f"{waiting[0]}: mode='alternate' needs unlabeled_dataset=")
         if unlabeled_dataset is not None:
@@ -144,9 +145,7 @@ class RegularizedTrainer(Trainer):
     ) -> tuple[LossReport, Context]:
         """The loss of one micro-batch of the present step, and the context that it was taken on."""
         ctx = context(model, inputs, step=self.state.global_step, count=whole)
-        if outputs:
-            ctx.forward.batch_size = None  # outputs of the clean pass alone
-        return (self.criterion if criterion is None else criterion)(ctx), ctx
+        return (self.criterion if criterion is None else criterion)(ctx, batched=not outputs), ctx
 
     def compute_loss(
         self, model: nn.Module, inputs: Mapping[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -158,7 +157,7 @@ class RegularizedTrainer(Trainer):
             diagnostics = self.criterion.diagnostics(ctx)
             if self.unlabeled_dataset is not None:  # what is regularized there shows here, on labelled rows
                 with ctx.forward.observed(), torch.no_grad():
-                    gap = source_gap(ctx)
+                    gap = source_gap(Evaluation(ctx, self.criterion.base))
                 diagnostics |= {} if gap is None else {"source_gap": gap}
             self._diagnostics |= {f"diagnostics/{key}": number for key, number in diagnostics.items()}
             self._diagnostics_at = step
@@ -167,7 +166,7 @@ class RegularizedTrainer(Trainer):
             self._smoothness_at = step
         if ctx.training:
             self._window.add(report, 1 / getattr(self, "current_gradient_accumulation_steps", 1))
-        return (report.total, ctx.clean.output) if return_outputs else report.total
+        return (report.total, report.clean and report.clean.output) if return_outputs else report.total
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
@@ -185,10 +184,9 @@ class RegularizedTrainer(Trainer):
         size = min(self.args.per_device_eval_batch_size, len(rows))
         collate = self._get_collator_with_removed_columns(self.data_collator, "smoothness")
         batch = self._prepare_inputs(collate([rows[i] for i in range(size)]))
-        ctx = context(self.model, batch)
-        Criterion(label_smoothing=self.criterion.label_smoothing)._prepare(ctx, ())
+        base = Base(self.criterion.label_smoothing)
         with training_off(self.model.modules()):
-            numbers, own = observe(ctx, self._reference)
+            numbers, own = observe(context(self.model, batch), self._reference, base=base)
         if self._reference is None:
             self._reference = own
         return numbers
@@ -204,9 +202,8 @@ class RegularizedTrainer(Trainer):
         model, settings = self.model_wrapped.train(), self.args
         batch = self._prepare_inputs(self._unlabelled_batch(step))
         with self.compute_loss_context_manager():
-            ctx = context(model, batch, unlabelled=True, step=step)
-            here, world = Count.of(ctx.mask), self.accelerator.num_processes
-            ctx.count = Count(here.labels * world, here.sequences * world, world)
+            ctx, world = context(model, batch, unlabelled=True, step=step), self.accelerator.num_processes
+            ctx = replace(ctx, count=Count(ctx.count.labels * world, ctx.count.sequences * world, world))
             report = self.criterion(ctx)
             if self.diagnostics_steps and step % self.diagnostics_steps == 0:
                 diagnostics = self.criterion.diagnostics(ctx)
