@@ -9,7 +9,7 @@ from seqreg.version import __version__
 
 if TYPE_CHECKING:
     from seqreg.build import build_criterion, build_term
-    from seqreg.context import Context, Count
+    from seqreg.context import Context, Count, Evaluation
     from seqreg.criterion import Criterion, LossReport
     from seqreg.errors import BadInput
     from seqreg.forward import Forward, Pass, Perturbation, PerturbationSite
@@ -24,6 +24,7 @@ __all__ = [
     "Cost",
     "Count",
     "Criterion",
+    "Evaluation",
     "Every",
     "Forward",
     "LossReport",
@@ -40,7 +41,7 @@ __all__ = [
 
 _HOMES = {
     "build": ("build_criterion", "build_term"),
-    "context": ("Context", "Count"),
+    "context": ("Context", "Count", "Evaluation"),
     "criterion": ("Criterion", "LossReport"),
     "errors": ("BadInput",),
     "objective": ("Consistency",),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from seqreg import diagnostics
-from seqreg.context import Context, Per, Where
+from seqreg.context import Evaluation, Per, Where
 from seqreg.divergences import Divergence
 from seqreg.errors import BadInput
 from seqreg.forward import Dropout, Pass, Perturbation, Point
@@ -92,6 +92,10 @@ class Adversarial(Term):
     def uses_inner_gradient(self) -> bool:
         return True
 
+    @property
+    def pass_dropout(self) -> Dropout:
+        return self.dropout
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 1 <= self.steps <= 1000:
@@ -136,7 +140,7 @@ class _Ball:
     radius: float | Tensor
 
     @classmethod
-    def at(cls, term: Adversarial, ctx: Context, name: str, clean: Pass) -> _Ball:
+    def at(cls, term: Adversarial, ctx: Evaluation, name: str, clean: Pass) -> _Ball:
         site, embeds = ctx.forward.sites[name], clean.embeds[name, term.point].detach()
         real = ctx.real(name, embeds)
         factor = site.scale if term.inject == "word" else 1.0
@@ -167,7 +171,7 @@ def _lengths(embeds: Tensor, mask: Tensor | None) -> Tensor:
     return mask.sum(-1).clamp_min(1).float().reshape(-1, 1, 1)
 
 
-def begin(term: Adversarial, ctx: Context, clean: Pass) -> tuple[dict[str, Tensor], dict[str, _Ball]]:
+def begin(term: Adversarial, ctx: Evaluation, clean: Pass) -> tuple[dict[str, Tensor], dict[str, _Ball]]:
     """The random start of an ascent, and the sizes that bound it."""
     balls, deltas = {}, {}
     for name in ctx.sites(term.where):
@@ -201,7 +205,7 @@ def _masked(gradient: Tensor, mask: Tensor | None) -> Tensor:
     return gradient if mask is None else gradient.masked_fill(~mask.unsqueeze(-1), 0.0)
 
 
-def ascend(term: Adversarial, ctx: Context, clean: Pass, objective: Callable[[Pass], Tensor]) -> Ascent:
+def ascend(term: Adversarial, ctx: Evaluation, clean: Pass, objective: Callable[[Pass], Tensor]) -> Ascent:
     """Move a perturbation so that `objective` of the perturbed pass grows.
 
     Only gradients with respect to the perturbation are computed; no parameter and no `.grad` is touched.
@@ -222,7 +226,7 @@ def ascend(term: Adversarial, ctx: Context, clean: Pass, objective: Callable[[Pa
 
 
 @contextlib.contextmanager
-def _precisely(ctx: Context, clean: Pass, dropout: Dropout) -> Iterator[Pass]:
+def _precisely(ctx: Evaluation, clean: Pass, dropout: Dropout) -> Iterator[Pass]:
     """The clean view to ascend from. Near it a divergence is flat, and bfloat16 rounds it away: inside is float32."""
     own = next(ctx.forward.module.parameters(), torch.empty(0)).dtype
     if clean.dtype in (None, own) or own not in (torch.float32, torch.float64):
@@ -274,7 +278,7 @@ class AdversarialAgreement(Adversarial):
         last = {"both": 1 + quiet, "perturbed": 1, "clean": quiet, "students": 1 + quiet}[self.grad]
         return Cost(self.steps + 1 + quiet, self.steps + last)
 
-    def __call__(self, ctx: Context) -> Consistency:
+    def __call__(self, ctx: Evaluation) -> Consistency:
         clean = ctx.reference(self.dropout)
         shift = self.shift(self.attack(ctx, clean).final)
         return self.agreement(clean, ctx.forward(shift, dropout=self.dropout, grad=self.grad != "clean"))
@@ -283,7 +287,7 @@ class AdversarialAgreement(Adversarial):
     def shares_dropout(self) -> bool:
         return self.dropout != "off"  # under autocast the ascent starts from the clean pass, replayed in float32
 
-    def attack(self, ctx: Context, clean: Pass) -> Ascent:
+    def attack(self, ctx: Evaluation, clean: Pass) -> Ascent:
         if ctx.kind == "regression" and self.inner != "mse":
             self.refuse("inner", "a KL is 0 on a regression head: use inner='mse' and divergence='mse'")
 
@@ -296,7 +300,7 @@ class AdversarialAgreement(Adversarial):
             keep_logits(ctx, reference, kept)
             return ascend(self, ctx, clean, objective)
 
-    def diagnostics(self, ctx: Context) -> dict[str, float]:
+    def diagnostics(self, ctx: Evaluation) -> dict[str, float]:
         """See `seqreg.diagnostics` and `climbed`."""
         clean = ctx.reference(self.dropout)
         ascent = self.attack(ctx, clean)

@@ -1,12 +1,13 @@
 """One batch seen through one model.
 
-A `Context` holds one batch: the clean pass, run once and shared by all terms, and the only place that reduces.
+A `Context` holds one batch. An `Evaluation` is one call of a criterion on it: it owns the passes that terms share, and
+is the only place that reduces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Literal
 
@@ -20,6 +21,8 @@ from seqreg.losses import IGNORE, Base, at_least_float32
 Per = Literal["token", "sequence", "fairseq", "sum"]
 Where = Literal["input", "encoder", "decoder", "both"]
 Kind = Literal["tokens", "classes", "regression"]
+Memory = dict[str, dict[str, Tensor]]
+"""What terms keep from step to step, by name."""
 
 
 @dataclass(frozen=True)
@@ -43,42 +46,30 @@ class Count:
         return cls(float(mask.sum()), float(mask.reshape(mask.shape[0], -1).any(-1).sum()))
 
 
+@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Context:
-    """One batch seen through one model: what every term is given.
+    """One batch seen through one model. It is never changed: every call of a criterion makes an `Evaluation` of it.
 
     Args:
         forward: runs the model
         labels: targets, `IGNORE` where there is none; None for unlabelled data, on which only terms that need no labels
             count, over the positions of `mask`                     # [B, T] or [B]
-        kind: "tokens" (a distribution a position), "classes" (one a row) or "regression"
+        kind: "tokens" (a distribution per position), "classes" (one per row) or "regression"
+        mask: the positions that count; those with a label by default
         step: the optimizer step, from 0; None if it was not given, which schedules do not accept
         count: what one optimizer step averages over; this batch alone by default
         training: whether terms are on
+        labelled: False where `labels` only say that there are none
     """
 
-    loss_of: Callable[[Pass, Context], Tensor]
-    """Per-position base loss of a view; set by the criterion."""
-
-    mean_of: Callable[[Pass, Context], Tensor]
-    """The base loss of a view, averaged as the criterion averages it; set by the criterion."""
-
-    memory: dict[str, dict[str, Tensor]]
-    """What terms keep from step to step, by name; set by the criterion and part of its state."""
-
-    base: Base = Base()
-    """How the base loss is taken; set by the criterion."""
-
-    hidden: bool = False
-    """Whether the clean pass keeps the outputs of every layer; set by the criterion."""
-
-    input_shifts: tuple[Perturbation, ...] = ()
-    """Changes of the input itself, for the clean pass and all others; set by the criterion."""
-
-    fused: bool = True
-    """Whether parts of the loss may be computed before there are logits; set by the criterion."""
-
-    extras: Sequence[tuple[object, ExtraPass]] = ()
-    """Terms and passes that are to be made in one batch with the clean one; set by the criterion."""
+    forward: Forward
+    labels: Tensor
+    mask: Tensor
+    kind: Kind
+    step: int | None
+    count: Count
+    training: bool
+    labelled: bool
 
     def __init__(
         self,
@@ -90,78 +81,30 @@ class Context:
         step: int | None = None,
         count: Count | None = None,
         training: bool = True,
+        labelled: bool = True,
     ) -> None:
         if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
             raise BadInput(f"step={step!r}: expected the number of the optimizer step, from 0")
         if count is not None and not isinstance(count, Count):
             raise BadInput(f"count={count!r}: expected what seqreg.integrations.hf.count(model, batches) gives")
-        self.forward, self.kind, self.step, self.training = forward, kind, step, training
-        self.labelled = labels is not None
+        labelled = labelled and labels is not None
         if labels is None:
             if mask is None:
                 raise BadInput("unlabelled data need a mask of the positions that count")
             labels = torch.full(mask.shape, IGNORE, device=mask.device)
-        elif kind == "regression":
+        elif mask is None and kind == "regression":
             mask = torch.ones(len(labels), dtype=torch.bool, device=labels.device)
-        else:
+        elif mask is None:
             mask = labels != IGNORE
-        self.labels, self.mask = labels, mask  # [B, T] or [B]
-        self.count = count or Count.of(self.mask)
-        self.memory = {}
-        self.beside: list[tuple[object, Pass]] = []
-        """What the `extras` gave, by term."""
-        self.notes: dict[str, str] = {}
-        """What terms have to say to the user about this batch, by name; the criterion says it once."""
-        self.paths: set[str] = set()
-        """How parts of the loss were computed: "fused" or "plain"."""
-
-    @cached_property
-    def clean(self) -> Pass:
-        """The unperturbed pass: run once, shared by the base loss and every term."""
-        if self.extras:
-            terms, extras = zip(*self.extras, strict=True)
-            clean, *views = self.forward.run_batched(extras, step=self.step, hidden=self.hidden)
-            self.beside, self.extras = list(zip(terms, views, strict=True)), ()
-            return clean
-        return self.forward.clean(*self.input_shifts, step=self.step, hidden=self.hidden)
-
-    def made_for(self, term: object) -> Pass | None:
-        """The pass that a term asked to have made beside the clean one, if it was."""
-        return next((view for owner, view in self.beside if owner is term), None)
-
-    def task_loss(self, view: Pass) -> Tensor:
-        """The base loss of every position of a view."""
-        return self.loss_of(view, self)
-
-    def task_mean(self, view: Pass) -> Tensor:
-        """The base loss of a view, averaged as the criterion averages it."""
-        return self.mean_of(view, self)
-
-    @cached_property
-    def quiet(self) -> Pass:
-        """The unperturbed pass without dropout: the other side of a term that asks for dropout="off"."""
-        return self.forward(dropout="off")
-
-    def reference(self, dropout: Dropout) -> Pass:
-        """The view that a pass with this dropout policy is to be compared with."""
-        return self.quiet if dropout == "off" else self.clean
-
-    @property
-    def source_mask(self) -> Tensor | None:
-        """True on real source tokens, [B, S]; None when all are real."""
-        return self.token_mask(self.sites("input")[0])
+        values = (forward, labels, mask, kind, step, count or Count.of(mask), training, labelled)
+        for field, value in zip(fields(Context), values, strict=True):
+            object.__setattr__(self, field.name, value)
 
     def token_mask(self, site: str) -> Tensor | None:
         """True on the real tokens of a site, [B, S]; None when all are real."""
         if self.forward.sites[site].unknown:
             raise BadInput(self.forward.sites[site].unknown)
         return self.forward.sites[site].mask
-
-    def reduce_rows(self, values: Tensor) -> Tensor:
-        """The mean over the rows of the whole optimizer step that have a position that counts, of values [B]."""
-        counted = self.mask.reshape(len(self.mask), -1).any(-1)
-        total = at_least_float32(values).masked_fill(~counted, 0.0).sum() * self.count.grad_divisor
-        return total / max(self.count.sequences, 1.0)
 
     def real(self, site: str, embeds: Tensor, rows: Tensor | None = None) -> Tensor | None:
         """The mask of a site, [B, S], for embeddings [B, S, D] that were tapped there; None when all are real.
@@ -170,13 +113,13 @@ class Context:
             rows: those of the batch that the embeddings are of; None for all
         """
         mask, tokens = self.token_mask(site), self.forward.sites[site].tokens
-        mask = mask if mask is None or rows is None else mask[rows]
-        if tokens is not None:
-            tokens = tokens if rows is None else (len(rows), tokens[1])
-        tokens = tokens if mask is None else (mask.shape[0], mask.shape[1])
-        if tokens is not None and tokens != tuple(embeds.shape[:2]):
+        if rows is not None:
+            mask = None if mask is None else mask[rows]
+            tokens = None if tokens is None else (len(rows), tokens[1])
+        shape = tokens if mask is None else tuple(mask.shape)
+        if shape is not None and shape != tuple(embeds.shape[:2]):
             raise BadInput(
-                f"the {site} has {list(tokens)} tokens and {list(embeds.shape[:2])} positions where it is to be "
+                f"the {site} has {list(shape)} tokens and {list(embeds.shape[:2])} positions where it is to be "
                 "perturbed: this model cannot be perturbed there"
             )
         return mask
@@ -192,6 +135,75 @@ class Context:
                 raise BadInput(f"where={where!r}: this model has only {' and '.join(names)}; use where='input'")
         return wanted
 
+
+class Evaluation(Context):
+    """One call of a criterion on one context: what every term is given.
+
+    Args:
+        ctx: the batch
+        base: how the base loss is taken
+        memory: what terms keep from step to step, by name
+        fused: whether parts of the loss may be computed before there are logits
+        hidden: whether the clean pass keeps the outputs of every layer
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        base: Base | None = None,
+        *,
+        memory: Memory | None = None,
+        fused: bool = True,
+        hidden: bool = False,
+    ) -> None:
+        super().__init__(**{field.name: getattr(ctx, field.name) for field in fields(Context)})
+        self.base, self.fused, self.hidden = base or Base(), fused, hidden
+        self.memory = {} if memory is None else memory
+        self.notes: dict[str, str] = {}
+        """What terms have to say to the user about this batch, by name; the criterion says it once."""
+        self.paths: set[str] = set()
+        """How parts of the loss were computed: "fused" or "plain"."""
+        self.batched_passes: dict[str, Pass] = {}
+        """The extra passes that were made in one batch with the clean one, by term."""
+        self._input_shifts: Sequence[Perturbation] = ()
+        self._batched: Mapping[str, ExtraPass] = {}
+
+    def before_clean(self, input_shifts: Sequence[Perturbation], batched: Mapping[str, ExtraPass]) -> None:
+        """Say how the clean pass is to be made: with a changed input, and with other passes in its batch."""
+        self._input_shifts, self._batched = input_shifts, batched
+
+    @cached_property
+    def clean(self) -> Pass:
+        """The unperturbed pass: run once, shared by the base loss and every term."""
+        if not self._batched:
+            return self.forward.clean(*self._input_shifts, step=self.step, hidden=self.hidden)
+        extras = list(self._batched.values())
+        clean, *others = self.forward.run_batched(extras, step=self.step, hidden=self.hidden)
+        self.batched_passes.update(zip(self._batched, others, strict=True))
+        self._batched = {}  # whose noise refers to this evaluation
+        return clean
+
+    @cached_property
+    def eval_view(self) -> Pass:
+        """The unperturbed pass without dropout: the other side of a term that asks for dropout="off"."""
+        return self.forward(dropout="off")
+
+    def reference(self, dropout: Dropout) -> Pass:
+        """The pass that one with this dropout policy is to be compared with."""
+        return self.eval_view if dropout == "off" else self.clean
+
+    def draw(self, extra: ExtraPass) -> Perturbation:
+        """What a declared pass adds to the embeddings of its reference."""
+        reference, deltas = self.reference(extra.dropout), {}
+        for site, noise in extra.noise.items():
+            embeds = reference.embeds[site, "embedding"]
+            deltas[site] = noise(embeds if extra.rows is None else embeds[extra.rows], reference.dtype)
+        return Perturbation(deltas)
+
+    def run(self, extra: ExtraPass) -> Pass:
+        """A declared pass, made alone."""
+        return self.forward(self.draw(extra), dropout=extra.dropout, grad=extra.grad, rows=extra.rows)
+
     def reduce(self, values: Tensor, *, per: Per = "token", padding: bool = False) -> Tensor:
         """The one reduction: a float32 scalar that neither padding, accumulation nor world size can change.
 
@@ -205,7 +217,7 @@ class Context:
         """
         if values.shape != self.mask.shape:
             raise BadInput(
-                f"reduce takes one number a position, {list(self.mask.shape)}, and was given {list(values.shape)}"
+                f"reduce takes one number per position, {list(self.mask.shape)}, and was given {list(values.shape)}"
             )
         values = at_least_float32(values)
         return (values if padding else values.masked_fill(~self.mask, 0.0)).sum() * self._factor(per)
@@ -215,12 +227,17 @@ class Context:
         counted = torch.ones_like(self.mask) if padding else self.mask
         return counted.to(torch.float32 if counted.device.type == "mps" else torch.float64) * self._factor(per)
 
+    def reduce_rows(self, values: Tensor) -> Tensor:
+        """The mean over the rows of the whole optimizer step that have a position that counts, of values [B]."""
+        counted = self.mask.reshape(len(self.mask), -1).any(-1)
+        total = at_least_float32(values).masked_fill(~counted, 0.0).sum() * self.count.grad_divisor
+        return total / max(self.count.sequences, 1.0)
+
     def _factor(self, per: Per) -> float:
-        world = self.count.grad_divisor
         if per == "token":
-            return world / max(self.count.labels, 1.0)
+            return self.count.grad_divisor / max(self.count.labels, 1.0)
         if per == "sequence":
-            return world / max(self.count.sequences, 1.0)
+            return self.count.grad_divisor / max(self.count.sequences, 1.0)
         return self.share / (len(self.mask) if per == "fairseq" else 1)
 
     @property

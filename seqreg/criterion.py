@@ -5,20 +5,20 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from seqreg.advice import Advisor
-from seqreg.context import Context, Count
+from seqreg.context import Context, Count, Evaluation, Memory
 from seqreg.errors import BadInput
 from seqreg.forward import Pass
 from seqreg.losses import Base, Smoothing, check_smoothing
-from seqreg.objective import BaseLoss, Part, PartResult, Path, WeightedSum, base_loss, evaluate
+from seqreg.objective import BaseLoss, Part, PartResult, Path, WeightedSum, evaluate
 from seqreg.schedules import weight_at
-from seqreg.term import Term
+from seqreg.term import Term, packed_fix
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class LossReport:
         weights: the weight of every active term at this step
         tasks: how much of a part is the task loss of a further pass, where a term adds one (R-Drop)
         paths: how each part was computed: "fused", "plain" (from all logits) or "own" (by the term itself)
+        clean: the pass that the base loss was taken of; None on unlabelled data
     """
 
     total: Tensor
@@ -40,6 +41,7 @@ class LossReport:
     weights: Mapping[str, float] = field(default_factory=dict)
     paths: Mapping[str, Path] = field(default_factory=dict)
     tasks: Mapping[str, Tensor] = field(default_factory=dict)
+    clean: Pass | None = field(default=None, repr=False)
 
     def scalars(self) -> dict[str, float]:
         """Everything for a log: part/<name> (these add up), task/<name>, value/<name>, weight/<name>."""
@@ -75,7 +77,7 @@ class _Declared:
     paths: frozenset[str]
 
     @classmethod
-    def of(cls, term: Term, weight: float, ctx: Context) -> _Declared:
+    def of(cls, term: Term, weight: float, ctx: Evaluation) -> _Declared:
         ctx.paths.clear()
         asked = term(ctx)
         if isinstance(asked, Part):
@@ -92,14 +94,14 @@ class _Declared:
     def items(self) -> list[tuple[float, Part]]:
         return [(self.weight * factor, part) for factor, part in self.joint.parts]
 
-    def value(self, ctx: Context, found: Sequence[PartResult]) -> Tensor:
+    def value(self, ctx: Evaluation, found: Sequence[PartResult]) -> Tensor:
         """The unweighted value, without a gradient."""
         value = torch.zeros((), device=ctx.mask.device) if self.joint.rest is None else self.joint.rest.detach()
         for (factor, part), one in zip(self.joint.parts, found, strict=True):
             value = value + factor * one.mean(part, ctx)
         return value
 
-    def task(self, ctx: Context, found: Sequence[PartResult]) -> Tensor | None:
+    def task(self, ctx: Evaluation, found: Sequence[PartResult]) -> Tensor | None:
         """The task loss of further passes in the value; None where it is only held against that of the clean pass."""
         tasks = [(f, p, one) for (f, p), one in zip(self.joint.parts, found, strict=True) if isinstance(p, BaseLoss)]
         if sum(factor for factor, _, _ in tasks) <= 0:
@@ -109,14 +111,6 @@ class _Declared:
     def path(self, found: Sequence[PartResult]) -> Path:
         paths = {*self.paths, *(one.path for one in found)}
         return "plain" if "plain" in paths else "fused" if paths else "own"
-
-
-def _loss_of(view: Pass, ctx: Context) -> Tensor:
-    return base_loss(view, ctx)[0]
-
-
-def _mean_of(view: Pass, ctx: Context) -> Tensor:
-    return BaseLoss(view).value(ctx)
 
 
 class Criterion:
@@ -154,7 +148,7 @@ class Criterion:
         self.terms, self.base = terms, Base(label_smoothing, smoothing, per)
         self.label_smoothing, self.smoothing, self.per = label_smoothing, smoothing, per
         self.fused = fused
-        self.memory: dict[str, dict[str, Tensor]] = {}
+        self.memory: Memory = {}
         self._advisor = Advisor()
 
     def __repr__(self) -> str:
@@ -165,11 +159,12 @@ class Criterion:
         base = f"label_smoothing={self.label_smoothing}, smoothing={self.smoothing!r}, per={self.per!r}"
         return f"Criterion({', '.join([*shown, base])})"
 
-    def __call__(self, ctx: Context, training: bool | None = None) -> LossReport:
+    def __call__(self, ctx: Context, training: bool | None = None, *, batched: bool = True) -> LossReport:
         """The loss of one batch. Terms count in training only, and a term of weight 0 costs nothing.
 
         Args:
             training: overrides `ctx.training`
+            batched: False makes one pass after the other, also where some could be made as one larger batch
         """
         if not isinstance(ctx, Context):
             raise BadInput(f"a criterion takes a context, not {type(ctx).__name__}: criterion(context(model, batch))")
@@ -183,16 +178,21 @@ class Criterion:
                 )
         weighted = self._weighted(ctx) if training else []
         active = [(term, weight) for term, weight in weighted if weight > 0]
-        self._prepare(ctx, active, together=training)
-        alone = any(term.replaces_base_loss(ctx.step) for term, _ in active)
-        base = [(0.0 if alone else 1.0, BaseLoss(ctx.clean))] if ctx.labelled else []
+        evaluation = self._evaluation(ctx, active, memory=self.memory, batched=batched and torch.is_grad_enabled())
+        return self._report(evaluation, active, {term.name: weight for term, weight in weighted})
+
+    def _report(
+        self, ctx: Evaluation, active: Sequence[tuple[Term, float]], weights: Mapping[str, float]
+    ) -> LossReport:
+        replaced = any(term.replaces_base_loss(ctx.step) for term, _ in active)
+        base = [(0.0 if replaced else 1.0, BaseLoss(ctx.clean))] if ctx.labelled else []
         declared = [_Declared.of(term, weight, ctx) for term, weight in active]
-        total, found = evaluate([*base, *(item for one in declared for item in one.items)], ctx)
+        total, results = evaluate([*base, *(item for one in declared for item in one.items)], ctx)
         values: dict[str, Tensor] = {}
         parts, paths = {"base": torch.zeros((), device=ctx.mask.device)}, {}
         tasks: dict[str, Tensor] = {}
         for factor, task in base:
-            of_base, found = found[0], found[1:]
+            of_base, results = results[0], results[1:]
             paths["base"], parts["base"] = of_base.path, factor * of_base.mean(task, ctx)
             if of_base.nll is not None:
                 values["nll"] = ctx.reduce(of_base.nll, per=self.per)
@@ -200,7 +200,7 @@ class Criterion:
             aux = ctx.share * ctx.clean.aux_loss
             total, parts["aux_loss"] = total + aux, aux.detach()
         for one in declared:
-            mine, found = found[: len(one.items)], found[len(one.items) :]
+            mine, results = results[: len(one.items)], results[len(one.items) :]
             value, name = one.value(ctx, mine), one.term.name
             values[name], parts[name], paths[name] = value, one.weight * value, one.path(mine)
             second = one.task(ctx, mine)
@@ -211,7 +211,7 @@ class Criterion:
                 total = total + one.weight * one.joint.rest
         for name, note in ctx.notes.items():
             self._advisor.say(name, "note", note)
-        return LossReport(total, parts, values, {term.name: weight for term, weight in weighted}, paths, tasks)
+        return LossReport(total, parts, values, weights, paths, tasks, ctx.clean if ctx.labelled else None)
 
     def without(self, *names: str) -> Criterion:
         """The same criterion, with the same memory, without some of its terms."""
@@ -226,81 +226,36 @@ class Criterion:
         nothing: no gradient, generator, or result of training.
         """
         active = [(term, weight) for term, weight in self._weighted(ctx) if weight > 0]
-        views = ("clean", "quiet", "beside")
-        kept = {name: vars(ctx)[name] for name in views if name in vars(ctx)}
-        count, ctx.count = ctx.count, Count.of(ctx.mask)  # of this batch, whatever its share in the optimizer step
-        if ctx.beside:  # a clean pass that nothing can share dropout with
-            vars(ctx).pop("clean", None)
-            ctx.beside = []
-        try:
-            return self._diagnostics(ctx, active)
-        finally:
-            ctx.count = count
-            for name in views:  # views made here carry no gradient: training must not find them
-                vars(ctx).pop(name, None)
-            vars(ctx).update(kept)
-
-    def _diagnostics(self, ctx: Context, active: Sequence[tuple[Term, float]]) -> dict[str, float]:
-        found: dict[str, float] = {}
+        numbers: dict[str, float] = {}
         with ctx.forward.observed(), torch.no_grad():
-            self._prepare(ctx, active, together=False)
-            ctx.memory = {name: {k: v.clone() for k, v in kept.items()} for name, kept in self.memory.items()}
-            base = float(ctx.task_mean(ctx.clean))
+            alone = replace(ctx, count=Count.of(ctx.mask))  # whatever its share in the optimizer step
+            evaluation = self._evaluation(alone, active, memory=copy.deepcopy(self.memory))
+            base = float(BaseLoss(evaluation.clean).value(evaluation))
             for term, weight in active:
-                one = _Declared.of(term, weight, ctx)
-                value = weight * float(one.value(ctx, evaluate(one.items, ctx)[1]))
-                found[f"{term.name}/part_over_base"] = value / base if base else 0.0
-                found |= {f"{term.name}/{key}": number for key, number in term.diagnostics(ctx).items()}
-        return found
+                one = _Declared.of(term, weight, evaluation)
+                value = weight * float(one.value(evaluation, evaluate(one.items, evaluation)[1]))
+                numbers[f"{term.name}/part_over_base"] = value / base if base else 0.0
+                numbers |= {f"{term.name}/{key}": number for key, number in term.diagnostics(evaluation).items()}
+        return numbers
 
     def _weighted(self, ctx: Context) -> list[tuple[Term, float]]:
         return [(term, weight_at(term.weight, ctx.step)) for term in self.terms if term.applies_to(ctx)]
 
-    def _prepare(self, ctx: Context, active: Sequence[tuple[Term, float]], *, together: bool = False) -> None:
-        """Give the context what the criterion knows, before its first pass.
-
-        Args:
-            together: passes that can may be made in one batch with the clean one
-        """
-        if ctx.forward.packed:
-            for owner, settings in ((self, {"per": self.per}), *((term, vars(term)) for term, _ in active)):
-                for setting in ("over", "spread", "per"):
-                    if settings.get(setting) in ("sentence", "sequence"):
-                        name = owner.name if isinstance(owner, Term) else "the criterion"
-                        raise BadInput(
-                            f"{name}: {setting}={settings[setting]!r}: rows are packed, and would count as one "
-                            f"sequence each: use {setting}={'entry' if setting == 'spread' else 'token'!r}"
-                        )
-        for term, _ in active:
-            if term.uses_inner_gradient and ctx.forward.reentrant:
-                raise BadInput(
-                    f"{term.name} needs torch.autograd.grad, which reentrant gradient checkpointing forbids: "
-                    "set gradient_checkpointing_kwargs={'use_reentrant': False}"
-                )
-            if ctx.forward.ragged and term.cost.forwards and getattr(term, "dropout", "independent") != "shared":
-                raise BadInput(
-                    f"{term.name}: layerdrop drops other layers in every pass, which DistributedDataParallel cannot "
-                    "synchronise: set the model's layerdrop to 0, or dropout='shared'"
-                )
-        ctx.input_shifts = tuple(
-            shift for term, weight in active if (shift := term.input_shift(ctx, weight)) is not None
-        )
-        if ctx.input_shifts and "clean" in vars(ctx) and not ctx.forward.shifted:
-            raise BadInput(
-                "a term changes the input, and this context's clean pass has been made without: make a new one"
-            )
-        ctx.memory, ctx.base, ctx.fused = self.memory, self.base, self.fused
-        ctx.hidden = any(term.needs_hidden for term, _ in active)
-        ctx.loss_of, ctx.mean_of = _loss_of, _mean_of
-        forward, ctx.extras = ctx.forward, ()
-        if ctx.beside and "clean" in vars(ctx) and any(term.shares_dropout for term, _ in active):
-            raise BadInput("a term replays the clean pass, and this context's was made with others: make a new context")
-        together = together and self.fused and torch.is_grad_enabled() and "clean" not in vars(ctx)
-        if together and forward.batch_size and not (ctx.input_shifts or forward.drops_layers):
-            offered = [(term, extra) for term, _ in active if (extra := term.extra(ctx)) is not None]
-            asking = [term for term, _ in offered]
-            if all(any(term is one for one in asking) or not term.shares_dropout for term, _ in active):
-                ctx.extras = offered
+    def _evaluation(
+        self, ctx: Context, active: Sequence[tuple[Term, float]], *, memory: Memory, batched: bool = False
+    ) -> Evaluation:
+        """What one call and its terms share; passes that can may be `batched` with the clean one."""
+        _check(ctx, active, self.per)
+        terms = [term for term, _ in active]
+        hidden = any(term.needs_hidden for term in terms)
+        evaluation = Evaluation(ctx, self.base, memory=memory, fused=self.fused, hidden=hidden)
+        shifts = [term.input_shift(evaluation, weight) for term, weight in active]
+        input_shifts = [shift for shift in shifts if shift is not None]
+        alone = input_shifts or ctx.forward.drops_layers or any(t.shares_dropout and not t.batchable for t in terms)
+        batched = batched and self.fused and ctx.forward.batch_size is not None and not alone
+        extras = {term.name: term.extra_pass(evaluation) for term in terms if batched and term.batchable}
+        evaluation.before_clean(input_shifts, extras)
+        return evaluation
 
     def state_dict(self) -> dict[str, Tensor]:
         """What terms keep from step to step (Bregman's teacher): save it with your checkpoints."""
@@ -315,3 +270,23 @@ class Criterion:
             if name not in names:
                 raise BadInput(f"the saved state is of a term {name!r} that this criterion does not have")
             self.memory.setdefault(name, {})[key] = value.clone()
+
+
+def _check(ctx: Context, active: Sequence[tuple[Term, float]], per: str) -> None:
+    """Refuse what the model or the batch cannot give to the criterion or its terms."""
+    forward = ctx.forward
+    if forward.packed and per == "sequence":
+        raise BadInput(f"the criterion: per={per!r}: {packed_fix('per')}")
+    for term, _ in active:
+        if forward.packed:
+            term.check_packed()
+        if term.uses_inner_gradient and forward.reentrant:
+            raise BadInput(
+                f"{term.name} needs torch.autograd.grad, which reentrant gradient checkpointing forbids: "
+                "set gradient_checkpointing_kwargs={'use_reentrant': False}"
+            )
+        if forward.ragged and term.cost.forwards and term.pass_dropout != "shared":
+            raise BadInput(
+                f"{term.name}: layerdrop drops other layers in every pass, which DistributedDataParallel cannot "
+                "synchronise: set the model's layerdrop to 0, or dropout='shared'"
+            )

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from seqreg.context import Context
+from seqreg.context import Evaluation
 from seqreg.forward import Dropout, Pass, Perturbation
 
 Numbers = dict[str, float]
 
 
 def sources(
-    ctx: Context, clean: Pass, shift: Perturbation, dropout: Dropout, value: Callable[[Pass, Pass], Tensor]
+    ctx: Evaluation, clean: Pass, shift: Perturbation, dropout: Dropout, value: Callable[[Pass, Pass], Tensor]
 ) -> Numbers:
     """Where the value of a perturbation term comes from: the value of one cause alone, over that of all together.
 
@@ -40,7 +40,7 @@ def sources(
     return {"noise_over_value": _ratio(exact, total), **found}
 
 
-def size(ctx: Context, clean: Pass, shift: Perturbation) -> Numbers:
+def size(ctx: Evaluation, clean: Pass, shift: Perturbation) -> Numbers:
     """The perturbation against what it perturbs, as a ratio of RMS over real tokens."""
     ratios = []
     for name, delta in shift.delta.items():

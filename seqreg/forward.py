@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -146,15 +146,19 @@ class _Rows(Mapping[Any, Any]):
 
 @dataclass(frozen=True)
 class ExtraPass:
-    """A pass with dropout masks of its own, which can be made in one batch with the clean one.
+    """A further pass, as a term declares it.
 
     Args:
-        shift: what to change, at the point "embedding"
+        noise: by site what is added there: a function of the embeddings and, where the pass is made alone, of the
+            coarsest dtype that they will meet
         rows: the rows of the batch that it is made of; None for all    # [n]
+        dropout, grad: see `Forward.__call__`
     """
 
-    shift: Perturbation
+    noise: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
     rows: Tensor | None = None
+    dropout: Dropout = "independent"
+    grad: bool = True
 
 
 _stepped: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
@@ -220,10 +224,10 @@ class Forward(ABC):
         indices = [every, *(every if extra.rows is None else extra.rows for extra in extras)]
         ends = torch.tensor([len(index) for index in indices]).cumsum(0).tolist()
         places = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-        changes: dict[str, list[tuple[slice, Tensor | Callable[[Tensor], Tensor]]]] = {}
+        changes: dict[str, list[tuple[slice, Callable[..., Tensor]]]] = {}
         for extra, place in zip(extras, places[1:], strict=True):
-            for name, delta in extra.shift.delta.items():
-                changes.setdefault(name, []).append((place, delta))
+            for site, noise in extra.noise.items():
+                changes.setdefault(site, []).append((place, noise))
         shift = Perturbation({name: _side_by_side(parts) for name, parts in changes.items()})
         with self._first_of(step):
             view = self.run((shift,) if changes else (), hidden=hidden, rows=torch.cat(indices))
@@ -286,11 +290,6 @@ class Forward(ABC):
                 _ = view.logits  # while these weights are here
             return view
 
-    @property
-    def shifted(self) -> bool:
-        """Whether the clean pass had a changed input."""
-        return bool(self._always)
-
     def other_source(self) -> Pass | None:
         """A pass in which every row reads the source of another row; None for models without a separate source."""
         return None
@@ -335,15 +334,13 @@ class Forward(ABC):
                 yield from module.modules()
 
 
-def _side_by_side(
-    parts: Sequence[tuple[slice, Tensor | Callable[[Tensor], Tensor]]],
-) -> Callable[[Tensor], Tensor]:
+def _side_by_side(changes: Sequence[tuple[slice, Callable[..., Tensor]]]) -> Callable[[Tensor], Tensor]:
     """A change of some rows of a larger batch, and none of the others."""
 
     def apply(embeds: Tensor) -> Tensor:
         delta = torch.zeros_like(at_least_float32(embeds))
-        for place, change in parts:
-            delta[place] = change(embeds[place]) if callable(change) else change
+        for place, change in changes:
+            delta[place] = change(embeds[place])
         return delta
 
     return apply

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from seqreg.context import Context, Per
+from seqreg.context import Evaluation, Per
 from seqreg.divergences import DIVERGENCES, Divergence, kl
 from seqreg.errors import BadInput
 from seqreg.forward import Pass
@@ -32,15 +32,15 @@ class Part(ABC):
     views: tuple[Pass, ...]
 
     @abstractmethod
-    def values(self, ctx: Context) -> Tensor:
+    def values(self, ctx: Evaluation) -> Tensor:
         """The number at every position, [B, T] or [B], from logits."""
 
-    def check(self, ctx: Context) -> None:
+    def check(self, ctx: Evaluation) -> None:
         """Refuse what makes no sense on this batch."""
         return
 
     @abstractmethod
-    def weights(self, ctx: Context) -> Tensor:
+    def weights(self, ctx: Evaluation) -> Tensor:
         """What every position counts in the mean."""
 
     @property
@@ -52,11 +52,11 @@ class Part(ABC):
     def fused(self, sides: Sequence[int], weight: Tensor, where: Tensor) -> loss.Part:
         """The same for the fused path."""
 
-    def value(self, ctx: Context, *, retain_graph: bool = False) -> Tensor:
+    def value(self, ctx: Evaluation, *, retain_graph: bool = False) -> Tensor:
         """The mean, a scalar to call `backward` on; with `retain_graph`, more than once."""
         return _compute({self.key: self}, {self.key: self.weights(ctx)}, ctx, retain_graph=retain_graph)[0]
 
-    def sum(self, ctx: Context, where: Tensor) -> Tensor:
+    def sum(self, ctx: Evaluation, where: Tensor) -> Tensor:
         """The plain sum over some positions, for an ascent: without a gradient for the head."""
         return _compute({self.key: self}, {self.key: where.float()}, ctx, head_grad=False)[0]
 
@@ -75,10 +75,10 @@ class BaseLoss(Part):
     def key(self) -> object:
         return (BaseLoss, id(self.view))
 
-    def values(self, ctx: Context) -> Tensor:
+    def values(self, ctx: Evaluation) -> Tensor:
         return base_loss(self.view, ctx)[0]
 
-    def weights(self, ctx: Context) -> Tensor:
+    def weights(self, ctx: Evaluation) -> Tensor:
         return ctx.weights(ctx.base.per)
 
     def fused(self, sides: Sequence[int], weight: Tensor, where: Tensor) -> loss.SmoothedNLL:
@@ -92,7 +92,7 @@ class Consistency(Part):
     Args:
         first, second: the views; `divergence(first, second)` is taken at every position. The second may be of some rows
         detach: the side that is held fixed; "teachers" holds the left side of each of the two KLs of "symmetric_kl"
-        per, padding: see `Context.reduce`
+        per, padding: see `Evaluation.reduce`
         sample: a factor of every position: 0 leaves it out, and others make up for it    # [B, T] or [B]
     """
 
@@ -108,7 +108,7 @@ class Consistency(Part):
     def views(self) -> tuple[Pass, ...]:  # type: ignore[override]
         return self.first, self.second
 
-    def check(self, ctx: Context) -> None:
+    def check(self, ctx: Evaluation) -> None:
         if ctx.kind == "regression" and self.divergence != "mse":
             raise BadInput(f"divergence={self.divergence!r} is 0 on a regression head: use divergence='mse'")
         if self.divergence == "stable_kl" and self.detach == "second":
@@ -116,7 +116,7 @@ class Consistency(Part):
         if self.detach == "teachers" and self.divergence != "symmetric_kl":
             raise BadInput(f"each teacher is held fixed in divergence='symmetric_kl' alone, not {self.divergence!r}")
 
-    def values(self, ctx: Context) -> Tensor:
+    def values(self, ctx: Evaluation) -> Tensor:
         first, second, rows = self.first.logits, self.second.logits, self.second.rows
         first = first if rows is None else first[rows]
         if self.detach == "teachers":
@@ -127,7 +127,7 @@ class Consistency(Part):
             found = DIVERGENCES[self.divergence](first, second)
         return found if rows is None else found.new_zeros(ctx.mask.shape).index_copy(0, rows, found)
 
-    def weights(self, ctx: Context) -> Tensor:
+    def weights(self, ctx: Evaluation) -> Tensor:
         weights = ctx.weights(self.per, padding=self.padding)
         return weights if self.sample is None else weights * self.sample
 
@@ -147,7 +147,7 @@ class WeightedSum:
         self.parts, self.rest = parts, rest
 
 
-def base_loss(view: Pass, ctx: Context) -> tuple[Tensor, Tensor | None]:
+def base_loss(view: Pass, ctx: Evaluation) -> tuple[Tensor, Tensor | None]:
     """The per-position base loss of a view, and its plain negative log-likelihood if it has one, from logits."""
     if ctx.kind == "regression":
         if ctx.base.label_smoothing:
@@ -166,12 +166,12 @@ class PartResult:
     path: Path
     nll: Tensor | None = None
 
-    def mean(self, part: Part, ctx: Context) -> Tensor:
+    def mean(self, part: Part, ctx: Evaluation) -> Tensor:
         weights = part.weights(ctx)
         return (self.values.masked_fill(weights == 0, 0.0) * weights.to(self.values.dtype)).sum()
 
 
-def evaluate(items: Sequence[tuple[float, Part]], ctx: Context) -> tuple[Tensor, list[PartResult]]:
+def evaluate(items: Sequence[tuple[float, Part]], ctx: Evaluation) -> tuple[Tensor, list[PartResult]]:
     """The sum of factor times mean over parts, a scalar to call `backward` on, and what each of them is.
 
     Args:
@@ -187,7 +187,7 @@ def evaluate(items: Sequence[tuple[float, Part]], ctx: Context) -> tuple[Tensor,
 
 
 def _compute(
-    parts: Mapping[object, Part], weights: Mapping[object, Tensor | None], ctx: Context, **options: bool
+    parts: Mapping[object, Part], weights: Mapping[object, Tensor | None], ctx: Evaluation, **options: bool
 ) -> tuple[Tensor, dict[object, PartResult]]:
     for part in parts.values():
         part.check(ctx)
@@ -211,7 +211,7 @@ def _compute(
 
 
 def _fuse(
-    parts: Mapping[object, Part], weights: Mapping[object, Tensor | None], ctx: Context, **options: bool
+    parts: Mapping[object, Part], weights: Mapping[object, Tensor | None], ctx: Evaluation, **options: bool
 ) -> tuple[Tensor, dict[object, PartResult]]:
     """The parts that can be computed together, before there are logits."""
     views = {id(view): view for part in parts.values() for view in part.views}
@@ -240,7 +240,7 @@ def _fuse(
     }
 
 
-def _fusable(part: Part, ctx: Context) -> bool:
+def _fusable(part: Part, ctx: Evaluation) -> bool:
     """Whether the part can be computed before there are logits: no view has any yet, or constant ones."""
     if ctx.kind != "tokens" or not ctx.fused:
         return False
@@ -249,7 +249,7 @@ def _fusable(part: Part, ctx: Context) -> bool:
     return bool(heads) and constant and len({(id(head.weight), head.dtype) for head in heads if head is not None}) == 1
 
 
-def _side(view: Pass, ctx: Context, needed: Tensor) -> loss.LogitSource:
+def _side(view: Pass, ctx: Evaluation, needed: Tensor) -> loss.LogitSource:
     head = view.projection
     shape = view.logits.shape if head is None else (*head.states.shape[:-1], len(head.weight))
     if view.rows is None and shape[:-1] != ctx.mask.shape:
@@ -269,7 +269,7 @@ def _side(view: Pass, ctx: Context, needed: Tensor) -> loss.LogitSource:
     return loss.LogitSource(view.projection, places)
 
 
-def keep_logits(ctx: Context, view: Pass, where: Tensor) -> None:
+def keep_logits(ctx: Evaluation, view: Pass, where: Tensor) -> None:
     """Compute the logits of some positions of a view, once for several evaluations; they carry no gradient."""
     if ctx.fused and view.deferred and view.known is None and view.projection is not None:
         view.known = (*known(view.projection, where.flatten().nonzero().squeeze(1)), where.flatten())

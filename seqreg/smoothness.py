@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from seqreg.context import Context
+from seqreg.context import Context, Evaluation
 from seqreg.errors import BadInput
 from seqreg.forward import Pass, Perturbation
 from seqreg.fused.head import squared_norm
-from seqreg.losses import at_least_float32
+from seqreg.losses import Base, at_least_float32
 from seqreg.noise import rms, sample
+from seqreg.objective import BaseLoss
 
 Layers = Literal["all", "encoder", "decoder", "logits"]
 States = dict[str, tuple[Tensor, Tensor | None]]
@@ -58,7 +59,7 @@ def masked(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def differences(
-    ctx: Context, *, epsilon: float = 0.01, hessian: bool = False, layers: Layers = "all", name: str = "smoothness"
+    ctx: Evaluation, *, epsilon: float = 0.01, hessian: bool = False, layers: Layers = "all", name: str = "smoothness"
 ) -> Norms:
     """|J|^2 of every layer with respect to the input embeddings, and rms(x)^2 |H|^2, by finite differences.
 
@@ -103,7 +104,7 @@ def full_precision_weights(ctx: Context) -> bool:
     return next(ctx.forward.module.parameters(), torch.empty(0)).dtype in (torch.float32, torch.float64)
 
 
-def source_gap(ctx: Context) -> float | None:
+def source_gap(ctx: Evaluation) -> float | None:
     """How much the loss grows, without dropout, when every row reads another row's source; None where undefined.
 
     A seq2seq model that ignores its source has a gap of 0.
@@ -111,11 +112,12 @@ def source_gap(ctx: Context) -> float | None:
     swapped = ctx.forward.other_source()
     if swapped is None or not ctx.labelled:
         return None
-    return float(ctx.task_mean(swapped) - ctx.task_mean(ctx.forward(dropout="off", grad=False)))
+    own = ctx.forward(dropout="off", grad=False)
+    return float(BaseLoss(swapped).value(ctx) - BaseLoss(own).value(ctx))
 
 
 @contextlib.contextmanager
-def _exact(ctx: Context, name: str) -> Iterator[Pass]:
+def _exact(ctx: Evaluation, name: str) -> Iterator[Pass]:
     """The clean view in float32 arithmetic, and the same arithmetic for the passes inside."""
     dtype = next(ctx.forward.module.parameters(), torch.empty(0)).dtype
     if not full_precision_weights(ctx):
@@ -127,7 +129,7 @@ def _exact(ctx: Context, name: str) -> Iterator[Pass]:
             yield ctx.forward(dropout="shared", hidden=True)
 
 
-def _rows(ctx: Context, values: Tensor, mask: Tensor | None, head: Tensor | None) -> Tensor:
+def _rows(ctx: Evaluation, values: Tensor, mask: Tensor | None, head: Tensor | None) -> Tensor:
     """The mean over rows of the squares of what counts; of the logits that a head would make of it."""
     if head is not None:
         weights, kept = ctx.weights("sequence"), ctx.mask
@@ -184,30 +186,28 @@ def effective_rank(values: Tensor) -> float:
 
 
 @torch.no_grad()
-def observe(ctx: Context, reference: Mapping[str, Tensor] | None = None) -> tuple[dict[str, float], dict[str, Tensor]]:
+def observe(
+    ctx: Context, reference: Mapping[str, Tensor] | None = None, *, base: Base | None = None
+) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Jacobian norm, effective rank and, against a `reference`, CKA of every layer, and this model's own reference.
 
-    Where a criterion has prepared the context, for seq2seq models also `source_gap`. Weights in lower precision have no
-    Jacobian by differences.
+    Where it is said how the `base` loss is taken, for seq2seq models also `source_gap`. Weights in lower precision have
+    no Jacobian by differences.
     """
-    ctx.hidden = True
-    if "clean" in vars(ctx) and (not ctx.clean.hidden or ctx.beside):
-        del ctx.clean
-        ctx.beside, ctx.extras = [], ()
-    numbers: dict[str, float] = {}
+    evaluation, numbers = Evaluation(ctx, base, hidden=True), dict[str, float]()
     with ctx.forward.observed():
-        own = {
+        representations = {
             name: tokens(values, mask).cpu()
-            for name, (values, mask) in states(ctx, ctx.clean, before_head=True).items()
+            for name, (values, mask) in states(evaluation, evaluation.clean, before_head=True).items()
         }
         if full_precision_weights(ctx):
-            numbers = {f"jacobian/{name}": float(slope) for name, (slope, _) in differences(ctx).items()}
-        gap = source_gap(ctx) if hasattr(ctx, "mean_of") else None
+            numbers = {f"jacobian/{name}": float(slope) for name, (slope, _) in differences(evaluation).items()}
+        gap = None if base is None else source_gap(evaluation)
         if gap is not None:
             numbers["source_gap"] = gap
-    for name, values in own.items():
+    for name, values in representations.items():
         if name != "logits":
             numbers[f"rank/{name}"] = effective_rank(values)
             if reference is not None and name in reference:
                 numbers[f"cka/{name}"] = linear_cka(reference[name], values)
-    return numbers, own
+    return numbers, representations

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from torch import Tensor
 
-from seqreg.context import Context
+from seqreg.context import Context, Evaluation
 from seqreg.errors import BadInput, nearest, yaml_hint
-from seqreg.forward import ExtraPass, Perturbation
+from seqreg.forward import Dropout, ExtraPass, Pass, Perturbation
 from seqreg.objective import Part, WeightedSum
 from seqreg.schedules import Weight, weight_at
 
@@ -73,7 +73,7 @@ class Term(ABC, metaclass=_Settings):
     takes_unlabelled: ClassVar[bool] = False
     """True for a term that can count on unlabelled batches."""
     stateful: ClassVar[bool] = False
-    """True for a term that keeps something from step to step in `Context.memory`."""
+    """True for a term that keeps something from step to step in `Evaluation.memory`."""
     starts_at_zero: ClassVar[bool] = False
     """True for a term whose value is 0 when training begins although it works: it is then not said to do nothing."""
     remedy: ClassVar[str] = "raise weight, or leave the term out"
@@ -120,6 +120,11 @@ class Term(ABC, metaclass=_Settings):
         """True for a term that calls `torch.autograd.grad`, which reentrant checkpointing forbids."""
         return False
 
+    @property
+    def needs_unlabelled(self) -> bool:
+        """True for a term that applies to unlabelled batches alone."""
+        return False
+
     def applies_to(self, ctx: Context) -> bool:
         """Whether the term has a say on this batch: by default on labelled ones."""
         return ctx.labelled
@@ -134,25 +139,52 @@ class Term(ABC, metaclass=_Settings):
         """Extra forward and backward passes with these settings."""
 
     @abstractmethod
-    def __call__(self, ctx: Context) -> Tensor | Part | WeightedSum:
+    def __call__(self, ctx: Evaluation) -> Tensor | Part | WeightedSum:
         """The term's value on one batch, unweighted: a number, or the parts that it is the sum of."""
 
-    def diagnostics(self, ctx: Context) -> dict[str, float]:
+    def diagnostics(self, ctx: Evaluation) -> dict[str, float]:
         """Numbers that tell what the term is doing on this batch."""
         return {}
 
-    def input_shift(self, ctx: Context, weight: float) -> Perturbation | None:
+    def input_shift(self, ctx: Evaluation, weight: float) -> Perturbation | None:
         """A change of the training input itself, for a term that makes one."""
         return None
 
-    def extra(self, ctx: Context) -> ExtraPass | None:
-        """A pass that can be made in one batch with the clean one; if it was, `ctx.made_for` has it."""
+    def extra_pass(self, ctx: Evaluation) -> ExtraPass:
+        """The further pass that `run_pass` makes: by default with dropout masks of its own, else unchanged."""
+        return ExtraPass()
+
+    @property
+    def batchable(self) -> bool:
+        """Whether `extra_pass` can be made in one batch with the clean pass, before that is known."""
+        return False
+
+    def run_pass(self, ctx: Evaluation) -> Pass:
+        """The pass that `extra_pass` declares: made in one batch with the clean one where it could be, or now."""
+        _ = ctx.clean
+        return ctx.batched_passes.get(self.name) or ctx.run(self.extra_pass(ctx))
+
+    @property
+    def pass_dropout(self) -> Dropout | None:
+        """Masks of its further passes; None where nothing is known of them."""
         return None
 
     @property
     def shares_dropout(self) -> bool:
         """Whether the term may replay the dropout masks of the clean pass."""
-        return self.cost.forwards > 0 and getattr(self, "dropout", "shared") == "shared"
+        return self.cost.forwards > 0 and self.pass_dropout in (None, "shared")
+
+    def check_packed(self) -> None:
+        """Refuse settings that count sequences on a batch whose rows hold several of them."""
+        for f in fields(self):
+            if f.name in ("over", "spread", "per") and getattr(self, f.name) in ("sentence", "sequence"):
+                self.refuse(f.name, packed_fix(f.name))
+
+
+def packed_fix(setting: str) -> str:
+    """What to set instead where rows are packed."""
+    other = "entry" if setting == "spread" else "token"
+    return f"rows are packed, and would count as one sequence each: use {setting}={other!r}"
 
 
 def _fits(value: object, hint: Any) -> bool:

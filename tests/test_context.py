@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError, replace
+
 import pytest
 import torch
 
-from seqreg import BadInput, Context, Count
+from seqreg import BadInput, Context, Count, Evaluation
 from seqreg.losses import IGNORE
 from tests.helpers.stubs import Played
 
 
-def make(labels: torch.Tensor, count: Count | None = None) -> Context:
-    return Context(Played(), labels, kind="tokens", count=count)
+def make(labels: torch.Tensor, count: Count | None = None) -> Evaluation:
+    return Evaluation(Context(Played(), labels, kind="tokens", count=count))
 
 
 def test_reduce_is_a_mean_over_labels_or_rows() -> None:
@@ -64,6 +66,19 @@ def test_half_precision_is_summed_in_float32() -> None:
 def test_shared_dropout_needs_a_clean_pass_first() -> None:
     with pytest.raises(RuntimeError, match="none has been made alone"):
         make(torch.zeros(1, 1, dtype=torch.long)).forward(dropout="shared")
+
+
+def test_a_context_is_not_changed() -> None:
+    ctx = Context(Played(), torch.zeros(1, 1, dtype=torch.long), kind="tokens")
+    for name in ("step", "count", "labels"):
+        with pytest.raises(FrozenInstanceError):
+            setattr(ctx, name, None)
+        with pytest.raises(FrozenInstanceError):
+            setattr(Evaluation(ctx), name, None)
+    assert replace(ctx, step=3).step == 3
+    unlabelled = Context(Played(), None, kind="tokens", mask=torch.ones(1, 2, dtype=torch.bool))
+    assert not replace(unlabelled, step=3).labelled
+    assert replace(unlabelled, step=3).mask.all()
 
 
 def test_sites() -> None:

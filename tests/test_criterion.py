@@ -8,7 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from seqreg import BadInput, Context, Cost, Criterion, Every, LossReport, Term, Warmup, build_criterion, build_term
+from seqreg import (
+    BadInput,
+    Context,
+    Cost,
+    Criterion,
+    Evaluation,
+    Every,
+    LossReport,
+    Term,
+    Warmup,
+    build_criterion,
+    build_term,
+)
 from seqreg.terms.r3f import R3F
 from seqreg.terms.rdrop import RDrop
 from tests.helpers.stubs import Played
@@ -24,7 +36,7 @@ class Odd(Term):
     def cost(self) -> Cost:
         return Cost(0, 0)
 
-    def __call__(self, ctx: Context) -> Any:
+    def __call__(self, ctx: Evaluation) -> Any:
         return self.returns
 
 
@@ -127,7 +139,10 @@ BAD: list[tuple[Any, str]] = [
     (lambda: Criterion(Odd(returns=None))(ctx()), "odd must return a scalar tensor"),
     (lambda: Criterion(Odd(returns=1.0))(ctx()), "odd must return a scalar tensor"),
     (lambda: Criterion(Odd(returns=torch.zeros(3)))(ctx()), "odd must return a scalar tensor"),
-    (lambda: ctx().reduce(torch.zeros(2, 3, 5)), "reduce takes one number a position, [2, 3], and was given [2, 3, 5]"),
+    (
+        lambda: Evaluation(ctx()).reduce(torch.zeros(2, 3, 5)),
+        "reduce takes one number per position, [2, 3], and was given [2, 3, 5]",
+    ),
     (lambda: ctx(step=-1), "step=-1"),
     (lambda: ctx(step="3"), "step='3'"),
     (lambda: ctx(count=10), "count=10"),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seqreg import Consistency, Context, Criterion, Forward, Pass, Perturbation, PerturbationSite
+from seqreg import Consistency, Context, Criterion, Evaluation, Forward, Pass, Perturbation, PerturbationSite
 from seqreg.divergences import DIVERGENCES
 from seqreg.losses import IGNORE
 from seqreg.terms.alum import ALUM
@@ -228,7 +228,7 @@ def test_rdrop_fairseq(alpha: float) -> None:
 def test_neftune(preset: str) -> None:
     """The stored batch has no padding that a mask would tell of, so both forms are transformers' numbers."""
     embeds = functional.embedding(golden("neft.ids"), golden("neft.weight"))
-    context = Context(Played(), torch.zeros(2, 3, dtype=torch.long), kind="tokens")
+    context = Evaluation(Context(Played(), torch.zeros(2, 3, dtype=torch.long), kind="tokens"))
     shift = NEFTune(preset=preset, alpha=5.0).input_shift(context, 1.0)
     torch.manual_seed(2)
     noise = shift.delta["encoder"]
@@ -257,7 +257,7 @@ CASES: list[tuple[str, Callable[[Tensor, Tensor], Tensor], str]] = [
 
 
 def teachers(p: Tensor, q: Tensor) -> Tensor:
-    ctx = Context(Played(), torch.zeros(p.shape[:-1], dtype=torch.long), kind="tokens")
+    ctx = Evaluation(Context(Played(), torch.zeros(p.shape[:-1], dtype=torch.long), kind="tokens"))
     return Consistency(Pass(p), Pass(q), detach="teachers").values(ctx)
 
 

@@ -13,6 +13,7 @@ from seqreg.integrations.hf import context
 from seqreg.selective_update import ChildTuningD, ChildTuningF, SelectiveUpdate, Update
 from seqreg.terms.uegr import UEGR
 from tests.helpers import tiny_models
+from tests.helpers.evaluations import plain_loss
 from tests.integrations.test_trainer import losses, trainer
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "adversarial.npz")
@@ -200,11 +201,11 @@ def test_uegr_formula() -> None:
     kept = ctx.mask
     middle = (sum(log.exp() for log in logs) / 3).log()  # type: ignore[union-attr]
     js = sum((log.exp() * (log - middle)).sum(-1)[kept].mean() for log in logs) / 3
-    losses = sum(ctx.reduce(ctx.task_loss(view)) for _, view in views[2:]) / 3
+    losses = sum(plain_loss(ctx, view, label_smoothing=0.1) for _, view in views[2:]) / 3
     assert report.total.item() == pytest.approx((losses + 2.0 * js).item(), rel=1e-6)
     delta = views[2][0][-1].delta["encoder"]
     assert isinstance(delta, Tensor)
-    embeds = ctx.clean.embeds["encoder", "embedding"].detach()
+    embeds = report.clean.embeds["encoder", "embedding"].detach()
     mask = ctx.forward.sites["encoder"].mask
     assert mask is not None
     size = embeds[mask].square().mean().sqrt() * (mask.sum(-1) * 16).sqrt()

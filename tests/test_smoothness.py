@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from seqreg import BadInput, Criterion
+from seqreg import BadInput, Evaluation
 from seqreg.integrations.hf import context
+from seqreg.losses import Base
 from seqreg.smoothness import effective_rank, linear_cka, observe, source_gap
 from tests.helpers import tiny_models
 from tests.integrations.test_trainer import losses, trainer
@@ -54,24 +55,15 @@ def test_effective_rank() -> None:
 def test_observe(model: str) -> None:
     net = tiny_models.make(model).eval()
     ctx = context(net, tiny_models.batch(model))
-    with torch.no_grad():
-        Criterion()(ctx)
-    numbers, own = observe(context_with_loss(net, model))
-    again, _ = observe(context_with_loss(net, model), own)
+    numbers, own = observe(ctx, base=Base())
+    again, _ = observe(ctx, own)
+    assert "source_gap" not in again
     ckas = [value for key, value in again.items() if key.startswith("cka/")]
     assert ckas
     assert all(value == pytest.approx(1, abs=1e-4) for value in ckas)
     assert all(value > 0 for key, value in numbers.items() if key.startswith("jacobian/"))
     assert all(value >= 1 for key, value in numbers.items() if key.startswith("rank/"))
     assert ("source_gap" in numbers) == (model in tiny_models.SEQ2SEQ)
-
-
-def context_with_loss(net: Any, model: str) -> Any:
-    ctx = context(net, tiny_models.batch(model))
-    with torch.no_grad():
-        Criterion()(ctx)
-    vars(ctx).pop("clean")
-    return ctx
 
 
 def test_trainers_log_it_and_train_the_same(tmp_path: Path) -> None:
@@ -102,13 +94,10 @@ def test_source_gap_of_a_model_that_ignores_its_source() -> None:
     for layer in net.model.decoder.layers:
         torch.nn.init.zeros_(layer.encoder_attn.out_proj.weight)
         torch.nn.init.zeros_(layer.encoder_attn.out_proj.bias)
-    ctx = context(net, tiny_models.batch("bart"))
     with torch.no_grad():
-        Criterion()(ctx)
-        assert source_gap(ctx) == pytest.approx(0, abs=1e-6)
+        assert source_gap(Evaluation(context(net, tiny_models.batch("bart")))) == pytest.approx(0, abs=1e-6)
         single = {key: value[:1] for key, value in tiny_models.batch("bart").items()}
-        one = context(tiny_models.make("bart"), single)
-        Criterion()(one)
+        one = Evaluation(context(tiny_models.make("bart"), single))
         assert source_gap(one) is None, "one row has no other row's source"
 
 
@@ -133,7 +122,7 @@ def test_a_dropout_rate_reaches_every_dropout(model: str, monkeypatch: pytest.Mo
         return fused(*args, dropout_p=dropout_p, **kwargs)
 
     net = tiny_models.make(model)
-    ctx = context(net, tiny_models.batch(model))
+    ctx = Evaluation(context(net, tiny_models.batch(model)))
     _ = ctx.clean
     monkeypatch.setattr(torch.nn.functional, "dropout", dropout)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention)

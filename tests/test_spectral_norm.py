@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from seqreg import BadInput, Criterion, spectral_norm
+from seqreg import BadInput, Criterion, Evaluation, spectral_norm
 from seqreg.integrations.hf import context, count, r4f
 from seqreg.terms.r3f import R3F
 from tests.helpers import tiny_models
@@ -82,7 +82,7 @@ def test_gradient_through_the_norm() -> None:
 def test_extra_passes_use_the_norm_of_the_clean_pass() -> None:
     """Power iteration moves in the clean pass only; otherwise R3F would also measure the head's own movement."""
     net = tiny_models.dropout_off(r4f(tiny_models.make("roberta"), warmup=0))
-    ctx = context(net, tiny_models.batch("roberta"))
+    ctx = Evaluation(context(net, tiny_models.batch("roberta")))
     vectors = [value.clone() for key, value in spectral_norm.raw_state(net).items() if key.endswith(".u")]
     clean = ctx.clean.logits
     moved = [value.clone() for key, value in spectral_norm.raw_state(net).items() if key.endswith(".u")]

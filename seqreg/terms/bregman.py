@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from seqreg.context import Context, Per
+from seqreg.context import Evaluation, Per
 from seqreg.divergences import Divergence
 from seqreg.errors import BadInput
 from seqreg.forward import Dropout
@@ -74,14 +74,18 @@ class Bregman(Term):
     def cost(self) -> Cost:
         return Cost(2, 1) if self.dropout == "off" else Cost(1, 0)
 
-    def __call__(self, ctx: Context) -> Consistency:
+    @property
+    def pass_dropout(self) -> Dropout:
+        return self.dropout
+
+    def __call__(self, ctx: Evaluation) -> Consistency:
         own = ctx.reference(self.dropout)
         average = self.average(ctx)
         view = ctx.forward(dropout=self.dropout, grad=False, weights=average)
         held: Literal["second"] = "second"
         return Consistency(own, view, self.divergence, held, self.per)
 
-    def diagnostics(self, ctx: Context) -> dict[str, float]:
+    def diagnostics(self, ctx: Evaluation) -> dict[str, float]:
         """distance: how far the weights are from their average, |w - w'| / |w|."""
         average = self.average(ctx)
         own = {
@@ -92,7 +96,7 @@ class Bregman(Term):
         return {"distance": (apart / whole) ** 0.5 if whole else 0.0}
 
     @torch.no_grad()
-    def average(self, ctx: Context) -> dict[str, Tensor]:
+    def average(self, ctx: Evaluation) -> dict[str, Tensor]:
         """The averaged weights, brought up to date if an optimizer step was made since they were last used."""
         module = ctx.forward.module
         trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}

@@ -10,7 +10,7 @@ import torch
 
 from seqreg import diagnostics
 from seqreg.ascent import Adversarial, ascend, begin, climb, climbed
-from seqreg.context import Context
+from seqreg.context import Evaluation
 from seqreg.noise import Noise, Norm, Over
 from seqreg.objective import BaseLoss, WeightedSum
 from seqreg.term import Cost
@@ -86,15 +86,16 @@ class FreeLB(Adversarial):
         quiet = 1 if self.dropout == "off" else 0
         return Cost(self.points + quiet, 2 * self.points - (2 if self.weight == 1 else 1))
 
-    def diagnostics(self, ctx: Context) -> dict[str, float]:
+    def diagnostics(self, ctx: Evaluation) -> dict[str, float]:
         """See `diagnostics.size`, `ascent.climbed`; `rise` is the loss at the end of the ascent over the clean loss."""
         clean = ctx.reference(self.dropout)
         ascent = ascend(self, ctx, clean, lambda view: BaseLoss(view).sum(ctx, ctx.mask))
         shift = self.shift(ascent.final)
-        rise = float(ctx.task_mean(ctx.forward(shift, dropout=self.dropout)) / ctx.task_mean(clean))
+        end = ctx.forward(shift, dropout=self.dropout)
+        rise = float(BaseLoss(end).value(ctx) / BaseLoss(clean).value(ctx))
         return {**climbed(self, ascent), **diagnostics.size(ctx, clean, shift), "rise": rise}
 
-    def __call__(self, ctx: Context) -> WeightedSum:
+    def __call__(self, ctx: Evaluation) -> WeightedSum:
         deltas, balls = begin(self, ctx, ctx.reference(self.dropout))
         total = torch.zeros((), device=ctx.mask.device)
         unit = float(ctx.weights(ctx.base.per).max()) or 1.0  # a step follows the sum over positions, not their mean

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from seqreg.context import Context
+from seqreg.context import Context, Evaluation
 from seqreg.errors import BadInput
 from seqreg.forward import Pass, Perturbation
 from seqreg.losses import at_least_float32
@@ -108,8 +108,12 @@ class JacHess(Term):
         passes = 3 if self.hessian else 1
         return Cost(passes, passes)
 
+    @property
+    def needs_unlabelled(self) -> bool:
+        return self.mode == "alternate"
+
     def applies_to(self, ctx: Context) -> bool:
-        return not ctx.labelled if self.mode == "alternate" else True
+        return not (self.needs_unlabelled and ctx.labelled)
 
     def replaces_base_loss(self, step: int | None) -> bool:
         if self.mode != "two_phase":
@@ -118,7 +122,7 @@ class JacHess(Term):
             raise BadInput(f"{self.name}: mode='two_phase' counts steps: pass context(..., step=step)")
         return step < self.switch
 
-    def __call__(self, ctx: Context) -> Tensor:
+    def __call__(self, ctx: Evaluation) -> Tensor:
         if ctx.forward.drops_layers:
             raise BadInput(
                 f"{self.name}: layerdrop leaves out other layers in every step: set the model's layerdrop to 0"
@@ -129,16 +133,16 @@ class JacHess(Term):
             return self._published(ctx)
         return self._sum(ctx, self.norms(ctx))
 
-    def norms(self, ctx: Context) -> Norms:
+    def norms(self, ctx: Evaluation) -> Norms:
         """Estimates of (J_l, rms^2 H_l) for every layer; H is None where it is not asked for."""
         epsilon = self.epsilon or (0.03 if self.hessian else 0.01)
         return differences(ctx, epsilon=epsilon, hessian=self.hessian > 0, layers=self.layers, name=self.name)
 
-    def states(self, ctx: Context, view: Pass) -> States:
+    def states(self, ctx: Evaluation, view: Pass) -> States:
         """The outputs that are kept smooth."""
         return states(ctx, view, self.layers)
 
-    def _start(self, ctx: Context, norms: Mapping[str, Tensor]) -> dict[str, float] | None:
+    def _start(self, ctx: Evaluation, norms: Mapping[str, Tensor]) -> dict[str, float] | None:
         """Every layer's J at the start: over the rows of the first batch of all ranks, and kept from there on."""
         kept = ctx.memory.get(self.name)
         if kept is None:
@@ -156,7 +160,7 @@ class JacHess(Term):
             raise BadInput(f"{self.name}: this model has other layers than the one that the saved state is of")
         return {name: float(value) for name, value in kept.items()}
 
-    def _sum(self, ctx: Context, norms: Norms) -> Tensor:
+    def _sum(self, ctx: Evaluation, norms: Norms) -> Tensor:
         start = self._start(ctx, {name: slope for name, (slope, _) in norms.items()})
         total = torch.zeros((), device=ctx.mask.device)
         if start is None or not _counted(ctx):
@@ -168,7 +172,7 @@ class JacHess(Term):
                 total = total + self.hessian * factor * bend
         return total
 
-    def _reverse(self, ctx: Context) -> Tensor:
+    def _reverse(self, ctx: Evaluation) -> Tensor:
         self._check_double_backward(ctx)
         site = ctx.sites("input")[0]
         like = ctx.clean.embeds[site, "embedding"]
@@ -186,7 +190,7 @@ class JacHess(Term):
             return self._probe(ctx, site, outputs, factors, delta, True)
 
     def _probe(
-        self, ctx: Context, site: str, outputs: States, factors: Mapping[str, float], delta: Tensor, graph: bool
+        self, ctx: Evaluation, site: str, outputs: States, factors: Mapping[str, float], delta: Tensor, graph: bool
     ) -> Tensor:
         """|d/dx of a random combination of the outputs|^2: in expectation the sum of their factors times |J|^2."""
         combined = delta.new_zeros(())
@@ -199,11 +203,11 @@ class JacHess(Term):
             gradient = gradient.masked_fill(~real.unsqueeze(-1), 0.0)
         return ctx.reduce_rows(gradient.square().sum((-2, -1)))
 
-    def _check_double_backward(self, ctx: Context) -> None:
+    def _check_double_backward(self, ctx: Evaluation) -> None:
         if ctx.forward.no_double_backward:
             raise BadInput(f"{self.name}: estimator={self.estimator!r}: {ctx.forward.no_double_backward}")
 
-    def _published(self, ctx: Context) -> Tensor:
+    def _published(self, ctx: Evaluation) -> Tensor:
         """One token, ten directions, means over rows and padded positions, a Hessian without gradient."""
         self._check_double_backward(ctx)
         site = ctx.sites("input")[0]
@@ -228,7 +232,7 @@ class JacHess(Term):
             total = total + torch.stack(slopes).mean() + torch.stack(bends).mean()
         return total * _share(ctx) / len(names)
 
-    def diagnostics(self, ctx: Context) -> dict[str, float]:
+    def diagnostics(self, ctx: Evaluation) -> dict[str, float]:
         """J of every layer over its start, the least of them, and the loss that the wrong source costs."""
         found: dict[str, float] = {}
         start = ctx.memory.get(self.name)
@@ -239,11 +243,11 @@ class JacHess(Term):
         return found if gap is None else {**found, "source_gap": gap}
 
 
-def _counted(ctx: Context) -> float:
+def _counted(ctx: Evaluation) -> float:
     """Rows of this batch that count."""
     return float(ctx.mask.reshape(len(ctx.mask), -1).any(-1).sum())
 
 
-def _share(ctx: Context) -> float:
+def _share(ctx: Evaluation) -> float:
     """What this batch's mean is multiplied by in the mean over the whole optimizer step."""
     return max(_counted(ctx), 1.0) * ctx.count.grad_divisor / max(ctx.count.sequences, 1.0)

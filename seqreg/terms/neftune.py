@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from seqreg import diagnostics
-from seqreg.context import Context, Where
+from seqreg.context import Evaluation, Where
 from seqreg.errors import BadInput
 from seqreg.forward import Perturbation
 from seqreg.noise import arithmetic_dtype, rms, sample, too_small
@@ -78,7 +78,7 @@ class NEFTune(Term):
     def cost(self) -> Cost:
         return Cost(forwards=0, backwards=0)
 
-    def input_shift(self, ctx: Context, weight: float) -> Perturbation:
+    def input_shift(self, ctx: Evaluation, weight: float) -> Perturbation:
         if weight > 1:
             raise BadInput(f"{self.name}: weight={weight:g} would enlarge the noise: raise alpha, and do not use Every")
 
@@ -98,10 +98,10 @@ class NEFTune(Term):
 
         return Perturbation({name: partial(noise, site=name) for name in ctx.sites(self.where)})
 
-    def diagnostics(self, ctx: Context) -> dict[str, float]:
+    def diagnostics(self, ctx: Evaluation) -> dict[str, float]:
         """See `seqreg.diagnostics.size`."""
         plain = ctx.forward.run((), hidden=False)  # the clean pass is noised already
         return diagnostics.size(ctx, plain, self.input_shift(ctx, weight_at(self.weight, ctx.step)))
 
-    def __call__(self, ctx: Context) -> Tensor:
+    def __call__(self, ctx: Evaluation) -> Tensor:
         return torch.zeros((), device=ctx.mask.device)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from seqreg import diagnostics
-from seqreg.context import Context, Per, Where
+from seqreg.context import Evaluation, Per, Where
 from seqreg.divergences import Divergence
 from seqreg.errors import BadInput
-from seqreg.forward import Dropout, ExtraPass, Pass, Perturbation
-from seqreg.noise import Noise, arithmetic_dtype, rms, sample, too_small
+from seqreg.forward import Dropout, ExtraPass, Pass
+from seqreg.noise import Noise, rms, sample, too_small
 from seqreg.objective import Consistency
 from seqreg.schedules import Weight
 from seqreg.term import Cost, Term
@@ -49,7 +49,7 @@ class R3F(Term):
             and 1 backward that the paper counts, and drops half of the gradient: where p and q are close, the two
             halves are equal on average under independent dropout, so that it is about that of half the weight;
             "noised" drops the other half
-        per: averaged per "token", per "sequence" (summed over its tokens), or as "fairseq" does; see `Context.reduce`
+        per: averaged per "token", per "sequence" (summed over its tokens), or as "fairseq" does: `Evaluation.reduce`
         padding: also noise and count padded positions, as fairseq does
         example_fraction: a random share of the examples is noised, and counts for all: cheaper, unbiased, more variance
         token_fraction: likewise a random share of the tokens; saves the head's work alone
@@ -115,23 +115,29 @@ class R3F(Term):
             return Cost(forwards, forwards - 1)
         return Cost(forwards, 1 if self.grad == "noised" else forwards)
 
-    def extra(self, ctx: Context) -> ExtraPass | None:
-        if self.dropout != "independent" or self.grad == "clean" or (self.relative and self.example_fraction < 1):
-            return None  # the RMS is that of all rows, which noise for some has to know
-        rows = self._rows(ctx)
-        return ExtraPass(
-            Perturbation({site: partial(self._noise, ctx, site, rows) for site in ctx.sites(self.where)}), rows
-        )
+    @property
+    def batchable(self) -> bool:
+        """The RMS is that of all examples, which noise for some has to know."""
+        whole = not self.relative or self.example_fraction == 1
+        return self.dropout == "independent" and self.grad != "clean" and whole
 
-    def __call__(self, ctx: Context) -> Consistency:
-        clean, noised = ctx.reference(self.dropout), ctx.made_for(self)
-        if noised is None:
-            rows = self._rows(ctx)
-            shift = self._shift(ctx, clean, rows)
-            noised = ctx.forward(shift, dropout=self.dropout, grad=self.grad != "clean", rows=rows)
-        return replace(self._agreement(clean, noised), sample=self._sample(ctx, noised.rows))
+    @property
+    def pass_dropout(self) -> Dropout:
+        return self.dropout
 
-    def _rows(self, ctx: Context) -> Tensor | None:
+    def extra_pass(self, ctx: Evaluation) -> ExtraPass:
+        return self._noised(ctx, self._rows(ctx))
+
+    def _noised(self, ctx: Evaluation, rows: Tensor | None) -> ExtraPass:
+        noise = {site: partial(self._noise, ctx, site, rows) for site in ctx.sites(self.where)}
+        return ExtraPass(noise, rows, self.dropout, self.grad != "clean")
+
+    def __call__(self, ctx: Evaluation) -> Consistency:
+        noised = self.run_pass(ctx)
+        consistency = self._consistency(ctx.reference(self.dropout), noised)
+        return replace(consistency, sample=self._sample(ctx, noised.rows))
+
+    def _rows(self, ctx: Evaluation) -> Tensor | None:
         """The rows that are noised; None for all."""
         batch = ctx.forward.batch_size
         if self.example_fraction == 1:
@@ -141,7 +147,7 @@ class R3F(Term):
             self.refuse("example_fraction", fix)
         return torch.randperm(batch)[: max(1, round(self.example_fraction * batch))].sort().values.to(ctx.mask.device)
 
-    def _sample(self, ctx: Context, rows: Tensor | None) -> Tensor | None:
+    def _sample(self, ctx: Evaluation, rows: Tensor | None) -> Tensor | None:
         """What makes up for the rows and tokens that were left out."""
         if rows is None and self.token_fraction == 1:
             return None
@@ -152,38 +158,33 @@ class R3F(Term):
             kept = kept * (torch.rand_like(kept) < self.token_fraction) / self.token_fraction
         return kept
 
-    def _agreement(self, clean: Pass, noised: Pass) -> Consistency:
+    def _consistency(self, clean: Pass, noised: Pass) -> Consistency:
         held: dict[str, Literal["none", "first", "second"]] = {"both": "none", "noised": "first", "clean": "second"}
         return Consistency(clean, noised, self.divergence, held[self.grad], self.per, self.padding)
 
-    def diagnostics(self, ctx: Context) -> dict[str, float]:
+    def diagnostics(self, ctx: Evaluation) -> dict[str, float]:
         """See `seqreg.diagnostics`."""
         clean = ctx.reference(self.dropout)
-        shift = self._shift(ctx, clean)
+        shift = ctx.draw(self._noised(ctx, None))
         return {
             **diagnostics.size(ctx, clean, shift),
-            **diagnostics.sources(ctx, clean, shift, self.dropout, lambda a, b: self._agreement(a, b).value(ctx)),
+            **diagnostics.sources(ctx, clean, shift, self.dropout, lambda a, b: self._consistency(a, b).value(ctx)),
         }
 
-    def _shift(self, ctx: Context, clean: Pass, rows: Tensor | None = None) -> Perturbation:
-        embeds = {site: clean.embeds[site, "embedding"] for site in ctx.sites(self.where)}
-        embeds = embeds if rows is None else {site: found[rows] for site, found in embeds.items()}
-        return Perturbation({site: self._noise(ctx, site, rows, found, clean.dtype) for site, found in embeds.items()})
-
     def _noise(
-        self, ctx: Context, name: str, rows: Tensor | None, embeds: Tensor, dtype: torch.dtype | None = None
+        self, ctx: Evaluation, name: str, rows: Tensor | None, embeds: Tensor, dtype: torch.dtype | None = None
     ) -> Tensor:
         site, mask = ctx.forward.sites[name], ctx.real(name, embeds, rows)
         absolute = site.scale if self.inject == "word" else 1.0  # what the model scales, it scales noise and RMS alike
         scale = self.scale * (self._size(ctx, name, embeds, rows) if self.relative else absolute)
-        complaint = too_small(scale, embeds, mask, dtype or arithmetic_dtype(embeds)) if self.scale else None
+        complaint = too_small(scale, embeds, mask, dtype) if self.scale else None
         if complaint and self.unresolved == "error":
             raise BadInput(f"{self.name}: {complaint}")
         if complaint:
             ctx.notes[self.name] = complaint
         return sample(self.noise, embeds, scale, None if self.padding else mask)
 
-    def _size(self, ctx: Context, name: str, embeds: Tensor, rows: Tensor | None) -> float:
+    def _size(self, ctx: Evaluation, name: str, embeds: Tensor, rows: Tensor | None) -> float:
         """The RMS of the batch's embeddings, also where only some rows are noised: theirs would depend on the draw."""
         whole = embeds if rows is None else ctx.reference(self.dropout).embeds[name, "embedding"]
         return float(rms(whole, ctx.real(name, whole)))

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from seqreg.context import Context, Per
+from seqreg.context import Evaluation, Per
 from seqreg.divergences import Divergence
-from seqreg.forward import ExtraPass, Perturbation
+from seqreg.forward import Dropout
 from seqreg.objective import BaseLoss, Consistency, WeightedSum
 from seqreg.term import Cost, Term
 
@@ -68,14 +68,15 @@ class RDrop(Term):
         return Cost(forwards=1, backwards=1)
 
     @property
-    def shares_dropout(self) -> bool:
-        return False
+    def batchable(self) -> bool:
+        return True
 
-    def extra(self, ctx: Context) -> ExtraPass:
-        return ExtraPass(Perturbation({}))
+    @property
+    def pass_dropout(self) -> Dropout:
+        return "independent"
 
-    def __call__(self, ctx: Context) -> WeightedSum:
-        clean, second = ctx.clean, ctx.made_for(self) or ctx.forward(dropout="independent")
+    def __call__(self, ctx: Evaluation) -> WeightedSum:
+        clean, second = ctx.clean, self.run_pass(ctx)
         alpha = self.alpha / 2 if self.divergence == "symmetric_kl" else self.alpha
         tasks = {"sum": [(1.0, second)], "mean": [(0.5, second), (-0.5, clean)], "none": []}[self.task]
         agreement = Consistency(clean, second, self.divergence, per=self.per)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from seqreg.ascent import Adversarial, begin, climb
-from seqreg.context import Context
+from seqreg.context import Evaluation
 from seqreg.divergences import js_of
 from seqreg.errors import BadInput
 from seqreg.noise import Norm, Over
@@ -89,7 +89,7 @@ class UEGR(Adversarial):
     def rates(self) -> list[float]:
         return [self.low + k * (self.high - self.low) / (self.passes - 1) for k in range(self.passes)]
 
-    def __call__(self, ctx: Context) -> WeightedSum:
+    def __call__(self, ctx: Evaluation) -> WeightedSum:
         if ctx.kind == "regression":
             raise BadInput(f"{self.name}: a regression head has no distributions to agree: leave the term out")
         if ctx.forward.recomputes:
@@ -100,7 +100,7 @@ class UEGR(Adversarial):
         tasks = [(1.0 / self.passes, BaseLoss(view)) for view in views]
         return WeightedSum(*tasks, (-1.0, BaseLoss(ctx.clean)), rest=self.alpha * agreement)
 
-    def attack(self, ctx: Context) -> dict[str, Tensor]:
+    def attack(self, ctx: Evaluation) -> dict[str, Tensor]:
         """One step from the clean input along the gradient of the task loss."""
         start, balls = begin(self, ctx, ctx.clean)
         live = {name: torch.zeros_like(delta).requires_grad_() for name, delta in start.items()}

@@ -131,7 +131,7 @@ BODIES = [
     "def __call__(self, ctx): return ctx.clean.logits.sum()", "def __call__(self, ctx): return None",
     "def __call__(self, ctx): return 'x'", "def __call__(self, ctx): raise KeyError(3)", "def __call__(self): return 0",
     "def __call__(self, ctx): return ctx.clean.logits", "def __call__(self, ctx): return float('nan')",
-    "def diagnostics(self, ctx): return 1 / 0", "def extra(self, ctx): return 3",
+    "def diagnostics(self, ctx): return 1 / 0", "def extra_pass(self, ctx): return 3",
     "def applies_to(self, ctx): return 'x'",
     "def __post_init__(self): raise MemoryError", "more: float", "more: int = 'x'", "weight: str = 'a'",
     "name: int = 3",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seqreg import Context, Cost, Term
+from seqreg import Cost, Evaluation, Term
 from seqreg.forward import Perturbation
 
 
@@ -22,12 +22,12 @@ class Faulty(Term):
     def cost(self) -> Cost:
         return Cost(forwards=0, backwards=0)
 
-    def input_shift(self, ctx: Context, weight: float) -> Perturbation | None:
+    def input_shift(self, ctx: Evaluation, weight: float) -> Perturbation | None:
         if self.how != "loss" or ctx.step not in self.at:
             return None
         return Perturbation({ctx.sites("input")[0]: lambda embeds: torch.full_like(embeds, float("nan"))})
 
-    def __call__(self, ctx: Context) -> Tensor:
+    def __call__(self, ctx: Evaluation) -> Tensor:
         nothing = torch.zeros((), device=ctx.mask.device)
         if ctx.step not in self.at or self.how == "loss":
             return nothing

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from seqreg import Context, Cost, Term
+from seqreg import Cost, Evaluation, Term
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,6 @@ class ConfidencePenalty(Term):
     def cost(self) -> Cost:
         return Cost(forwards=0, backwards=0)
 
-    def __call__(self, ctx: Context) -> Tensor:
+    def __call__(self, ctx: Evaluation) -> Tensor:
         logp = ctx.clean.logits.float().log_softmax(-1)
         return ctx.reduce((logp.exp() * logp).sum(-1))

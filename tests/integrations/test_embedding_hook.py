@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqreg import BadInput, Perturbation
+from seqreg import BadInput, Evaluation, Perturbation
 from seqreg.integrations.embedding_hook import EmbeddingTap, Stack
 from seqreg.integrations.hf import context
 from seqreg.integrations.hf.model import stacks
@@ -29,7 +29,7 @@ def consumed_ids(net: Any, batch: dict[str, Tensor], stack: Stack) -> Tensor:
         stack.module.register_forward_hook(lambda *_: inside.clear()),
         stack.embedding.register_forward_hook(lambda _, args, __: seen.append(args[0]) if inside else None),
     ]
-    context(net, batch).clean  # noqa: B018
+    Evaluation(context(net, batch)).clean  # noqa: B018
     for handle in handles:
         handle.remove()
     (ids,) = seen
@@ -56,7 +56,7 @@ def test_shifting_embeddings_equals_changing_the_table(model: str, site: str, re
     stack = stacks(net)[name]
     ids = consumed_ids(net, batch, stack)
     table = 0.3 * torch.randn(stack.embedding.weight.shape)  # type: ignore[arg-type]
-    ctx = context(net, batch)
+    ctx = Evaluation(context(net, batch))
     clean = ctx.clean
     shifted = ctx.forward(Perturbation({name: table[ids]}), dropout="off")
     torch.testing.assert_close(shifted.embeds[name, "embedding"], clean.embeds[name, "embedding"] + table[ids])
@@ -68,7 +68,7 @@ def test_shifting_embeddings_equals_changing_the_table(model: str, site: str, re
         embedding.weight = torch.nn.Parameter(embedding.weight + table / (stack.inner * stack.outer))  # type: ignore
     for attribute, module in owners(other):
         setattr(module, attribute, embedding)
-    expected = context(changed, batch).clean
+    expected = Evaluation(context(changed, batch)).clean
     assert (shifted.logits - clean.logits).abs().max() > 1e-4
     torch.testing.assert_close(shifted.logits, expected.logits, rtol=1e-4, atol=1e-5)
 
@@ -87,7 +87,7 @@ def owners(stack: Stack) -> list[tuple[str, torch.nn.Module]]:
 def test_reading_does_not_change_the_pass(model: str) -> None:
     net = tiny_models.make(model).eval()
     batch = tiny_models.batch(model)
-    ctx = context(net, batch)
+    ctx = Evaluation(context(net, batch))
     inputs = ctx.forward.inputs  # type: ignore[attr-defined]
     plain = net(**inputs).logits
     assert torch.equal(ctx.clean.output.logits, plain)
@@ -131,7 +131,7 @@ def test_inputs_embeds_are_answered_with_the_fix() -> None:
     net = tiny_models.make("bart")
     batch = tiny_models.batch("bart")
     batch["inputs_embeds"] = net.get_encoder().embed_tokens(batch.pop("input_ids"))
-    ctx = context(net, batch)
+    ctx = Evaluation(context(net, batch))
     assert torch.isfinite(ctx.clean.logits).all()
     with pytest.raises(BadInput, match="feed input_ids, not inputs_embeds"):
         _ = ctx.clean.embeds["encoder", "embedding"]

@@ -11,10 +11,11 @@ import torch
 import transformers
 from torch import Tensor
 
-from seqreg import BadInput, Context, Cost, Count, Criterion, Perturbation, Term
+from seqreg import BadInput, Cost, Count, Criterion, Evaluation, Perturbation, Term
 from seqreg.integrations.hf import context, count
 from seqreg.integrations.hf.context import HFForward
 from seqreg.integrations.hf.model import decoder_inputs, task_of
+from seqreg.objective import BaseLoss
 from seqreg.terms.r3f import R3F
 from tests.helpers import tiny_models
 
@@ -297,11 +298,11 @@ class Ascending(Term):
     def cost(self) -> Cost:
         return Cost(1, 1)
 
-    def __call__(self, ctx: Context) -> Tensor:
+    def __call__(self, ctx: Evaluation) -> Tensor:
         embeds = ctx.clean.embeds["encoder", "embedding"]
         delta = torch.zeros_like(embeds).requires_grad_()
         view = ctx.forward(Perturbation({"encoder": delta}), dropout="shared")
-        (gradient,) = torch.autograd.grad(ctx.task_loss(view).sum(), delta)
+        (gradient,) = torch.autograd.grad(BaseLoss(view).values(ctx).sum(), delta)
         return ctx.reduce(gradient.square().sum((-1, -2)).unsqueeze(-1).expand_as(ctx.labels))
 
 
@@ -411,6 +412,6 @@ def test_tokens_that_a_model_changes_are_looked_up_by_itself() -> None:
     handle = model.model.decoder.register_forward_pre_hook(other, with_kwargs=True)
     ctx = context(model, batch)
     own = model(**ctx.forward.inputs).logits
-    torch.testing.assert_close(ctx.clean.logits, own)
+    torch.testing.assert_close(Evaluation(ctx).clean.logits, own)
     handle.remove()
     assert not torch.allclose(model(**ctx.forward.inputs).logits, own)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqreg import BadInput, Context, Criterion, build_term
+from seqreg import BadInput, Criterion, Evaluation, build_term
 from seqreg.ascent import AdversarialAgreement, Ascent
 from seqreg.integrations.hf import context
 from seqreg.noise import norm
@@ -20,6 +20,7 @@ from seqreg.terms.sift import SiFT
 from seqreg.terms.smart import SMART
 from seqreg.terms.vat import VAT
 from tests.helpers import tiny_models
+from tests.helpers.evaluations import without_base
 
 AGREEMENTS: list[type[AdversarialAgreement]] = [SMART, VAT, ALUM, SiFT]
 
@@ -51,14 +52,13 @@ def sentences(rows: int) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
 
 
-def attack(net: Any, term: AdversarialAgreement, seed: int, batch: dict[str, Tensor]) -> tuple[Context, Ascent]:
+def attack(net: Any, term: AdversarialAgreement, seed: int, batch: dict[str, Tensor]) -> tuple[Evaluation, Ascent]:
     torch.manual_seed(seed)
-    ctx = context(net, batch)
-    Criterion()(ctx)
+    ctx = Evaluation(context(net, batch))
     return ctx, term.attack(ctx, ctx.clean)
 
 
-def divergence(ctx: Context, term: AdversarialAgreement, delta: Tensor) -> float:
+def divergence(ctx: Evaluation, term: AdversarialAgreement, delta: Tensor) -> float:
     view = ctx.forward(term.shift({"encoder": delta}), dropout="shared")
     return float(term.agreement(ctx.clean, view).value(ctx).detach())
 
@@ -165,11 +165,10 @@ def test_vat_holds_the_clean_side(trained: Any) -> None:
     ctx = context(net, batch)
     report = Criterion(VAT(weight=1.0))(ctx)
     net.zero_grad()
-    (report.total - ctx.reduce(ctx.task_loss(ctx.clean))).backward()
+    without_base(ctx, report).backward()
     ours = [p.grad.clone() for p in net.parameters() if p.grad is not None]
     torch.manual_seed(0)
-    other = context(net, batch)
-    Criterion()(other)
+    other = Evaluation(context(net, batch))
     view = other.forward(VAT().shift(VAT().attack(other, other.clean).final), dropout="shared")
     p, q = other.clean.logits.detach().log_softmax(-1), view.logits.log_softmax(-1)
     net.zero_grad()
@@ -184,8 +183,7 @@ def test_vat_holds_the_clean_side(trained: Any) -> None:
 def test_ascent_touches_no_gradient_and_no_parameter(term: type[AdversarialAgreement], model: str) -> None:
     net = tiny_models.make(model)
     before = [parameter.detach().clone() for parameter in net.parameters()]
-    ctx = context(net, tiny_models.batch(model))
-    Criterion()(ctx)
+    ctx = Evaluation(context(net, tiny_models.batch(model)))
     term(steps=3).attack(ctx, ctx.clean)
     assert all(parameter.grad is None for parameter in net.parameters())
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
@@ -241,7 +239,7 @@ def test_no_layernorm_to_perturb_after(model: str) -> None:
 def test_sift_does_not_depend_on_the_size_of_the_embeddings(model: str) -> None:
     """With a LayerNorm or without: embeddings twice as large, the same relative perturbation."""
     net = tiny_models.dropout_off(tiny_models.make(model)).double()
-    ctx = context(net, tiny_models.batch(model))
+    ctx = Evaluation(context(net, tiny_models.batch(model)))
     _ = ctx.clean
     (name, *_) = ctx.sites("input")
     normalised = ctx.clean.embeds[name, "normalised"]
@@ -284,7 +282,7 @@ def test_regression_value_does_not_broadcast() -> None:
     """mt-dnn squeezes one side only, and so compares every row with every other."""
     net = tiny_models.dropout_off(tiny_models.make("roberta", num_labels=1))
     batch = {**tiny_models.batch("roberta"), "labels": torch.tensor([0.1, 2.0, 3.5])}
-    ctx = context(net, batch)
+    ctx = Evaluation(context(net, batch))
     term = SMART(inner="mse", divergence="mse", radius=1e-3, step_size=1e-3)
     torch.manual_seed(0)
     value = Criterion(term)(ctx).values["smart"]
@@ -311,8 +309,7 @@ def test_freelb_is_the_mean_loss_along_the_ascent(trained: Any) -> None:
 
 def test_freelb_start_is_scaled_by_the_true_length() -> None:
     net = tiny_models.dropout_off(tiny_models.make("roberta"))
-    ctx = context(net, tiny_models.batch("roberta"))
-    Criterion()(ctx)
+    ctx = Evaluation(context(net, tiny_models.batch("roberta")))
     from seqreg.ascent import begin
 
     term = FreeLB(preset="paper")
@@ -451,8 +448,7 @@ def test_raw_steps_on_word_embeddings() -> None:
     for inject in ("scaled", "word"):
         term = SMART(inject=inject, **settings)
         torch.manual_seed(0)
-        ctx = context(net, tiny_models.batch("pegasus"))
-        Criterion()(ctx)
+        ctx = Evaluation(context(net, tiny_models.batch("pegasus")))
         ascent = term.attack(ctx, ctx.clean)
         found[inject] = (ascent.final["encoder"] - ascent.start["encoder"]) / ascent.gradient["encoder"]
     kept = tiny_models.batch("pegasus")["attention_mask"].bool()
@@ -465,7 +461,7 @@ def test_embeddings_can_be_left_out_of_the_adversarial_gradient(reaches: bool) -
     net = tiny_models.dropout_off(tiny_models.make("roberta"))
     ctx = context(net, tiny_models.batch("roberta"))
     report = Criterion(VAT(embedding_grad=reaches))(ctx)
-    (report.total - ctx.task_mean(ctx.clean)).backward()
+    without_base(ctx, report).backward()
     gradient = net.get_input_embeddings().weight.grad
     assert (gradient.abs().sum() > 1e-12) == reaches
 

@@ -194,8 +194,7 @@ def test_fused_is_plain(term: str, model: str) -> None:
         for step in (0, 1):
             torch.manual_seed(3)
             ctx = context(net, tiny_models.batch(model), step=step)
-            ctx.forward.batch_size = None  # one pass after the other in both, which draw the same numbers
-            report = criterion(ctx)
+            report = criterion(ctx, batched=False)  # in both, which draw the same numbers
         report.total.backward()
         gradients = {name: parameter.grad for name, parameter in net.named_parameters() if parameter.grad is not None}
         found.append((report, gradients))

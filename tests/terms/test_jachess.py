@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from seqreg import BadInput, Criterion, Perturbation, StartAt
+from seqreg import BadInput, Criterion, Evaluation, Perturbation, StartAt
 from seqreg.bench import steps as bench_steps
 from seqreg.bench import worker_process
 from seqreg.integrations.hf import context, count
 from seqreg.terms.bregman import Bregman
 from seqreg.terms.jachess import JacHess
 from tests.helpers import tiny_models
+from tests.helpers.evaluations import plain_loss, without_base
 from tests.integrations.test_trainer import losses, rows, trainer
 from tests.terms.test_adversarial import sentences, trained  # noqa: F401 - a fixture
 
@@ -35,8 +36,7 @@ def make(dropout: bool = False, attention: str = "eager", **extra: Any) -> Any:
 
 
 def outputs(net: Any, batch: dict[str, Tensor], term: JacHess, delta: Tensor) -> dict[str, Tensor]:
-    ctx = context(net, batch)
-    ctx.hidden = True
+    ctx = Evaluation(context(net, batch), hidden=True)
     _ = ctx.clean
     view = ctx.forward(Perturbation({"encoder": delta}), dropout="shared", hidden=True)
     return {name: values for name, (values, _) in term.states(ctx, view).items()}
@@ -68,8 +68,7 @@ def test_estimates_match_the_exact_norms_in_expectation(exact: dict[str, tuple[f
     term = JacHess(hessian=1.0, epsilon=1e-3)
     drawn: dict[str, list[tuple[float, float]]] = {name: [] for name in exact}
     torch.manual_seed(0)
-    ctx = context(net, batch)
-    ctx.hidden = True
+    ctx = Evaluation(context(net, batch), hidden=True)
     unit = float(ctx.clean.embeds["encoder", "embedding"].square().mean().sqrt().detach())
     with torch.no_grad():
         for _ in range(1500):
@@ -133,12 +132,11 @@ def test_parameter_gradient_of_j_finite_difference(monkeypatch: pytest.MonkeyPat
     criterion = Criterion(term)
     criterion.memory["jachess"] = dict(factors)
     ctx = context(net, batch, step=0)
-    ours = gradients(net, criterion(ctx).total - ctx.reduce(ctx.task_loss(ctx.clean)))
+    ours = gradients(net, without_base(ctx, criterion(ctx)))
 
     monkeypatch.setattr(functional, "layer_norm", primitive_layer_norm)
     delta = torch.zeros(3, 8, 32, dtype=torch.float64, requires_grad=True)
-    ctx = context(double, batch)
-    ctx.hidden = True
+    ctx = Evaluation(context(double, batch), hidden=True)
     view = (ctx.clean, ctx.forward(Perturbation({"encoder": delta}), dropout="shared", hidden=True))[1]
     total = torch.zeros((), dtype=torch.float64)
     for values, mask in term.states(ctx, view).values():
@@ -160,7 +158,7 @@ def test_parameter_gradient_of_j_reverse(monkeypatch: pytest.MonkeyPatch) -> Non
         criterion = Criterion(JacHess(estimator="reverse", weight=1.0))
         torch.manual_seed(0)
         ctx = context(double, batch, step=0)
-        found.append(gradients(double, criterion(ctx).total - ctx.reduce(ctx.task_loss(ctx.clean))))
+        found.append(gradients(double, without_base(ctx, criterion(ctx))))
     assert relative(found[0], found[1]) < 1e-5
 
 
@@ -174,8 +172,7 @@ def test_parameter_gradient_of_the_mixed_hessian(monkeypatch: pytest.MonkeyPatch
         order = iter(probes)
         monkeypatch.setattr("seqreg.smoothness.sample", lambda *_, order=order: next(order))
         term = JacHess(hessian=1.0, epsilon=epsilon, layers="decoder")
-        ctx = context(model, batch, step=0)
-        ctx.hidden = True
+        ctx = Evaluation(context(model, batch, step=0), hidden=True)
         bends = [bend for _, bend in term.norms(ctx).values()]
         found.append(gradients(model, torch.stack(bends).sum()))  # type: ignore[arg-type]
     assert relative(found[0], found[1]) < 0.15
@@ -191,8 +188,7 @@ def test_dropout_masks_are_replayed(attention: str, checkpointing: bool, monkeyp
     batch = tiny_models.batch("bart")
     v = torch.randn(3, 8, 256, dtype=torch.float64) * batch["attention_mask"].unsqueeze(-1)
     monkeypatch.setattr("seqreg.smoothness.sample", lambda *_: v)
-    ctx = context(net, batch)
-    ctx.hidden = True
+    ctx = Evaluation(context(net, batch), hidden=True)
     norms = {eps: JacHess(epsilon=eps).norms(ctx) for eps in (1e-2, 1e-5)}
     for name in norms[1e-2]:
         near, exact = (float(norms[eps][name][0].detach()) for eps in (1e-2, 1e-5))
@@ -220,8 +216,7 @@ def test_training_lowers_the_jacobian_at_unchanged_accuracy(trained: Any) -> Non
 
     def measure() -> tuple[float, float]:
         net.eval()
-        ctx = context(net, test)
-        ctx.hidden = True
+        ctx = Evaluation(context(net, test), hidden=True)
         with torch.no_grad():
             norm = float(JacHess(layers="logits").norms(ctx)["logits"][0])
         hits = (ctx.clean.logits.argmax(-1) == test["labels"]).float().mean()
@@ -277,7 +272,7 @@ def test_floor_stops_the_push() -> None:
     ctx = context(net, tiny_models.batch("bart"), step=1)
     report = criterion(ctx)
     assert report.values["jachess"].item() == pytest.approx(0.5, rel=1e-5)
-    pushed = gradients(net, report.total - ctx.task_mean(ctx.clean))
+    pushed = gradients(net, without_base(ctx, report))
     assert (pushed == 0).all()
 
 
@@ -345,8 +340,7 @@ def test_lower_precision() -> None:
     found = []
     for precision in (torch.float32, torch.bfloat16):
         torch.manual_seed(0)
-        ctx = context(net, tiny_models.batch("bart"))
-        ctx.hidden = True
+        ctx = Evaluation(context(net, tiny_models.batch("bart")), hidden=True)
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
             found.append({name: float(slope.detach()) for name, (slope, _) in JacHess().norms(ctx).items()})
     assert found[0] == pytest.approx(found[1], rel=1e-3)
@@ -365,7 +359,7 @@ def test_published_estimator(model: str, monkeypatch: pytest.MonkeyPatch) -> Non
         ctx = context(net, batch, step=0)
         report = Criterion(JacHess(preset="published", layers="logits", weight=1.0))(ctx)
         values.append(report.values["jachess"].item())
-        found.append(gradients(net, report.total - ctx.task_mean(ctx.clean)))
+        found.append(gradients(net, without_base(ctx, report)))
     assert values[0] != values[1]
     assert found[0].norm() > 0
     assert torch.equal(found[0], found[1])
@@ -422,7 +416,7 @@ def test_two_phases_leave_the_task_out_of_the_gradient() -> None:
         torch.manual_seed(0)
         ctx = context(net, tiny_models.batch("bart"), step=0)
         report = Criterion(JacHess(mode=mode, weight=1.0))(ctx)  # type: ignore[arg-type]
-        base = 0.0 if mode == "two_phase" else ctx.task_mean(ctx.clean)
+        base = 0.0 if mode == "two_phase" else plain_loss(ctx, report.clean)
         found.append(gradients(net, report.total - base))
     assert relative(found[0], found[1]) < 1e-4
     with pytest.raises(BadInput, match="counts steps"):
@@ -486,7 +480,6 @@ def test_padding_of_unlabelled_decoder_inputs_does_not_count() -> None:
         batch["decoder_input_ids"] = torch.full((3, width), tiny_models.PAD)
         batch["decoder_input_ids"][:, :5] = torch.arange(4, 9)
         torch.manual_seed(0)
-        ctx = context(net, batch, unlabelled=True)
-        ctx.hidden = True
+        ctx = Evaluation(context(net, batch, unlabelled=True), hidden=True)
         found.append({name: float(slope.detach()) for name, (slope, _) in JacHess().norms(ctx).items()})
     assert found[0] == pytest.approx(found[1], rel=1e-6)

@@ -7,20 +7,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqreg import BadInput, Cost, Criterion
+from seqreg import BadInput, Cost, Criterion, Evaluation
 from seqreg.integrations.hf import context, count
 from seqreg.noise import sample
-from seqreg.objective import BaseLoss
 from seqreg.terms.r3f import R3F
 from tests.helpers import tiny_models
+from tests.helpers.evaluations import without_base
 
 
 def value(net: Any, name: str, term: R3F, *, seed: int = 3, apart: bool = False, **batch: Any) -> float:
     torch.manual_seed(seed)
     ctx = context(net, tiny_models.batch(name, **batch))
-    if apart:  # one pass after the other, which draw the same numbers whatever the term
-        ctx.forward.batch_size = None
-    return float(Criterion(term)(ctx).values["r3f"])
+    # one pass after the other draws the same numbers whatever the term
+    return float(Criterion(term)(ctx, batched=not apart).values["r3f"])
 
 
 def test_formula_recomputed_in_plain_steps() -> None:
@@ -29,12 +28,11 @@ def test_formula_recomputed_in_plain_steps() -> None:
     batch = tiny_models.batch("bart")
     ctx = context(net, batch)
     drawn: dict[str, Tensor] = {}
-    ctx.forward.batch_size = None  # passes apart, one after the other
     inner = ctx.forward.run
     ctx.forward.run = lambda shifts, *, hidden: ([drawn.update(s.delta) for s in shifts], inner(shifts, hidden=hidden))[
         1
     ]  # type: ignore
-    report = Criterion(R3F(scale=0.02, weight=0.5))(ctx)
+    report = Criterion(R3F(scale=0.02, weight=0.5))(ctx, batched=False)
     report.total.backward()
     ours = {name: parameter.grad.clone() for name, parameter in net.named_parameters()}
     net.zero_grad()
@@ -90,14 +88,14 @@ def test_dropout_policies(model: str) -> None:
 
 
 def test_shared_dropout_replays_the_same_masks() -> None:
-    ctx = context(tiny_models.make("bart"), tiny_models.batch("bart"))
+    ctx = Evaluation(context(tiny_models.make("bart"), tiny_models.batch("bart")))
     clean = ctx.clean
     torch.rand(100)
     after = torch.get_rng_state()
     assert torch.equal(ctx.forward(dropout="shared").logits, clean.logits)
     assert torch.equal(torch.get_rng_state(), after)
     assert not torch.equal(ctx.forward(dropout="independent").logits, clean.logits)
-    assert torch.equal(ctx.forward(dropout="off").logits, ctx.quiet.logits)
+    assert torch.equal(ctx.forward(dropout="off").logits, ctx.eval_view.logits)
 
 
 @pytest.mark.parametrize("model", ["bart", "roberta", "t5_classifier"])
@@ -112,7 +110,7 @@ def test_dropout_off_is_off_on_both_sides(model: str, monkeypatch: Any) -> None:
 
 
 def test_a_pass_without_gradient_has_none() -> None:
-    ctx = context(tiny_models.make("bart"), tiny_models.batch("bart"))
+    ctx = Evaluation(context(tiny_models.make("bart"), tiny_models.batch("bart")))
     assert ctx.clean.logits.requires_grad
     assert not ctx.forward(dropout="shared", grad=False).logits.requires_grad
     assert ctx.clean.output.past_key_values is None
@@ -124,12 +122,11 @@ def test_size_of_the_noise(noise: Any, padding: bool) -> None:
     """Its standard deviation or bound is the scale, on real tokens, or on all of them."""
     seen: dict[str, Tensor] = {}
     ctx = context(tiny_models.make("bart"), tiny_models.batch("bart", rows=24))
-    ctx.forward.batch_size = None  # passes apart, one after the other
     inner = ctx.forward.run
     ctx.forward.run = lambda shifts, *, hidden: ([seen.update(s.delta) for s in shifts], inner(shifts, hidden=hidden))[
         1
     ]  # type: ignore
-    Criterion(R3F(scale=0.02, noise=noise, padding=padding))(ctx)
+    Criterion(R3F(scale=0.02, noise=noise, padding=padding))(ctx, batched=False)
     real = tiny_models.batch("bart", rows=24)["attention_mask"].bool()
     delta = seen["encoder"]
     assert (delta[~real] != 0).all() if padding else (delta[~real] == 0).all()
@@ -174,12 +171,11 @@ def test_where(where: Any) -> None:
     net = tiny_models.dropout_off(tiny_models.make("bart"))
     ctx = context(net, tiny_models.batch("bart"))
     seen: dict[str, Tensor] = {}
-    ctx.forward.batch_size = None  # passes apart, one after the other
     inner = ctx.forward.run
     ctx.forward.run = lambda shifts, *, hidden: ([seen.update(s.delta) for s in shifts], inner(shifts, hidden=hidden))[
         1
     ]  # type: ignore
-    Criterion(R3F(where=where, scale=0.1))(ctx)
+    Criterion(R3F(where=where, scale=0.1))(ctx, batched=False)
     names = {"input": ["encoder"], "both": ["encoder", "decoder"]}.get(where, [where])
     assert list(seen) == names
     assert all((delta.abs() > 0).any() for delta in seen.values())
@@ -197,7 +193,7 @@ def test_relative_scale_and_the_scale_inside_the_model(model: str) -> None:
     ctx = context(net, tiny_models.batch(model))
     site = ctx.forward.sites["encoder"]
     assert site.scale == 4.0  # sqrt of 16 dimensions
-    embeds = ctx.clean.embeds["encoder", "embedding"]
+    embeds = Evaluation(ctx).clean.embeds["encoder", "embedding"]
     size = embeds[site.mask].pow(2).mean().sqrt().item()
     assert value(net, model, R3F(scale=0.01, relative=True)) == value(net, model, R3F(scale=0.01 * size))
     assert value(net, model, R3F(scale=0.01, inject="word")) == value(net, model, R3F(scale=0.04))
@@ -226,8 +222,7 @@ def test_detached_sides() -> None:
         net.zero_grad()
         torch.manual_seed(3)
         criterion, ctx = Criterion(R3F(scale=0.1, **settings)), context(net, tiny_models.batch("bart"))
-        ctx.forward.batch_size = None  # passes apart, which draw the same noise
-        criterion(ctx).total.backward()
+        criterion(ctx, batched=False).total.backward()
         with_term = torch.cat([p.grad.flatten() for p in net.parameters()])
         net.zero_grad()
         Criterion()(context(net, tiny_models.batch("bart"))).total.backward()
@@ -268,7 +263,7 @@ def test_regression_needs_mse(model: str) -> None:
     ctx = context(net, batch)
     report = Criterion(R3F(divergence="mse", scale=0.1))(ctx)
     assert report.values["r3f"] > 0
-    expected = (ctx.clean.logits.squeeze(-1) - batch["labels"]).square().mean()
+    expected = (report.clean.logits.squeeze(-1) - batch["labels"]).square().mean()
     assert report.parts["base"].item() == pytest.approx(expected.item())
     assert "nll" not in report.values
     with pytest.raises(BadInput, match=r"label_smoothing=0\.1 means nothing"):
@@ -308,7 +303,7 @@ def _mean_gradient(net: Any, draws: int, **settings: Any) -> tuple[Tensor, Tenso
         torch.manual_seed(seed)
         ctx = context(net, tiny_models.batch("bart", rows=6))
         report = Criterion(R3F(scale=1e-3, **settings))(ctx)
-        (gradient,) = torch.autograd.grad(report.total - BaseLoss(ctx.clean).value(ctx), parameter)
+        (gradient,) = torch.autograd.grad(without_base(ctx, report), parameter)
         found.append(gradient.flatten())
     every = torch.stack(found)
     return every.mean(0), every.std(0) / draws**0.5
@@ -394,9 +389,8 @@ def test_passes_in_one_batch_are_those_apart() -> None:
     for together in (True, False):
         net.zero_grad()
         ctx = context(net, tiny_models.batch("bart"))
-        ctx.forward.batch_size = ctx.forward.batch_size if together else None
-        report = Criterion(Fixed(name="r3f"), label_smoothing=0.1)(ctx)
-        assert bool(ctx.beside) == together
+        report = Criterion(Fixed(name="r3f"), label_smoothing=0.1)(ctx, batched=together)
+        assert (report.clean.output is None) == together  # a pass of a larger batch has no output of its own
         report.total.backward()
         found.append((report.total, torch.cat([p.grad.flatten() for p in net.parameters()])))
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-12, atol=0)
@@ -409,13 +403,9 @@ def test_passes_are_apart_where_masks_are_shared() -> None:
 
     net = tiny_models.make("bart")
     ctx = context(net, tiny_models.batch("bart"))
-    Criterion(R3F(), SMART())(ctx)
-    assert not ctx.beside
+    assert Criterion(R3F(), SMART())(ctx).clean.output is not None
     ctx = context(net, tiny_models.batch("bart"))
     criterion = Criterion(R3F(scale=1e-3))
-    criterion(ctx)
-    assert ctx.beside
-    clean = ctx.clean
+    assert criterion(ctx).clean.output is None
     shares = criterion.diagnostics(ctx)
-    assert ctx.clean is clean
     assert shares["r3f/noise_over_value"] < 0.1 < shares["r3f/dropout_over_value"]

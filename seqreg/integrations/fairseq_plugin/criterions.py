@@ -98,8 +98,8 @@ class SeqregCriterion(Remembering, LabelSmoothedCrossEntropyCriterion):
             "sample_size": size,
             **logged(report, float(size)),
         }
-        if self.report_accuracy:
-            right = ctx.clean.logits.argmax(-1).eq(labels) & ctx.mask
+        if self.report_accuracy and report.clean is not None:
+            right = report.clean.logits.argmax(-1).eq(labels) & ctx.mask
             log |= {"n_correct": right.sum().item(), "total": ctx.mask.sum().item()}
         return loss, size, log
 
@@ -152,8 +152,8 @@ class SeqregSentencePrediction(Remembering, SentencePredictionCriterion):
             "sample_size": size,
             **logged(report, float(size)),
         }
-        if not self.regression_target:
-            log["ncorrect"] = ctx.clean.logits.argmax(1).eq(ctx.labels).sum()
+        if not self.regression_target and report.clean is not None:
+            log["ncorrect"] = report.clean.logits.argmax(1).eq(ctx.labels).sum()
         return loss, size, log
 
     @staticmethod

@@ -82,10 +82,8 @@ class Regularizer:
         if forward.reentrant and any(term.uses_inner_gradient for term in terms):
             name = next(term.name for term in terms if term.uses_inner_gradient)
             raise BadInput(f"{name} needs torch.autograd.grad, which --checkpoint-activations forbids: leave it out")
-        if self.one_by_one:
-            forward.batch_size = None
         ctx = Context(forward, labels, kind=kind, step=self.step, count=self._count(labels, kind, size))
-        return self.criterion(ctx, training=True), ctx
+        return self.criterion(ctx, training=True, batched=not self.one_by_one), ctx
 
     def _count(self, labels: Tensor, kind: Kind, size: float) -> Count:
         if kind != "tokens":  # a row is a label: both counts are the sample size

@@ -85,6 +85,6 @@ def _term(name: str, settings: Any, where: str) -> Term:
                 message = message.removeprefix(f"{name}: {key}={value!r}: ")
                 raise BadInput(f"{where}: terms.{name}.{key}={value!r}: {message}") from None
         raise BadInput(f"{where}: terms.{name}: {message}") from None
-    if term.takes_unlabelled and getattr(term, "mode", "") == "alternate":
+    if term.needs_unlabelled:
         raise BadInput(f"{where}: terms.{name}.mode='alternate': fairseq has no unlabelled rows; choose 'joint'")
     return term

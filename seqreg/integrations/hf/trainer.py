@@ -7,6 +7,7 @@ import os
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import safetensors.torch
@@ -15,13 +16,13 @@ from torch import Tensor, nn
 from transformers import Seq2SeqTrainer, Trainer
 
 from seqreg import spectral_norm
-from seqreg.context import Context, Count
+from seqreg.context import Context, Count, Evaluation
 from seqreg.criterion import Criterion, LossReport
 from seqreg.errors import BadInput
 from seqreg.integrations.hf.callbacks import SkipStepWithoutLabels, UnlabelledStepCallback, UpdateCallback
 from seqreg.integrations.hf.context import context, count
 from seqreg.integrations.hf.loss_log import Window
-from seqreg.losses import IGNORE
+from seqreg.losses import IGNORE, Base
 from seqreg.overrides import generator_state, replay, training_off
 from seqreg.selective_update import ChildTuningD, Update
 from seqreg.smoothness import observe, source_gap
@@ -81,7 +82,7 @@ class RegularizedTrainer(Trainer):
             self.add_callback(UpdateCallback(self, update))
         self.unlabeled_dataset = unlabeled_dataset
         self._unlabelled: dict[str, list[Tensor]] = defaultdict(list)
-        alternating = [term.name for term in criterion.terms if getattr(term, "mode", None) == "alternate"]
+        alternating = [term.name for term in criterion.terms if term.needs_unlabelled]
         if alternating and unlabeled_dataset is None:
             raise BadInput(f"{alternating[0]}: mode='alternate' needs unlabeled_dataset=")
         if unlabeled_dataset is not None:
@@ -143,9 +144,7 @@ class RegularizedTrainer(Trainer):
     ) -> tuple[LossReport, Context]:
         """The loss of one micro-batch of the present step, and the context that it was taken on."""
         ctx = context(model, inputs, step=self.state.global_step, count=step_count)
-        if outputs:
-            ctx.forward.batch_size = None  # outputs of the clean pass alone
-        return (self.criterion if criterion is None else criterion)(ctx), ctx
+        return (self.criterion if criterion is None else criterion)(ctx, batched=not outputs), ctx
 
     def compute_loss(
         self, model: nn.Module, inputs: Mapping[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -157,7 +156,7 @@ class RegularizedTrainer(Trainer):
                 self._measured_at = self.state.global_step
                 self._measure(ctx)
             self._window.add(report, 1 / getattr(self, "current_gradient_accumulation_steps", 1))
-        return (report.total, ctx.clean.output) if return_outputs else report.total
+        return (report.total, report.clean and report.clean.output) if return_outputs else report.total
 
     def _measure(self, ctx: Context) -> None:
         """Diagnostics and smoothness on the first micro-batch of a step, for the next log."""
@@ -166,7 +165,7 @@ class RegularizedTrainer(Trainer):
             self._diagnose(ctx)
             if self.unlabeled_dataset is not None:  # what is regularized there shows here, on labelled examples
                 with ctx.forward.observed(), torch.no_grad():
-                    gap = source_gap(ctx)
+                    gap = source_gap(Evaluation(ctx, self.criterion.base))
                 self._diagnostics |= {} if gap is None else {"diagnostics/source_gap": gap}
         if self.smoothness_steps and step % self.smoothness_steps == 0:
             self._diagnostics |= {f"smoothness/{key}": number for key, number in self._smoothness().items()}
@@ -188,10 +187,9 @@ class RegularizedTrainer(Trainer):
         examples = self.eval_dataset if hasattr(self.eval_dataset, "__getitem__") else self.train_dataset
         examples = next(iter(examples.values())) if isinstance(examples, dict) else examples
         size = min(self.args.per_device_eval_batch_size, len(examples))
-        ctx = context(self.model, self._batch(examples, range(size)))
-        Criterion(label_smoothing=self.criterion.label_smoothing)._prepare(ctx, ())
+        ctx, base = context(self.model, self._batch(examples, range(size))), Base(self.criterion.label_smoothing)
         with training_off(self.model.modules()):
-            numbers, reference = observe(ctx, self._reference)
+            numbers, reference = observe(ctx, self._reference, base=base)
         if self._reference is None:
             self._reference = reference
         return numbers
@@ -207,9 +205,8 @@ class RegularizedTrainer(Trainer):
         model = self.model_wrapped.train()
         batch = self._batch(self.unlabeled_dataset, self._unlabelled_indices(step))
         with self.compute_loss_context_manager():
-            ctx = context(model, batch, unlabelled=True, step=step)
-            here, world = Count.of(ctx.mask), self.accelerator.num_processes
-            ctx.count = Count(here.labels * world, here.sequences * world, world)
+            ctx, world = context(model, batch, unlabelled=True, step=step), self.accelerator.num_processes
+            ctx = replace(ctx, count=Count(ctx.count.labels * world, ctx.count.sequences * world, world))
             report = self.criterion(ctx)
             if self.diagnostics_steps and step % self.diagnostics_steps == 0:
                 self._diagnose(ctx)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from seqreg.ascent import ascend, begin
+from seqreg.context import Evaluation
 from seqreg.integrations.hf import context
 from seqreg.metrics import text_noise as corruption
 from seqreg.noise import norm, rms
@@ -84,7 +85,7 @@ def attack(radius: float, seed: int, *, ascent: bool) -> Change:
     term = FreeLB(steps=STEPS, projection="rescale", dropout="off", **sizes)  # l2, over the sentence
 
     def change(one: Subject, examples: Sequence[Example], batch: Batch) -> Delta:
-        ctx = context(one.model, batch)
+        ctx = Evaluation(context(one.model, batch))
         (site,) = ctx.sites(term.where)
         with torch.random.fork_rng():
             torch.manual_seed(_number("attack", seed, examples[0]))

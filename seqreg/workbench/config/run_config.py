@@ -340,7 +340,7 @@ def _check_terms(run: Run) -> None:
         named = [f"terms.{name}" for name in config.terms if f"{name!r}" in message or name == word]
         raise BadInput(f"{stack.origin(named[0] if named else 'terms')}: {message}") from None
     for name, term in zip(config.terms, terms, strict=True):
-        if getattr(term, "mode", "") == "alternate" and config.data.unlabelled is None:
+        if term.needs_unlabelled and config.data.unlabelled is None:
             key = f"terms.{name}.mode"
             fix = "set data.unlabelled=FILE, texts without labels, or choose 'joint'"
             raise BadInput(f"{stack.origin(key)}: {key}='alternate': {fix}")
