@@ -60,5 +60,6 @@ def _ulp(value: Tensor) -> float:
 
 
 def _first_rank() -> bool:
+    """As `first_process` of the workbench, which the core does not import."""
     group = torch.distributed
     return not (group.is_available() and group.is_initialized()) or group.get_rank() == 0

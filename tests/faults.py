@@ -1,10 +1,10 @@
-"""Kill trainings with SIGKILL at random instants, start them again, and compare the final weights.
+"""Kill runs with SIGKILL at random instants, start them again, and compare the final weights.
 
     python -m tests.faults --kills 50
 
-Every kill strikes a new training of a tiny BART with dropout and three terms (R3F, SMART, and Bregman's, which has a
-memory), accumulation and evaluation. The same command is then run until the training is finished,
-and the weights are compared, by hash, with those of a training that nobody disturbed. Two of five kills wait for a save
+Every kill strikes a new run of a tiny BART with dropout and three terms (R3F, SMART, and Bregman's, which has a
+memory), accumulation and evaluation. The same command is then run until the run is finished,
+and the weights are compared, by hash, with those of a run that nobody disturbed. Two of five kills wait for a save
 to begin, and strike inside it.
 """
 
@@ -35,7 +35,7 @@ SETTINGS = (
 
 @dataclass
 class Tally:
-    """What became of the trainings that were killed."""
+    """What became of the runs that were killed."""
 
     kills: int = 0
     same: int = 0
@@ -50,7 +50,7 @@ class Tally:
 
 
 def strike(output: Path, instant: float, inside: bool, delay: float) -> bool:
-    """Start a training and kill it; False if it was finished before that."""
+    """Start a run and kill it; False if it was finished before that."""
     command = forked_process.train(output, *SETTINGS, terms=TERMS)
     command.until(lambda: False, seconds=instant)
     if inside:
@@ -60,21 +60,19 @@ def strike(output: Path, instant: float, inside: bool, delay: float) -> bool:
 
 
 def finish(output: Path, tries: int = 3) -> bool:
-    """Run the same command until the training is finished."""
+    """Run the same command until the run is finished."""
     return any(forked_process.train(output, *SETTINGS, terms=TERMS).wait() == 0 for _ in range(tries))
 
 
 def run(kills: int, seed: int, folder: Path) -> Tally:
-    """Kill `kills` trainings; what is lost is left in `folder`."""
+    """Kill `kills` runs; what is lost is left in `folder`."""
     draw, tally = random.Random(seed), Tally()
-    whole = folder / "undisturbed"
-    forked_process.train(whole, *SETTINGS, terms=TERMS).wait()
-    whole = folder / "undisturbed-again"  # the first one also started the server
-    begin = time.monotonic()
-    forked_process.train(whole, *SETTINGS, terms=TERMS).wait()
-    seconds, wanted = time.monotonic() - begin, forked_process.weights(whole)
+    forked_process.train(folder / "undisturbed", *SETTINGS, terms=TERMS).wait()
+    start, again = time.monotonic(), folder / "undisturbed-again"  # the first one also started the server
+    forked_process.train(again, *SETTINGS, terms=TERMS).wait()
+    seconds, wanted = time.monotonic() - start, forked_process.weights(again)
     if wanted != forked_process.weights(folder / "undisturbed"):
-        raise SystemExit("two undisturbed trainings differ: nothing can be compared on this machine")
+        raise SystemExit("two undisturbed runs differ: nothing can be compared on this machine")
     for number in track(range(kills), "killing", console=console, disable=not console.is_terminal):
         output = folder / f"run-{number}"
         while not strike(output, draw.uniform(0.02, 1) * seconds, draw.random() < 0.4, draw.uniform(0, 0.08)):

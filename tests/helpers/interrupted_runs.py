@@ -1,4 +1,4 @@
-"""Trainings that are disturbed, and what is left of them."""
+"""Runs that are disturbed, and what is left of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TIMES = ("seconds", "runtime", "per_second")
 
 
 def log(folder: Path) -> str:
-    """Everything that a training of a folder has printed, on one line."""
+    """Everything that a run in a folder has printed, on one line."""
     path = folder.with_suffix(".log")
     return " ".join(path.read_text().split()) if path.exists() else ""
 
@@ -25,7 +25,7 @@ def same(folder: Path, *further: str, terms: tuple[str, ...] = TERMS) -> forked_
 
 
 def killed_at(folder: Path, step: int, *settings: str, terms: tuple[str, ...] = TERMS) -> Path:
-    """A training that was killed, by SIGKILL, as soon as it had the checkpoint of a step."""
+    """A run that was killed, by SIGKILL, as soon as it had the checkpoint of a step."""
     command = forked_process.train(folder, *settings, terms=terms)
     assert command.until((folder / f"checkpoint-{step}").exists), log(folder)
     assert command.kill() == -signal.SIGKILL

@@ -83,8 +83,9 @@ class RunRecord:
     def facts(self) -> dict[str, Any]:
         """For the manifest of a checkpoint."""
         settings = {key: value for key, value in self.settings.items() if key not in (ROWS, WORLD)}
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
         return {
-            "run": self.run, "configuration": _hash(settings), "data": self.settings.get(ROWS),
+            "run": self.run, "configuration": digest, "data": self.settings.get(ROWS),
             WORLD: self.settings.get(WORLD), "versions": versions(),
         }  # fmt: skip
 
@@ -109,10 +110,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         name = f"{prefix}{key}"
         flat |= _flat(value, f"{name}.") if isinstance(value, dict) and value else {name: value}
     return flat
-
-
-def _hash(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def check_output(folder: Path) -> None:
