@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import io
 import json
@@ -16,6 +17,7 @@ import transformers
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from seqreg import build
 from seqreg.cli.check import check, relative_cost
 from seqreg.cli.predict import predict
 from seqreg.errors import Advice, BadInput
@@ -356,3 +358,20 @@ def test_w5_a_run_says_once_that_a_term_does_nothing(tmp_path: Path) -> None:
     said = [str(one.message) for one in caught if issubclass(one.category, Advice)]
     assert len(said) == 1
     assert said[0].endswith("does nothing on this model and batch: raise scale, such as scale=0.1 with relative=True")
+
+
+def test_the_criterion_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Any] = []
+    real = build.build_criterion
+    monkeypatch.setattr(build, "build_criterion", lambda settings: built.append(settings) or real(settings))
+    train.train(run_of("gigaword", tmp_path, variants=[], terms=["r3f"]))
+    assert len(built) == 1
+
+
+def test_trainers_are_assembled_by_their_constructor() -> None:
+    for path in sorted(Path(train.__file__).parent.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            names = {ast.unparse(inner) for target in targets for inner in ast.walk(target)}
+            outside = {name for name in names if re.fullmatch(r"trainer\.\w+", name)}
+            assert outside <= {"trainer._evaluation_due", "trainer.state"}, f"{path}: {outside}"
