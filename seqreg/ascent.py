@@ -16,7 +16,7 @@ from seqreg.context import Evaluation, Per, Where
 from seqreg.divergences import Divergence
 from seqreg.errors import BadInput
 from seqreg.forward import Dropout, Pass, Perturbation, Point
-from seqreg.fused.loss import Detach
+from seqreg.fused.block import Detach
 from seqreg.losses import at_least_float32
 from seqreg.noise import Noise, Norm, Over, norm, project, rms, sample, too_small
 from seqreg.objective import Consistency, keep_logits

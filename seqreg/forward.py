@@ -76,8 +76,8 @@ class Pass:
         rows: the rows of the batch that the pass was made of; None for all    # [n]
     """
 
-    known: tuple[Tensor, Tensor, Tensor] | None = None
-    """Logits computed early, their places, and the positions they are of; see `seqreg.objective.keep_logits`."""
+    early_logits: tuple[Tensor, Tensor, Tensor] | None = None
+    """Logits of some positions, the row of every position in them, and which positions; see `objective.keep_logits`."""
 
     def __init__(
         self,
@@ -104,14 +104,14 @@ class Pass:
         return None if self._output is None else self._output(self)
 
     @property
-    def deferred(self) -> bool:
-        """Whether nobody has asked for the logits, and they need not be computed."""
-        return self.projection is not None and "logits" not in vars(self)
+    def deferred(self) -> Projection | None:
+        """What the logits would be computed from, while nobody has asked for them."""
+        return None if "logits" in vars(self) else self.projection
 
     def equals(self, other: Pass) -> bool:
         """Whether two passes gave exactly the same."""
-        if self.deferred and other.deferred and self.projection is not None and other.projection is not None:
-            return torch.equal(self.projection.states, other.projection.states)
+        if self.deferred is not None and other.deferred is not None:
+            return torch.equal(self.deferred.states, other.deferred.states)
         return torch.equal(self.logits, other.logits)
 
     def part(self, chosen: slice, rows: Tensor | None = None) -> Pass:

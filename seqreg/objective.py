@@ -7,7 +7,7 @@ the fused path where the passes hold the states before a language-model head, an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,22 +18,30 @@ from seqreg.context import Evaluation, Per
 from seqreg.divergences import DIVERGENCES, Divergence, kl
 from seqreg.errors import BadInput
 from seqreg.forward import Pass
-from seqreg.fused import loss
-from seqreg.fused.head import known
-from seqreg.fused.loss import Detach
+from seqreg.fused.block import Block, Detach, divergence, smoothed_nll
+from seqreg.fused.loss import Summand, Values, fused_loss
 from seqreg.losses import label_smoothed_nll, squared_error
 
 Path = Literal["fused", "plain", "own"]
 
 
 class Part(ABC):
-    """One number a position, of one view or two, to be averaged over the batch."""
+    """One number per position, of one pass or two, to be averaged over the batch."""
 
-    views: tuple[Pass, ...]
-
+    @property
     @abstractmethod
-    def values(self, ctx: Evaluation) -> Tensor:
-        """The number at every position, [B, T] or [B], from logits."""
+    def passes(self) -> tuple[Pass, ...]:
+        """The passes that it is of."""
+
+    @property
+    def learning(self) -> tuple[Pass, ...]:
+        """The passes that have a gradient by it."""
+        return self.passes
+
+    @property
+    def key(self) -> object:
+        """Parts of the same key have the same values."""
+        return id(self)
 
     def check(self, ctx: Evaluation) -> None:
         """Refuse what makes no sense on this batch."""
@@ -43,54 +51,54 @@ class Part(ABC):
     def weights(self, ctx: Evaluation) -> Tensor:
         """What every position counts in the mean."""
 
-    @property
-    def key(self) -> object:
-        """Parts of the same key have the same values."""
-        return id(self)
+    @abstractmethod
+    def from_logits(self, ctx: Evaluation) -> Values:
+        """The number at every position, [B, T] or [B], from all logits; and the plain negative log-likelihood."""
 
     @abstractmethod
-    def fused(self, sides: Sequence[int], weight: Tensor, where: Tensor) -> loss.Part:
-        """The same for the fused path."""
+    def from_block(self, block: Block, weight: Tensor | None) -> Values:
+        """The same at the positions of a block of the fused path, to which it adds the gradients of the logits."""
 
     def value(self, ctx: Evaluation, *, retain_graph: bool = False) -> Tensor:
         """The mean, a scalar to call `backward` on; with `retain_graph`, more than once."""
-        return _compute({self.key: self}, {self.key: self.weights(ctx)}, ctx, retain_graph=retain_graph)[0]
+        return _compute([(self, self.weights(ctx))], ctx, retain_graph=retain_graph)[0]
 
     def sum(self, ctx: Evaluation, where: Tensor) -> Tensor:
         """The plain sum over some positions, for an ascent: without a gradient for the head."""
-        return _compute({self.key: self}, {self.key: where.float()}, ctx, head_grad=False)[0]
+        return _compute([(self, where.float())], ctx, head_grad=False)[0]
 
 
 @dataclass(frozen=True, eq=False)
 class BaseLoss(Part):
-    """The base loss of a view, averaged as the criterion averages it."""
+    """The base loss of a pass, averaged as the criterion averages it."""
 
     view: Pass
 
     @property
-    def views(self) -> tuple[Pass, ...]:  # type: ignore[override]
+    def passes(self) -> tuple[Pass, ...]:
         return (self.view,)
 
     @property
     def key(self) -> object:
         return (BaseLoss, id(self.view))
 
-    def values(self, ctx: Evaluation) -> Tensor:
-        return base_loss(self.view, ctx)[0]
-
     def weights(self, ctx: Evaluation) -> Tensor:
         return ctx.weights(ctx.base.per)
 
-    def fused(self, sides: Sequence[int], weight: Tensor, where: Tensor) -> loss.SmoothedNLL:
-        return loss.SmoothedNLL(sides[0], weight.flatten(), where.flatten())
+    def from_logits(self, ctx: Evaluation) -> Values:
+        return base_loss(self.view, ctx)
+
+    def from_block(self, block: Block, weight: Tensor | None) -> Values:
+        return smoothed_nll(block, self.view, weight)
 
 
 @dataclass(frozen=True, eq=False)
 class Consistency(Part):
-    """Two views that should agree.
+    """Two passes that should agree.
 
     Args:
-        first, second: the views; `divergence(first, second)` is taken at every position. The second may be of some rows
+        first, second: the passes; `divergence(first, second)` is taken at every position. The second may be of some
+            rows
         detach: the side that is held fixed; "teachers" holds the left side of each of the two KLs of "symmetric_kl"
         per, padding: see `Evaluation.reduce`
         sample: a factor of every position: 0 leaves it out, and others make up for it    # [B, T] or [B]
@@ -105,8 +113,12 @@ class Consistency(Part):
     sample: Tensor | None = None
 
     @property
-    def views(self) -> tuple[Pass, ...]:  # type: ignore[override]
+    def passes(self) -> tuple[Pass, ...]:
         return self.first, self.second
+
+    @property
+    def learning(self) -> tuple[Pass, ...]:
+        return {"first": (self.second,), "second": (self.first,)}.get(self.detach, self.passes)
 
     def check(self, ctx: Evaluation) -> None:
         if ctx.kind == "regression" and self.divergence != "mse":
@@ -116,23 +128,23 @@ class Consistency(Part):
         if self.detach == "teachers" and self.divergence != "symmetric_kl":
             raise BadInput(f"each teacher is held fixed in divergence='symmetric_kl' alone, not {self.divergence!r}")
 
-    def values(self, ctx: Evaluation) -> Tensor:
-        first, second, rows = self.first.logits, self.second.logits, self.second.rows
-        first = first if rows is None else first[rows]
-        if self.detach == "teachers":
-            found = kl(first.detach(), second) + kl(second.detach(), first)
-        else:
-            first = first.detach() if self.detach == "first" else first
-            second = second.detach() if self.detach == "second" else second
-            found = DIVERGENCES[self.divergence](first, second)
-        return found if rows is None else found.new_zeros(ctx.mask.shape).index_copy(0, rows, found)
-
     def weights(self, ctx: Evaluation) -> Tensor:
         weights = ctx.weights(self.per, padding=self.padding)
         return weights if self.sample is None else weights * self.sample
 
-    def fused(self, sides: Sequence[int], weight: Tensor, where: Tensor) -> loss.LogitDivergence:
-        return loss.LogitDivergence(sides[0], sides[1], self.divergence, self.detach, weight.flatten(), where.flatten())
+    def from_logits(self, ctx: Evaluation) -> Values:
+        first, second, rows = self.first.logits, self.second.logits, self.second.rows
+        first = first if rows is None else first[rows]
+        if self.detach == "teachers":
+            values = kl(first.detach(), second) + kl(second.detach(), first)
+        else:
+            first = first.detach() if self.detach == "first" else first
+            second = second.detach() if self.detach == "second" else second
+            values = DIVERGENCES[self.divergence](first, second)
+        return values if rows is None else values.new_zeros(ctx.mask.shape).index_copy(0, rows, values), None
+
+    def from_block(self, block: Block, weight: Tensor | None) -> Values:
+        return divergence(block, self.first, self.second, self.divergence, self.detach, weight), None
 
 
 class WeightedSum:
@@ -147,8 +159,8 @@ class WeightedSum:
         self.parts, self.rest = parts, rest
 
 
-def base_loss(view: Pass, ctx: Evaluation) -> tuple[Tensor, Tensor | None]:
-    """The per-position base loss of a view, and its plain negative log-likelihood if it has one, from logits."""
+def base_loss(view: Pass, ctx: Evaluation) -> Values:
+    """The per-position base loss of a pass, and its plain negative log-likelihood if it has one, from logits."""
     if ctx.kind == "regression":
         if ctx.base.label_smoothing:
             raise BadInput(
@@ -160,19 +172,23 @@ def base_loss(view: Pass, ctx: Evaluation) -> tuple[Tensor, Tensor | None]:
 
 @dataclass(frozen=True)
 class PartResult:
-    """The values of a part at every position, without a gradient; `nll` of a task, and the path that was taken."""
+    """The values of a part at every position, without a gradient; `nll` of a base loss, and the path that was taken."""
 
     values: Tensor
     path: Path
     nll: Tensor | None = None
 
     def mean(self, part: Part, ctx: Evaluation) -> Tensor:
-        weights = part.weights(ctx)
-        return (self.values.masked_fill(weights == 0, 0.0) * weights.to(self.values.dtype)).sum()
+        return _weighted(self.values, part.weights(ctx))
+
+
+def _weighted(values: Tensor, weights: Tensor) -> Tensor:
+    """The weighted sum; what is not counted may be NaN."""
+    return (values.masked_fill(weights == 0, 0.0) * weights.to(values.dtype)).sum()
 
 
 def evaluate(items: Sequence[tuple[float, Part]], ctx: Evaluation) -> tuple[Tensor, list[PartResult]]:
-    """The sum of factor times mean over parts, a scalar to call `backward` on, and what each of them is.
+    """The sum of factor times mean over parts, a scalar to call `backward` on, and the result of each.
 
     Args:
         items: factors and parts; a part whose factors add up to 0 is evaluated, and nothing else
@@ -181,95 +197,60 @@ def evaluate(items: Sequence[tuple[float, Part]], ctx: Evaluation) -> tuple[Tens
     for factor, part in items:
         factors[part.key] = factors.get(part.key, 0.0) + factor
     parts = {part.key: part for _, part in items}
-    weighted = {key: factors[key] * part.weights(ctx) if factors[key] else None for key, part in parts.items()}
-    total, found = _compute(parts, weighted, ctx)
-    return total, [found[part.key] for _, part in items]
+    weighted = [(part, factors[key] * part.weights(ctx) if factors[key] else None) for key, part in parts.items()]
+    total, results = _compute(weighted, ctx)
+    by_key = dict(zip(parts, results, strict=True))
+    return total, [by_key[part.key] for _, part in items]
 
 
 def _compute(
-    parts: Mapping[object, Part], weights: Mapping[object, Tensor | None], ctx: Evaluation, **options: bool
-) -> tuple[Tensor, dict[object, PartResult]]:
-    for part in parts.values():
+    weighted: Sequence[tuple[Part, Tensor | None]], ctx: Evaluation, **options: bool
+) -> tuple[Tensor, list[PartResult]]:
+    """The weighted sum of parts, and the result of each; those without weights are evaluated without a gradient."""
+    for part, _ in weighted:
         part.check(ctx)
-    together = [key for key, part in parts.items() if _fusable(part, ctx)]
     total = torch.zeros((), device=ctx.mask.device)
-    found: dict[object, PartResult] = {}
-    if together:
-        wanted = any(weights[key] is not None for key in together)
-        with torch.set_grad_enabled(wanted and torch.is_grad_enabled()):
-            fused, found = _fuse({key: parts[key] for key in together}, weights, ctx, **options)
-        total = total + fused
-    for key in [key for key in parts if key not in together]:
-        part, weight = parts[key], weights[key]
-        with torch.set_grad_enabled(weight is not None and torch.is_grad_enabled()):
-            values, nll = base_loss(part.view, ctx) if isinstance(part, BaseLoss) else (part.values(ctx), None)
-        if weight is not None:
-            total = total + (values.masked_fill(weight == 0, 0.0) * weight.to(values.dtype)).sum()
-        found[key] = PartResult(values.detach(), "plain", None if nll is None else nll.detach())
-    ctx.paths.update(one.path for one in found.values())
-    return total, found
-
-
-def _fuse(
-    parts: Mapping[object, Part], weights: Mapping[object, Tensor | None], ctx: Evaluation, **options: bool
-) -> tuple[Tensor, dict[object, PartResult]]:
-    """The parts that can be computed together, before there are logits."""
-    views = {id(view): view for part in parts.values() for view in part.views}
-    numbers = {key: number for number, key in enumerate(views)}
-    jobs: dict[object, loss.Part] = {}
-    for key, part in parts.items():
-        weight = weights[key]
-        where = ctx.mask if isinstance(part, BaseLoss) else (part.weights(ctx) if weight is None else weight) != 0
-        of = [numbers[id(view)] for view in part.views]
-        jobs[key] = part.fused(of, torch.zeros_like(part.weights(ctx)) if weight is None else weight, where)
-    needed = {key: torch.zeros_like(ctx.mask).flatten() for key in views}
-    for key, part in parts.items():
-        for view in part.views:
-            needed[id(view)] |= jobs[key].where
-    sides = [_side(view, ctx, needed[key]) for key, view in views.items()]
-    work = loss.FusedObjective(
-        sides, ctx.labels.flatten(), list(jobs.values()), ctx.base.label_smoothing, ctx.base.smoothing
-    )
-    total = loss.fused(work, **options)
-    shape = ctx.mask.shape
-    return total, {
-        key: PartResult(
-            job.values.reshape(shape), "fused", job.nll.reshape(shape) if isinstance(job, loss.SmoothedNLL) else None
-        )
-        for key, job in jobs.items()
-    }
+    results: dict[Part, PartResult] = {}
+    fusable = [(part, weight) for part, weight in weighted if _fusable(part, ctx)]
+    if fusable:
+        with torch.set_grad_enabled(any(weight is not None for _, weight in fusable) and torch.is_grad_enabled()):
+            loss, results = _fuse(fusable, ctx, **options)
+        total = total + loss
+    for part, weight in weighted:
+        if part not in results:
+            with torch.set_grad_enabled(weight is not None and torch.is_grad_enabled()):
+                values, nll = part.from_logits(ctx)
+            if weight is not None:
+                total = total + _weighted(values, weight)
+            results[part] = PartResult(values.detach(), "plain", None if nll is None else nll.detach())
+    ctx.paths.update(result.path for result in results.values())
+    return total, [results[part] for part, _ in weighted]
 
 
 def _fusable(part: Part, ctx: Evaluation) -> bool:
-    """Whether the part can be computed before there are logits: no view has any yet, or constant ones."""
+    """Whether the part can be computed before there are logits: no pass has any yet, or constant ones."""
     if ctx.kind != "tokens" or not ctx.fused:
         return False
-    heads = [view.projection for view in part.views if view.deferred]
-    constant = all(view.deferred or not view.logits.requires_grad for view in part.views)
-    return bool(heads) and constant and len({(id(head.weight), head.dtype) for head in heads if head is not None}) == 1
+    heads = {(id(head.weight), head.dtype) for view in part.passes if (head := view.deferred) is not None}
+    return len(heads) == 1 and all(view.deferred or not view.logits.requires_grad for view in part.passes)
 
 
-def _side(view: Pass, ctx: Evaluation, needed: Tensor) -> loss.LogitSource:
-    head = view.projection
-    shape = view.logits.shape if head is None else (*head.states.shape[:-1], len(head.weight))
-    if view.rows is None and shape[:-1] != ctx.mask.shape:
-        raise BadInput(f"labels {list(ctx.mask.shape)} do not fit logits {list(shape)}: one label a position")
-    places = None
-    if view.rows is not None:  # the rows of the batch that this view has
-        length = ctx.mask.shape[1]
-        places = torch.zeros(ctx.mask.numel(), dtype=torch.long, device=ctx.mask.device)
-        taken = (view.rows.unsqueeze(1) * length + torch.arange(length, device=places.device)).flatten()
-        places[taken] = torch.arange(len(taken), device=places.device)
-    if not view.deferred:
-        return loss.LogitSource(None, places, view.logits.detach().flatten(0, -2), places)
-    if view.known is not None:
-        logits, at, covered = view.known
-        if not (needed & ~covered).any():
-            return loss.LogitSource(view.projection, places, logits, at)
-    return loss.LogitSource(view.projection, places)
+def _fuse(
+    weighted: Sequence[tuple[Part, Tensor | None]], ctx: Evaluation, **options: bool
+) -> tuple[Tensor, dict[Part, PartResult]]:
+    """The parts that can be computed together, before there are logits."""
+    summands = [
+        Summand(part, weight, (part.weights(ctx) if weight is None else weight) != 0) for part, weight in weighted
+    ]
+    total, results = fused_loss(summands, ctx.labels, ctx.base, **options)
+    return total, {
+        part: PartResult(values, "fused", nll if isinstance(part, BaseLoss) else None)
+        for (part, _), (values, nll) in zip(weighted, results, strict=True)
+    }
 
 
 def keep_logits(ctx: Evaluation, view: Pass, where: Tensor) -> None:
-    """Compute the logits of some positions of a view, once for several evaluations; they carry no gradient."""
-    if ctx.fused and view.deferred and view.known is None and view.projection is not None:
-        view.known = (*known(view.projection, where.flatten().nonzero().squeeze(1)), where.flatten())
+    """Compute the logits of some positions of a pass, once for several evaluations; they carry no gradient."""
+    if ctx.fused and view.deferred is not None and view.early_logits is None:
+        positions = where.flatten()
+        view.early_logits = (*view.deferred.logits_at(positions.nonzero().squeeze(1)), positions)

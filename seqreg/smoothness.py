@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from seqreg.context import Context, Evaluation
 from seqreg.errors import BadInput
 from seqreg.forward import Pass, Perturbation
-from seqreg.fused.head import squared_norm
+from seqreg.fused.squared_norm import squared_norm
 from seqreg.losses import Base, at_least_float32
 from seqreg.noise import rms, sample
 from seqreg.objective import BaseLoss
@@ -43,7 +43,7 @@ def states(ctx: Context, view: Pass, layers: Layers = "all", *, before_head: boo
             mask = ctx.token_mask(stack)
             found |= {f"{stack}.{i}": (output, mask) for i, output in enumerate(outputs, start=1)}
     if layers in ("all", "logits"):
-        projection = view.projection if before_head and view.deferred else None
+        projection = view.deferred if before_head else None
         output = view.logits if projection is None else projection.states
         found["logits"] = (output, ctx.mask if output.dim() == 3 else None)
     if not found:
@@ -75,7 +75,7 @@ def differences(
         unit = float(rms(embeds, mask)) or 1.0
         size = unit * epsilon
 
-        head = clean.projection.weight if ctx.fused and clean.deferred and clean.projection is not None else None
+        head = clean.deferred.weight if ctx.fused and clean.deferred is not None else None
 
         def of(view: Pass) -> States:
             return states(ctx, view, layers, before_head=head is not None)

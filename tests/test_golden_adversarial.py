@@ -258,7 +258,7 @@ CASES: list[tuple[str, Callable[[Tensor, Tensor], Tensor], str]] = [
 
 def teachers(p: Tensor, q: Tensor) -> Tensor:
     ctx = Evaluation(Context(Played(), torch.zeros(p.shape[:-1], dtype=torch.long), kind="tokens"))
-    return Consistency(Pass(p), Pass(q), detach="teachers").values(ctx)
+    return Consistency(Pass(p), Pass(q), detach="teachers").from_logits(ctx)[0]
 
 
 @pytest.mark.parametrize(("key", "function", "inputs"), CASES, ids=[case[0] for case in CASES])

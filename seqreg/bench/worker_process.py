@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from seqreg.bench.steps import SIZES, Step, Variant
 from seqreg.errors import Stopped
-from seqreg.fused import head
+from seqreg.fused.head import release_buffers
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler is silent
 
@@ -52,7 +52,7 @@ def count_flops(step: Step) -> int:
 def peak_memory(step: Step, model: nn.Module) -> int:
     """Bytes that are allocated at the same time at most: parameters, and all that a step comes to hold."""
     gc.collect()  # what earlier steps left behind is not this one's to free
-    head.release()  # what was kept from other steps is counted where it is needed
+    release_buffers()  # what was kept from other steps is counted where it is needed
     model.zero_grad(set_to_none=True)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         step()

@@ -1,20 +1,20 @@
-"""The head of a vocabulary: logits that nobody has computed, and products with it in blocks of classes."""
+"""The linear head of a vocabulary: lazy logits, and products with it in blocks of classes.
+
+What is tuned for the CPU or for low precision is in this file: buffers that are kept, strides, blocks, scales.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from seqreg.losses import at_least_float32
-
-CLASSES = 1024
-"""Width of the blocks of the head product."""
+CLASS_BLOCK = 1024
+"""Classes per block of the head product."""
 
 
 @dataclass(frozen=True)
@@ -37,62 +37,53 @@ class Projection:
 
     def logits(self) -> Tensor:
         """All of them, [B, T, V], by way of autograd."""
-        with torch.set_grad_enabled(self.requires_grad):  # whoever asks: what is computed here is kept for all
+        with torch.set_grad_enabled(self.requires_grad):  # the result is cached for all callers
             product = functional.linear(self.states.to(self.dtype), self.weight.to(self.dtype))
             return product if self.bias is None else product + self.bias
 
+    def logits_at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits of some positions, [n, V], without a graph, and the row of every position in them, [P]."""
+        index = positions.new_zeros(self.states.shape[:-1].numel())
+        index[positions] = torch.arange(len(positions), device=positions.device)
+        with torch.no_grad():
+            head = LinearHead(self.weight, self.bias, self.dtype)
+            logits = head.logits_buffer(len(positions), reuse=False)
+            head.project(self.states.detach().flatten(0, -2)[positions].to(self.dtype), logits)
+        return logits, index
 
-def known(projection: Projection, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """The logits of these positions, [n, V], without a graph, and the row of every position in them."""
-    places = positions.new_zeros(projection.states.shape[:-1].numel())
-    places[positions] = torch.arange(len(positions), device=positions.device)
-    with torch.no_grad():
-        head = Head([projection], projection.weight, projection.bias, (False,) * 3)
-        logits = scratch_buffer(len(positions), len(head.weight), head.wide, reuse=False)
-        head.project(projection.states.detach().flatten(0, -2)[positions].to(head.dtype), logits)
-    return logits, places
 
+class LinearHead:
+    """logits = states @ weight.T + bias for chunks of states, and the gradients that chunk after chunk adds up.
 
-class Head:
-    """The head, and the gradients that grow on it and on the states of every side."""
+    Args:
+        weight, bias: of the head                                   # [V, D], [V]
+        dtype: of the products; sums have at least float32
+        needs_grad: whether the weight, the bias, and any states need a gradient
+    """
 
     def __init__(
-        self, projections: Sequence[Projection | None], weight: Tensor, bias: Tensor | None, needs_grad: Sequence[bool]
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        needs_grad: Sequence[bool] = (False,) * 3,
     ) -> None:
-        self.dtype = next(one.dtype for one in projections if one is not None)
-        self.weight, self.cast = weight.detach(), weight.detach().to(self.dtype)  # [V, D]
-        self.wide = at_least_float32(weight.detach().new_empty(0))
-        self.bias = None if bias is None or not (needs_grad[1] or bool(bias.any())) else bias.detach()
-        self.states = [None if one is None else one.states.detach().flatten(0, -2) for one in projections]
-        self.shapes = [() if one is None else one.states.shape for one in projections]
-        self.requires_grad = [
-            one is not None and one.requires_grad and (needs_grad[0] or needs_grad[1] or needs_grad[2 + k])
-            for k, one in enumerate(projections)
-        ]
-        self.needs_grad = needs_grad
-        self.d_weight: Tensor | None = None
-        self.d_bias: Tensor | None = None
-        self.d_states: list[Tensor | None] = [None for _ in projections]
-        self.untouched = True
-
-    def allocate_grads(self, moves: Sequence[bool]) -> None:
-        """Make room for gradients: of the sides that have one, or zeros for all where none has (a batch of padding)."""
-        none = not any(move and requires_grad for move, requires_grad in zip(moves, self.requires_grad, strict=True))
-        if self.needs_grad[0]:
-            self.d_weight = torch.empty(self.weight.shape, dtype=self.wide.dtype, device=self.weight.device)
-        if self.needs_grad[1]:
-            self.d_bias = self.wide.new_zeros(len(self.weight))
-        for k, states in enumerate(self.states):
-            if states is not None and self.needs_grad[2 + k] and (moves[k] or none):
-                self.d_states[k] = torch.zeros(self.shapes[k], dtype=self.wide.dtype, device=states.device)
-        self.requires_grad = [
-            requires_grad and move for requires_grad, move in zip(self.requires_grad, moves, strict=True)
-        ]
+        weight, bias = weight.detach(), None if bias is None else bias.detach()
+        self.weight, self.dtype, self.sum_dtype = (
+            weight.to(dtype),
+            dtype,
+            torch.promote_types(weight.dtype, torch.float32),
+        )
+        zeros = bias is not None and bias.device.type == "cpu" and not bias.any()  # BART's; a GPU is not waited for
+        self.bias = None if zeros and not needs_grad[1] else bias
+        self.weight_grad = torch.zeros_like(weight, dtype=self.sum_dtype) if needs_grad[0] else None
+        self.bias_grad = weight.new_zeros(len(weight), dtype=self.sum_dtype) if needs_grad[1] else None
+        self.needs_states_grad = needs_grad[2]
 
     def project(self, states: Tensor, logits: Tensor) -> None:
-        """logits = states @ weight.T + bias, in blocks of classes: as fast as the machine multiplies."""
-        for start in range(0, len(self.cast), CLASSES):
-            block, out = self.cast[start : start + CLASSES], logits[:, start : start + CLASSES]
+        """Write the logits of states [n, D] to [n, V], in blocks of classes: as fast as the machine multiplies."""
+        for start in range(0, len(self.weight), CLASS_BLOCK):
+            block, out = self.weight[start : start + CLASS_BLOCK], logits[:, start : start + CLASS_BLOCK]
             if out.dtype == self.dtype:
                 torch.mm(states, block.t(), out=out)
             else:
@@ -100,126 +91,57 @@ class Head:
         if self.bias is not None:
             logits += self.bias
 
-    def accumulate_grads(self, gradient: Tensor, states: Tensor) -> Tensor | None:
-        """Take in the gradient of some logits, [n, V]; gives that of their states, [n, D], if anyone wants it."""
-        if self.d_bias is not None:
-            self.d_bias += gradient.sum(0)
-        needs_grad = any(one is not None for one in self.d_states)
-        if self.dtype != gradient.dtype:
-            return self._accumulate_narrow_grads(gradient, states, needs_grad)
-        if self.d_weight is not None:
-            if self.untouched:
-                torch.mm(gradient.t(), states, out=self.d_weight)
-            else:  # not addmm_, which counters of operations overlook
-                torch.addmm(self.d_weight, gradient.t(), states, out=self.d_weight)
-            self.untouched = False
-        return gradient @ self.cast if needs_grad else None
+    def accumulate_grads(self, logits_grad: Tensor, states: Tensor) -> Tensor | None:
+        """Add what the gradient of some logits, [n, V], gives weight and bias; return that of their states, [n, D]."""
+        if self.bias_grad is not None:
+            self.bias_grad += logits_grad.sum(0)
+        if self.dtype != logits_grad.dtype:
+            return self._accumulate_low_precision(logits_grad, states)
+        if self.weight_grad is not None:  # not addmm_, which counters of operations overlook
+            torch.addmm(self.weight_grad, logits_grad.t(), states, out=self.weight_grad)
+        return logits_grad @ self.weight if self.needs_states_grad else None
 
-    def _accumulate_narrow_grads(self, gradient: Tensor, states: Tensor, needs_grad: bool) -> Tensor | None:
-        """The same with products in lower precision, their sums in float32.
+    def _accumulate_low_precision(self, logits_grad: Tensor, states: Tensor) -> Tensor | None:
+        """Products in lower precision, their sums in float32.
 
         Gradients are brought to a sixteenth at most for the product: a loss scale comes too late for those that float16
         would lose, and the sums must not overflow it.
         """
-        found = gradient.new_zeros(len(gradient), states.shape[1]) if needs_grad else None
-        scale = 2.0 ** (-4 - torch.ceil(torch.log2(gradient.abs().amax().clamp_min(1e-30))))
-        for start in range(0, len(self.cast), CLASSES):
-            block = (gradient[:, start : start + CLASSES] * scale).to(self.dtype)
-            if self.d_weight is not None:
-                rows = self.d_weight[start : start + CLASSES]
-                product = (block.t() @ states).to(rows.dtype) / scale
-                rows.copy_(product) if self.untouched else rows.add_(product)
-            if found is not None:
-                found += (block @ self.cast[start : start + CLASSES]).to(found.dtype) / scale
-        self.untouched = False
-        return found
+        states_grad = logits_grad.new_zeros(len(logits_grad), states.shape[1]) if self.needs_states_grad else None
+        scale = 2.0 ** (-4 - torch.ceil(torch.log2(logits_grad.abs().amax().clamp_min(1e-30))))
+        for start in range(0, len(self.weight), CLASS_BLOCK):
+            block = (logits_grad[:, start : start + CLASS_BLOCK] * scale).to(self.dtype)
+            if self.weight_grad is not None:
+                self.weight_grad[start : start + CLASS_BLOCK] += (block.t() @ states).to(self.sum_dtype) / scale
+            if states_grad is not None:
+                states_grad += (block @ self.weight[start : start + CLASS_BLOCK]).to(states_grad.dtype) / scale
+        return states_grad
 
-    def gradients(self) -> tuple[Tensor | None, ...]:
-        weight = self.d_weight
-        if weight is not None:
-            weight = weight.zero_() if self.untouched else weight
-        return (weight, self.d_bias, *self.d_states)
+    def logits_buffer(self, rows: int, *, reuse: bool = True) -> Tensor:
+        """Room for [rows, V] logits; rows start at multiples of 16 numbers, without which products are a third slower.
 
-
-def squared_norm(vectors: Tensor, weight: Tensor, weights: Tensor) -> Tensor:
-    """The sum over n of weights[n] |weight @ vectors[n]|^2, a scalar to call `backward` on, without the products.
-
-    For differences of states this is the squared difference of logits. Through the Gram matrix of the head where there
-    are more tokens than dimensions, and in blocks of classes where there are fewer.
-
-    Args:
-        vectors: differences of states                              # [N, D]
-        weight: of the head                                         # [V, D]
-        weights: of every vector; constant                          # [N]
-    """
-    result: Tensor = _SquaredNorm.apply(torch.is_grad_enabled(), vectors, weight, weights)  # type: ignore[no-untyped-call]
-    return result
+        On the CPU the room is kept from call to call: the system takes as long to give new pages as a product does.
+        """
+        width, device = len(self.weight), self.weight.device
+        stride = -(-width // 16) * 16
+        if not reuse or device.type != "cpu":
+            return torch.empty(rows, stride, dtype=self.sum_dtype, device=device)[:, :width]
+        buffer: Tensor | None = getattr(_buffers, str(self.sum_dtype), None)
+        if buffer is None or buffer.numel() < rows * stride:
+            with torch.inference_mode(False):  # what an evaluation leaves here, training writes to
+                buffer = torch.empty(rows * stride, dtype=self.sum_dtype)
+            setattr(_buffers, str(self.sum_dtype), buffer)
+        return buffer[: rows * stride].view(rows, stride)[:, :width]
 
 
-class _SquaredNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, grad: bool, vectors: Tensor, weight: Tensor, weights: Tensor) -> Tensor:
-        ctx.needs_grad = ctx.needs_input_grad[1:3] if grad else (False, False)
-        ctx.save_for_backward(vectors, weight, weights)
-        total, ctx.gradients = _squared_norm(vectors, weight, weights, ctx.needs_grad)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
-        refuse_second_derivative()
-        gradients, ctx.gradients = ctx.gradients, None  # handed over
-        if gradients is None:  # a second backward through a retained graph
-            vectors, weight, weights = ctx.saved_tensors
-            gradients = _squared_norm(vectors, weight, weights, ctx.needs_grad)[1]
-        return (None, *(None if one is None else one.mul_(2 * upstream) for one in gradients), None)
+_buffers = threading.local()
 
 
-def _squared_norm(
-    vectors: Tensor, weight: Tensor, weights: Tensor, needs_grad: Sequence[bool]
-) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
-    """The sum, and half of the gradients of vectors and weight, as far as they are needs_grad."""
-    scale = weights.to(vectors.dtype).unsqueeze(1)
-    weighted = vectors * scale
-    d_weight = torch.empty_like(weight) if needs_grad[1] else None
-    if 2 * vectors.shape[1] < 3 * len(vectors):
-        images = vectors @ (weight.t() @ weight)  # [N, D]
-        if d_weight is not None:
-            torch.mm(weight, vectors.t() @ weighted, out=d_weight)
-    else:
-        images = torch.zeros_like(vectors)
-        for start in range(0, len(weight), CLASSES):
-            block = weight[start : start + CLASSES]
-            product = vectors @ block.t()
-            torch.addmm(images, product, block, out=images)
-            if d_weight is not None:
-                torch.mm(product.t(), weighted, out=d_weight[start : start + CLASSES])
-    return (images * weighted).sum(), (images * scale if needs_grad[0] else None, d_weight)
+def release_buffers() -> None:
+    """Free the buffers that are kept from call to call."""
+    vars(_buffers).clear()
 
 
 def refuse_second_derivative() -> None:
     if torch.is_grad_enabled():  # that is what create_graph=True does
         raise RuntimeError("the fused loss cannot be differentiated twice: use Criterion(..., fused=False)")
-
-
-_spaces = threading.local()
-
-
-def scratch_buffer(rows: int, width: int, like: Tensor, *, reuse: bool = True) -> Tensor:
-    """Room for [rows, width] logits. Rows begin at multiples of 16 numbers, without which products are a third slower.
-
-    On the CPU the room is kept from call to call: the system takes as long to give new pages as a product does.
-    """
-    stride = -(-width // 16) * 16
-    if not reuse or like.device.type != "cpu":
-        return like.new_empty(rows, stride)[:, :width]
-    kept: Tensor | None = getattr(_spaces, str(like.dtype), None)
-    if kept is None or kept.numel() < rows * stride:
-        with torch.inference_mode(False):  # what an evaluation leaves here, training writes to
-            kept = torch.empty(rows * stride, dtype=like.dtype)
-        setattr(_spaces, str(like.dtype), kept)
-    return kept[: rows * stride].view(rows, stride)[:, :width]
-
-
-def release() -> None:
-    """Give back the room that is kept from call to call."""
-    vars(_spaces).clear()

@@ -1,334 +1,261 @@
-"""The fused path: vocabulary-sized arithmetic, a few tokens at a time.
-
-With 50,000 classes the logits of a batch, not the network, fill memory and time. A `Projection` stands for logits that
-nobody has computed. `fused` takes what a loss is made of, base losses of views and divergences between them, and works
-through the tokens in chunks: head product, softmax, values, gradients of states and head, next chunk. Every head
-product is made once for all parts that need it, tokens that no part counts are left out before the head, and gradients
-are taken in the forward pass, so that nothing of size [tokens, V] outlives its chunk.
-"""
+"""The fused loss: head product, softmax, values and gradients in chunks of tokens; see README.md in this folder."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from seqreg.divergences import DIVERGENCES, Divergence, kl_summand
-from seqreg.fused.head import Head, Projection, refuse_second_derivative, scratch_buffer
-from seqreg.losses import Smoothing, shares
-
-Detach = Literal["none", "first", "second", "teachers"]
+from seqreg.errors import BadInput
+from seqreg.forward import Pass
+from seqreg.fused.block import Block
+from seqreg.fused.head import LinearHead, Projection, refuse_second_derivative
+from seqreg.losses import Base
 
 ROWS = 1024
-"""Rows of logits that are held at a time; a token has one for every side."""
+"""Rows of logits that are held at a time; a token has one for every pass."""
 CELLS = 2**18
 """Logits that the elementwise work takes on at a time, so that they stay in cache."""
-KL_FAMILY: Mapping[Divergence, tuple[float, float]] = {
-    "symmetric_kl": (1.0, 1.0),
-    "kl": (1.0, 0.0),
-    "reverse_kl": (0.0, 1.0),
-}
-"""How often KL(p || q) and KL(q || p) are in a divergence. Their gradients are written out, those of others derived."""
+
+Values = tuple[Tensor, Tensor | None]
+"""The loss of every position, and its plain negative log-likelihood where it is of labels; [n] each."""
+
+
+class FusedPart(Protocol):
+    """What the chunk loop asks of a part of the loss: see `seqreg.objective.Part`."""
+
+    @property
+    def passes(self) -> tuple[Pass, ...]: ...
+
+    @property
+    def learning(self) -> tuple[Pass, ...]: ...
+
+    def from_block(self, block: Block, weight: Tensor | None) -> Values: ...
+
+
+@dataclass(frozen=True)
+class Summand:
+    """A part of the loss, and what every position counts in it.
+
+    Args:
+        weight: of every position; None for a part that is evaluated without a gradient    # [B, T]
+        where: the positions that are evaluated                     # [B, T]
+    """
+
+    part: FusedPart
+    weight: Tensor | None
+    where: Tensor
 
 
 @dataclass(frozen=True)
 class LogitSource:
-    """One view in the fused path: a projection, or constant logits, or a projection whose logits are known already.
+    """Where the logits of a pass come from: a projection, or constant logits, or both (logits computed early).
 
     Args:
-        places: the row of every position in the states; None where it is its number    # [P]
-        logits: known logits                                        # [n, V]
-        logit_places: the row of every position in the logits       # [P]
+        state_index: the row of every position in the states; None where it is its number    # [P]
+        logits: constant, or computed early                         # [n, V]
+        logit_index: the row of every position in the logits        # [P]
     """
 
     projection: Projection | None
-    places: Tensor | None = None
+    state_index: Tensor | None = None
     logits: Tensor | None = None
-    logit_places: Tensor | None = None
+    logit_index: Tensor | None = None
+
+    @classmethod
+    def of(cls, view: Pass, shape: torch.Size, needed: Tensor) -> LogitSource:
+        """The source for a pass in a batch of this shape, of which some positions are needed, [P]."""
+        projection, index = view.deferred, None
+        if view.rows is not None:  # the pass is of some rows of the batch
+            positions = torch.arange(shape.numel(), device=needed.device).view(shape)[view.rows].flatten()
+            index = torch.zeros_like(needed, dtype=torch.long)
+            index[positions] = torch.arange(len(positions), device=index.device)
+        else:
+            size = view.logits.shape if projection is None else (*projection.states.shape[:-1], len(projection.weight))
+            if size[:-1] != shape:
+                raise BadInput(f"labels {list(shape)} do not fit logits {list(size)}: one label per position")
+        if projection is None:
+            return cls(None, index, view.logits.detach().flatten(0, -2), index)
+        if view.early_logits is not None:
+            logits, logit_index, covered = view.early_logits
+            if not (needed & ~covered).any():
+                return cls(projection, index, logits, logit_index)
+        return cls(projection, index)
 
 
-class Part(ABC):
-    """A number at every position of the batch, and its weight in the loss.
-
-    Args:
-        weight: of every position                                   # [P]
-        where: the positions that are evaluated                     # [P]
-    """
-
-    sides: tuple[int, ...]
-    values: Tensor
-    """At every position, 0 where not evaluated; filled in by `fused`."""
-
-    def __init__(self, weight: Tensor, where: Tensor) -> None:
-        self.weight, self.where = weight, where
-
-    def begin(self, like: Tensor) -> None:
-        self.values = like.new_zeros(self.where.shape)
-
-    def moves(self, side: int) -> bool:
-        """Whether the logits of a side have a gradient by this part."""
-        return side in self.sides and bool(self.weight.any())
-
-    @abstractmethod
-    def add_to(self, block: _Block) -> None:
-        """Take in some positions: their values, and the gradients of their logits."""
-
-
-class SmoothedNLL(Part):
-    """The label-smoothed negative log-likelihood of one side; `nll` is the plain one."""
-
-    nll: Tensor
-
-    def __init__(self, side: int, weight: Tensor, where: Tensor) -> None:
-        super().__init__(weight, where)
-        self.sides = (side,)
-
-    def begin(self, like: Tensor) -> None:
-        super().begin(like)
-        self.nll = torch.zeros_like(self.values)
-
-    def add_to(self, block: _Block) -> None:
-        (side,), at = self.sides, block.positions
-        logits, top, norm = block.logits[side], block.tops[side], block.norms[side]
-        labels = block.work.labels[at].clamp_min(0).unsqueeze(1)
-        own, spread = shares(logits.shape[1], block.work.label_smoothing, block.work.smoothing)
-        nll = (top - logits.gather(1, labels) + norm).squeeze(1)
-        values = own * nll
-        if spread:
-            values = values + spread * ((top - logits).sum(1) + logits.shape[1] * norm.squeeze(1))
-        where, weight = self.where[at], self.weight[at].to(logits.dtype).unsqueeze(1)
-        self.values[at], self.nll[at] = values.masked_fill(~where, 0.0), nll.masked_fill(~where, 0.0)
-        if block.requires_grad[side]:
-            gradient = block.probabilities[side] * weight
-            if spread:
-                gradient -= spread * weight
-            block.add(side, gradient.scatter_add_(1, labels, -own * weight))
-
-
-class LogitDivergence(Part):
-    """The divergence of two sides."""
-
-    def __init__(
-        self, first: int, second: int, divergence: Divergence, detach: Detach, weight: Tensor, where: Tensor
-    ) -> None:
-        super().__init__(weight, where)
-        self.sides, self.divergence, self.detach = (first, second), divergence, detach
-
-    def moves(self, side: int) -> bool:
-        held = {"first": self.sides[0], "second": self.sides[1]}.get(self.detach)
-        return side != held and super().moves(side)
-
-    def add_to(self, block: _Block) -> None:
-        values = self._kl(block) if self.divergence in KL_FAMILY else self._any(block)
-        self.values[block.positions] = values.masked_fill(~self.where[block.positions], 0.0)
-
-    def _held(self, block: _Block) -> tuple[bool, bool]:
-        first, second = self.sides
-        return self.detach == "first" or not block.requires_grad[
-            first
-        ], self.detach == "second" or not block.requires_grad[second]
-
-    def _kl(self, block: _Block) -> Tensor:
-        """With d = log p - log q, KL(p || q) has the gradients p (d - KL) on the left and q - p on the right."""
-        first, second = self.sides
-        p, q = block.probabilities[first], block.probabilities[second]
-        shift = (block.tops[first] - block.tops[second]) + (block.norms[first] - block.norms[second])
-        d = (block.logits[first] - block.logits[second]).sub_(shift)
-        apart, (forward, backward) = p - q, KL_FAMILY[self.divergence]
-        weight, held = self.weight[block.positions].to(d.dtype).unsqueeze(1), self._held(block)
-        for side, own, left, right, sign in ((first, p, forward, backward, 1), (second, q, backward, forward, -1)):
-            if held[sign < 0]:
-                continue
-            gradient = apart * right if right else torch.zeros_like(apart)
-            if left and self.detach != "teachers":
-                gradient += (d - (own * d).sum(1, keepdim=True)).mul_(own)
-            block.add(side, gradient.mul_(sign * weight))
-        if forward and backward:
-            return apart.mul_(d).sum(1)
-        return (kl_summand(p, q, d) if forward else kl_summand(q, p, d.neg_())).sum(1)
-
-    def _any(self, block: _Block) -> Tensor:
-        """By the plain formula and autograd, on these rows alone."""
-        sides = [block.logits[side].detach() for side in self.sides]
-        needs_grad = [one for one, held in zip(sides, self._held(block), strict=True) if not held]
-        for one in needs_grad:
-            one.requires_grad_()
-        with torch.enable_grad():
-            values = DIVERGENCES[self.divergence](*sides)
-        if values.requires_grad:
-            weight = self.weight[block.positions].to(values.dtype)
-            found = torch.autograd.grad(values, needs_grad, weight, allow_unused=True)
-            gradients = {id(one): gradient for one, gradient in zip(needs_grad, found, strict=True)}
-            for side, one in zip(self.sides, sides, strict=True):
-                if gradients.get(id(one)) is not None:
-                    block.add(side, gradients[id(one)])
-        return values.detach()
-
-
-@dataclass(frozen=True)
 class FusedObjective:
     """All that one call computes.
 
     Args:
-        sides: the views; those that have a projection share one head
-        labels: of every position; any number where no `SmoothedNLL` is evaluated    # [P]
+        summands: their passes share one head, or have constant logits
+        labels: of every position; any number where no base loss is evaluated    # [B, T]
     """
 
-    sides: Sequence[LogitSource]
-    labels: Tensor
-    parts: Sequence[Part]
-    label_smoothing: float = 0.0
-    smoothing: Smoothing = "torch"
+    def __init__(self, summands: Sequence[Summand], labels: Tensor, base: Base) -> None:
+        self.summands, self.labels, self.base = summands, labels.flatten(), base
+        self.needed = {
+            view: torch.zeros_like(self.labels, dtype=torch.bool) for s in summands for view in s.part.passes
+        }
+        """The positions where the logits of a pass are needed, [P]."""
+        for summand in summands:
+            for view in summand.part.passes:
+                self.needed[view] |= summand.where.flatten()
+        self.sources = {view: LogitSource.of(view, labels.shape, needed) for view, needed in self.needed.items()}
+        self.projections = {view: source.projection for view, source in self.sources.items()}
+        self.head = next(projection for projection in self.projections.values() if projection is not None)
+
+    def groups(self) -> Iterator[tuple[Tensor, list[Pass]]]:
+        """Positions that need the logits of the same passes, together with those passes."""
+        pattern = sum(
+            (needed.long() << k for k, needed in enumerate(self.needed.values())), torch.zeros_like(self.labels)
+        )
+        for code in torch.unique(pattern).tolist():  # waits for the device, as `nonzero` does: chunks have sizes
+            if code:
+                yield (
+                    (pattern == code).nonzero().squeeze(1),
+                    [view for k, view in enumerate(self.needed) if code >> k & 1],
+                )
 
 
-def fused(work: FusedObjective, *, head_grad: bool = True, retain_graph: bool = False) -> Tensor:
-    """The weighted sum of all parts, a scalar to call `backward` on; fills in the values of the parts.
+def fused_loss(
+    summands: Sequence[Summand], labels: Tensor, base: Base, *, head_grad: bool = True, retain_graph: bool = False
+) -> tuple[Tensor, list[Tensor]]:
+    """The weighted sum of all parts, a scalar to call `backward` on, and the values and plain NLL of each, [2, B, T].
 
     Its gradient cannot be differentiated again.
 
     Args:
+        summands, labels, base: see `FusedObjective`
         head_grad: False leaves out the gradient of the head, for which an ascent has no use
         retain_graph: there will be several backwards through a retained graph; otherwise they compute everything anew
     """
-    known = [side.projection for side in work.sides if side.projection is not None]
-    weight, bias = known[0].weight, known[0].bias
+    objective = FusedObjective(summands, labels, base)
+    weight, bias = objective.head.weight, objective.head.bias
     if not head_grad:
         weight, bias = weight.detach(), None if bias is None else bias.detach()
-    states = [None if side.projection is None else side.projection.states for side in work.sides]
-    result: Tensor = _Fused.apply(work, retain_graph, torch.is_grad_enabled(), weight, bias, *states)  # type: ignore[no-untyped-call]
-    return result
+    states = (None if projection is None else projection.states for projection in objective.projections.values())
+    results: list[Tensor] = []
+    inputs = (weight, bias, *states)
+    total: Tensor = _FusedLoss.apply(objective, results, retain_graph, torch.is_grad_enabled(), *inputs)  # type: ignore[no-untyped-call]
+    return total, [result.view(2, *labels.shape) for result in results]
 
 
-class _Fused(torch.autograd.Function):
+class _FusedLoss(torch.autograd.Function):
+    """Gradients are computed in the forward pass, and handed over in the backward pass."""
+
     @staticmethod
     def forward(
-        ctx: Any,
-        work: FusedObjective,
-        retain_graph: bool,
-        grad: bool,
-        weight: Tensor,
-        bias: Tensor | None,
-        *states: Tensor | None,
-    ) -> Tensor:
-        ctx.work, ctx.retain_graph = work, retain_graph
-        ctx.needs_grad = ctx.needs_input_grad[3:] if grad else (False,) * (2 + len(states))
+        ctx: Any, objective: FusedObjective, results: list[Tensor], retain_graph: bool, grad: bool,
+        weight: Tensor, bias: Tensor | None, *states: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        ctx.objective, ctx.retain_graph = objective, retain_graph
+        ctx.needs_grad = ctx.needs_input_grad[4:] if grad else (False,) * (2 + len(states))
         ctx.save_for_backward(weight, bias)
-        total, ctx.gradients = _compute(work, weight, bias, ctx.needs_grad)
+        loop = _ChunkLoop(objective, weight, bias, ctx.needs_grad)
+        total, ctx.gradients = loop.run()
+        results += loop.results
         return total
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
         refuse_second_derivative()
+        weight, bias = ctx.saved_tensors
         gradients = ctx.gradients
-        if not ctx.retain_graph:
-            ctx.gradients = None  # handed over, so that autograd may add to them in place
         if gradients is None:  # a second backward through a retained graph
-            weight, bias = ctx.saved_tensors
-            gradients = _compute(ctx.work, weight, bias, ctx.needs_grad)[1]
-        if upstream != 1.0:
-            gradients = tuple(None if one is None else one * upstream.to(one.dtype) for one in gradients)
-        of = [side.projection for side in ctx.work.sides]
-        dtypes = [ctx.saved_tensors[0].dtype] * 2 + [torch.float32 if one is None else one.states.dtype for one in of]
-        narrow = (None if one is None else one.to(dtype) for one, dtype in zip(gradients, dtypes, strict=True))
-        return (None, None, None, *narrow)
-
-
-def _compute(
-    work: FusedObjective, weight: Tensor, bias: Tensor | None, needs_grad: Sequence[bool]
-) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """The loss, and the gradients of weight, bias and the states of every side, as far as they are needs_grad."""
-    head = Head([side.projection for side in work.sides], weight, bias, needs_grad)
-    head.allocate_grads([any(part.moves(k) for part in work.parts) for k in range(len(work.sides))])
-    for part in work.parts:
-        part.begin(head.wide)
-    with torch.autocast(weight.device.type, enabled=False):  # the products say themselves what they are in
-        for positions, sides in _groups(work):
-            for chunk in torch.split(positions, max(1, ROWS // len(sides))):
-                _chunk(work, head, chunk, sides)
-    total = head.wide.new_zeros(())
-    for part in work.parts:
-        total = total + (part.weight.to(part.values.dtype) * part.values).sum()
-    return total, head.gradients()
-
-
-def _groups(work: FusedObjective) -> Iterator[tuple[Tensor, list[int]]]:
-    """Positions that need the same sides, together with those sides."""
-    needed = torch.zeros(len(work.sides), len(work.labels), dtype=torch.bool, device=work.labels.device)
-    for part in work.parts:
-        for side in part.sides:
-            needed[side] |= part.where
-    pattern = (needed.long() << torch.arange(len(needed), device=needed.device).unsqueeze(1)).sum(0)
-    for code in torch.unique(pattern).tolist():
-        if code:
-            yield (pattern == code).nonzero().squeeze(1), [k for k in range(len(needed)) if code >> k & 1]
-
-
-def _chunk(work: FusedObjective, head: Head, positions: Tensor, sides: Sequence[int]) -> None:
-    """Some positions, all of which need these sides."""
-    sides = sorted(sides, key=lambda k: not head.requires_grad[k])  # those with a gradient come first
-    size, requires_grad = len(positions), [k for k in sides if head.requires_grad[k]]
-    scores = scratch_buffer(len(sides) * size, len(head.weight), head.wide)
-    logits = dict(zip(sides, torch.split(scores, size), strict=True))  # [size, V] each
-    places = {k: _at(work.sides[k].places, positions) for k in sides}
-    states = {k: every[places[k]].to(head.dtype) for k in sides if (every := head.states[k]) is not None}
-    for k in sides:
-        given = work.sides[k].logits
-        if given is None:
-            head.project(states[k], logits[k])
+            gradients = _ChunkLoop(ctx.objective, weight, bias, ctx.needs_grad).run()[1]
+        if ctx.retain_graph:
+            gradients = [None if gradient is None else gradient * upstream for gradient in gradients]
         else:
-            logits[k].copy_(given[_at(work.sides[k].logit_places, positions)])
-    parts = [part for part in work.parts if set(part.sides) <= set(sides)]
-    step = max(1, CELLS // len(head.weight))
-    for start in range(0, size, step):
-        rows = slice(start, start + step)
-        block = _Block(work, positions[rows], {k: logits[k][rows] for k in sides}, head.requires_grad)
-        for part in parts:
-            part.add_to(block)
-        for k in requires_grad:
-            block.logits[k].copy_(block.gradients[k]) if k in block.gradients else block.logits[k].zero_()
-    if requires_grad:
-        found = head.accumulate_grads(
-            scores[: len(requires_grad) * size], torch.cat([states[k] for k in requires_grad])
-        )
-        for k, gradient in zip(
-            requires_grad, () if found is None else torch.split(found, size), strict=found is not None
-        ):
-            if (target := head.d_states[k]) is not None:
-                target.flatten(0, -2)[places[k]] = gradient.to(target.dtype)
+            ctx.gradients = None  # handed over, so that autograd may add to them in place
+            gradients = [None if gradient is None else gradient.mul_(upstream) for gradient in gradients]
+        dtypes = [weight.dtype] * 2 + [
+            torch.float32 if each is None else each.states.dtype for each in ctx.objective.projections.values()
+        ]
+        narrow = (None if each is None else each.to(dtype) for each, dtype in zip(gradients, dtypes, strict=True))
+        return (None, None, None, None, *narrow)
 
 
-def _at(places: Tensor | None, positions: Tensor) -> Tensor:
-    return positions if places is None else places[positions]
+class _ChunkLoop:
+    """One run through the tokens of a batch.
 
-
-class _Block:
-    """Some rows of logits of every side, while they are in cache.
-
-    The log of a softmax is logits - top - norm, kept apart: where all logits lie far from 0, their sum has no digits
-    left for the norm.
+    Args:
+        needs_grad: whether weight, bias, and the states of every pass need a gradient
     """
 
     def __init__(
-        self, work: FusedObjective, positions: Tensor, logits: Mapping[int, Tensor], requires_grad: Sequence[bool]
+        self, objective: FusedObjective, weight: Tensor, bias: Tensor | None, needs_grad: Sequence[bool]
     ) -> None:
-        self.work, self.positions, self.logits, self.requires_grad = work, positions, logits, requires_grad
-        self.probabilities: dict[int, Tensor] = {}
-        self.tops: dict[int, Tensor] = {}
-        self.norms: dict[int, Tensor] = {}
-        self.gradients: dict[int, Tensor] = {}
-        for side, rows in logits.items():
-            self.tops[side] = rows.amax(1, keepdim=True)
-            powers = (rows - self.tops[side]).exp_()
-            total = powers.sum(1, keepdim=True)
-            self.probabilities[side] = powers.div_(total)
-            self.norms[side] = total.log()
+        self.objective = objective
+        self.head = LinearHead(weight, bias, objective.head.dtype, (*needs_grad[:2], any(needs_grad[2:])))
+        self.results = [
+            weight.new_zeros((2, len(objective.labels)), dtype=self.head.sum_dtype) for _ in objective.summands
+        ]
+        moved = {view for summand in objective.summands if summand.weight is not None for view in summand.part.learning}
+        self.learning: set[Pass] = set()
+        """The passes whose logits get a gradient."""
+        self.states_grads: dict[Pass, Tensor] = {}
+        for (view, projection), needed in zip(objective.projections.items(), needs_grad[2:], strict=True):
+            if projection is not None and projection.requires_grad and view in moved and any((*needs_grad[:2], needed)):
+                self.learning.add(view)
+                if needed:
+                    self.states_grads[view] = torch.zeros_like(projection.states, dtype=self.head.sum_dtype)
 
-    def add(self, side: int, gradient: Tensor) -> None:
-        if side in self.gradients:
-            self.gradients[side] += gradient
-        else:
-            self.gradients[side] = gradient
+    def run(self) -> tuple[Tensor, list[Tensor | None]]:
+        """The loss, and the gradients of weight, bias and the states of every pass; fills in the results."""
+        head = self.head
+        with torch.autocast(head.weight.device.type, enabled=False):  # the products say themselves what they are in
+            for positions, passes in self.objective.groups():
+                for chunk in torch.split(positions, max(1, ROWS // len(passes))):
+                    self.chunk(chunk, passes)
+        total = head.weight.new_zeros((), dtype=head.sum_dtype)
+        for summand, (values, _) in zip(self.objective.summands, self.results, strict=True):
+            if summand.weight is not None:
+                total = total + (summand.weight.flatten().to(values.dtype) * values).sum()
+        states_grads = (self.states_grads.get(view) for view in self.objective.sources)
+        return total, [head.weight_grad, head.bias_grad, *states_grads]
+
+    def chunk(self, positions: Tensor, passes: Sequence[Pass]) -> None:
+        """Some positions, all of which need the logits of these passes."""
+        head, sources, size = self.head, self.objective.sources, len(positions)
+        learning = [view for view in passes if view in self.learning]
+        passes = [*learning, *(view for view in passes if view not in self.learning)]
+        buffer = head.logits_buffer(len(passes) * size)  # those that learn come first, side by side
+        logits = dict(zip(passes, torch.split(buffer, size), strict=True))  # [size, V] each
+        states: dict[Pass, Tensor] = {}
+        for view, source in ((view, sources[view]) for view in passes):
+            if source.projection is not None:
+                every = source.projection.states.detach().flatten(0, -2)
+                states[view] = every[_rows(source.state_index, positions)].to(head.dtype)
+            if source.logits is None:
+                head.project(states[view], logits[view])
+            else:
+                logits[view].copy_(source.logits[_rows(source.logit_index, positions)])
+        step = max(1, CELLS // len(head.weight))
+        for start in range(0, size, step):
+            some = {view: scores[start : start + step] for view, scores in logits.items()}
+            self.block(positions[start : start + step], some, learning)
+        if learning:  # the buffer now holds gradients in place of logits
+            all_states = torch.cat([states[view] for view in learning])
+            states_grad = head.accumulate_grads(buffer[: len(all_states)], all_states)
+            for k, view in enumerate(learning):
+                if states_grad is not None and view in self.states_grads:
+                    rows, grad = _rows(sources[view].state_index, positions), states_grad[k * size : (k + 1) * size]
+                    self.states_grads[view].flatten(0, -2)[rows] = grad.to(head.sum_dtype)
+
+    def block(self, positions: Tensor, logits: Mapping[Pass, Tensor], learning: Collection[Pass]) -> None:
+        """Values of a few positions, and the gradients of their logits in place of these."""
+        block = Block(self.objective.labels[positions], self.objective.base, logits, learning)
+        for summand, result in zip(self.objective.summands, self.results, strict=True):
+            if logits.keys() >= set(summand.part.passes):
+                weight = None if summand.weight is None else summand.weight.view(-1, 1)[positions].to(result.dtype)
+                for row, values in zip(result, summand.part.from_block(block, weight), strict=True):
+                    if values is not None:
+                        row[positions] = values.masked_fill(~summand.where.view(-1)[positions], 0.0)
+        block.write_gradients()
+
+
+def _rows(index: Tensor | None, positions: Tensor) -> Tensor:
+    return positions if index is None else index[positions]

@@ -8,9 +8,9 @@ hook sits on the stack's own embedding, works only while that stack runs, and mu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
 from seqreg.errors import BadInput
-from seqreg.forward import Point
+from seqreg.forward import Perturbation, Point
 from seqreg.losses import at_least_float32
 from seqreg.noise import arithmetic_dtype
 
@@ -41,7 +41,30 @@ class Stack:
     norm: nn.LayerNorm | None = None
 
 
-class EmbeddingTap:
+class _StackHooks:
+    """Hooks that are there inside a `with` block, and work only while the stack itself runs."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack, self._inside = stack, False
+        self._handles: list[RemovableHandle] = []
+
+    def _begin(self, *_: Any) -> None:
+        self._inside = True
+
+    def _end(self, *_: Any) -> None:
+        self._inside = False
+
+    def _watch(self, hook: RemovableHandle) -> None:
+        before = self.stack.module.register_forward_pre_hook(self._begin)
+        self._handles = [before, self.stack.module.register_forward_hook(self._end), hook]
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._inside = False
+
+
+class EmbeddingTap(_StackHooks):
     """Inside `with EmbeddingTap(stack, delta) as tap:` one forward pass sees its embeddings shifted by `delta`.
 
     Args:
@@ -63,13 +86,12 @@ class EmbeddingTap:
         if point == "layernorm" and stack.norm is None:
             name = type(stack.module).__name__
             raise BadInput(f"{name} has no LayerNorm on its embeddings to perturb after: use 'scaled' or 'word'")
-        self.stack, self.delta, self.point, self.detach = stack, delta, point, detach
-        self.fired, self._inside = 0, False
+        super().__init__(stack)
+        self.delta, self.point, self.detach, self.fired = delta, point, detach, 0
         self.strange = ""
         """The type of what the embedding gave, if it was no tensor (I-BERT's gives the scale of its integers too)."""
         self.dtype: torch.dtype | None = None
         self._consumed: Callable[[], Tensor] | None = None
-        self._handles: list[RemovableHandle] = []
 
     @property
     def embeds(self) -> Tensor | None:
@@ -78,21 +100,16 @@ class EmbeddingTap:
 
     def __enter__(self) -> EmbeddingTap:
         stack = self.stack
-        self._handles = [
-            stack.module.register_forward_pre_hook(self._begin),
-            stack.module.register_forward_hook(self._end),
-        ]
         if self.point == "embedding" or stack.norm is None:
-            self._handles.append(stack.embedding.register_forward_hook(self._at_embedding))
+            self._watch(stack.embedding.register_forward_hook(self._at_embedding))
         elif self.point == "layernorm":
-            self._handles.append(stack.norm.register_forward_hook(self._after_norm))
+            self._watch(stack.norm.register_forward_hook(self._after_norm))
         else:
-            self._handles.append(stack.norm.register_forward_pre_hook(self._before_norm))
+            self._watch(stack.norm.register_forward_pre_hook(self._before_norm))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        for handle in self._handles:
-            handle.remove()
+    def __exit__(self, kind: object = None, *_: object) -> None:
+        super().__exit__()
         if kind is None and self.delta is not None and self.fired != 1:
             raise BadInput(self.complaint())
 
@@ -104,12 +121,6 @@ class EmbeddingTap:
             f"the perturbation of {stack} was applied {self.fired} times instead of once: its {embedding} must be "
             "called exactly once a forward pass; feed input_ids, not inputs_embeds"
         )
-
-    def _begin(self, *_: Any) -> None:
-        self._inside = True
-
-    def _end(self, *_: Any) -> None:
-        self._inside = False
 
     def _at_embedding(self, embedding: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         if not self._inside or (self.fired and _only_padding(embedding, inputs[0])):
@@ -151,11 +162,16 @@ class EmbeddingTap:
         return ((embeds.detach() if self.detach else embeds) + delta * unit).to(embeds.dtype)
 
 
-class Tapped(Mapping[tuple[str, Point], Tensor]):
-    """What was tapped exactly once; asking for anything else is an error."""
+class TappedEmbeddings(Mapping[tuple[str, Point], Tensor]):
+    """The embeddings of one pass, by site and point; what was not consumed exactly once is an error to ask for."""
 
     def __init__(self, taps: Mapping[tuple[str, Point], EmbeddingTap]) -> None:
         self.taps = taps
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The coarsest that the embeddings met."""
+        return next((tap.dtype for tap in self.taps.values() if tap.dtype is not None), None)
 
     def __getitem__(self, key: tuple[str, Point]) -> Tensor:
         if key not in self.taps:
@@ -172,18 +188,26 @@ class Tapped(Mapping[tuple[str, Point], Tensor]):
         return len(self.taps)
 
 
-def readers(stacks: Mapping[str, Stack]) -> dict[tuple[str, Point], EmbeddingTap]:
-    """Taps that only read, at every point that the stacks have."""
+@contextlib.contextmanager
+def perturbed(stacks: Mapping[str, Stack], perturbations: Sequence[Perturbation]) -> Iterator[TappedEmbeddings]:
+    """One pass inside has these perturbations, and what its stacks consume is read at every point that they have."""
     points: tuple[Point, ...] = ("embedding", "normalised", "layernorm")
-    return {
+    readers = {
         (name, point): EmbeddingTap(stack, point=point)
         for name, stack in stacks.items()
         for point in points
         if point != "layernorm" or stack.norm is not None
     }
+    with contextlib.ExitStack() as exits:
+        for change in perturbations:
+            for name, delta in change.delta.items():
+                exits.enter_context(EmbeddingTap(stacks[name], delta, change.point, change.detach))
+        for reader in readers.values():
+            exits.enter_context(reader)
+        yield TappedEmbeddings(readers)
 
 
-class Lookup:
+class Lookup(_StackHooks):
     """The embeddings that a stack looked up, for all passes over the same tokens.
 
     A lookup in a large table has a dense gradient; passes that share one lookup share its gradient, and so do two
@@ -192,10 +216,9 @@ class Lookup:
     """
 
     def __init__(self, stack: Stack) -> None:
-        self.stack = stack
-        self._inside = self._done = False
-        self._handles: list[RemovableHandle] = []
-        self._found: Tensor | None = None
+        super().__init__(stack)
+        self._done = False
+        self._embeds: Tensor | None = None
         self._tokens: Tensor | None = None  # that a stack before this one has looked up for it
         self._next: tuple[Lookup, Tensor] | None = None
 
@@ -206,44 +229,29 @@ class Lookup:
 
     def also_for(self, later: Lookup, tokens: Tensor) -> None:
         """Look up the tokens of a later stack too, if it has the same table."""
-        own, other = self.stack.embedding, later.stack.embedding
-        same = type(own) is type(other) and own.weight is other.weight and self.stack.inner == later.stack.inner
-        if same and own.padding_idx == other.padding_idx:
+        first, second = self.stack.embedding, later.stack.embedding
+        same = type(first) is type(second) and first.weight is second.weight and self.stack.inner == later.stack.inner
+        if same and first.padding_idx == second.padding_idx:
             self._next = later, tokens
 
     def __enter__(self) -> Lookup:
         self._done = False
-        self._handles = [
-            self.stack.module.register_forward_pre_hook(self._begin),
-            self.stack.module.register_forward_hook(self._end),
-            self.stack.embedding.register_forward_hook(self._look),
-        ]
+        self._watch(self.stack.embedding.register_forward_hook(self._look))
         return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._inside = False
-
-    def _begin(self, *_: Any) -> None:
-        self._inside = True
-
-    def _end(self, *_: Any) -> None:
-        self._inside = False
 
     def _look(self, embedding: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         if not self._inside or self._done:
             return None
         self._done = True
-        if self._found is None and self._next is not None and inputs[0].device == self._next[1].device:
+        if self._embeds is None and self._next is not None and inputs[0].device == self._next[1].device:
             later, tokens = self._next
             both = embedding.forward(torch.cat([inputs[0].flatten(), tokens.flatten()]))
-            self._found = both[: inputs[0].numel()].view(output.shape)
-            later._found, later._tokens = both[inputs[0].numel() :].view(*tokens.shape, -1), tokens
+            self._embeds = both[: inputs[0].numel()].view(output.shape)
+            later._embeds, later._tokens = both[inputs[0].numel() :].view(*tokens.shape, -1), tokens
         foreign = self._tokens is not None and not torch.equal(self._tokens, inputs[0])
-        if self._found is None or self._found.shape != output.shape or foreign:
-            self._found, self._tokens = output, None
-        return self._found.clone()  # some models change it in place
+        if self._embeds is None or self._embeds.shape != output.shape or foreign:
+            self._embeds, self._tokens = output, None
+        return self._embeds.clone()  # some models change it in place
 
 
 def _only_padding(embedding: nn.Module, ids: Tensor) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from seqreg.errors import BadInput
 from seqreg.forward import Forward, Pass, Perturbation, PerturbationSite
 from seqreg.fused.head import Projection
-from seqreg.integrations.embedding_hook import EmbeddingTap, Stack, Tapped, readers
+from seqreg.integrations.embedding_hook import Stack, perturbed
 from seqreg.integrations.fairseq_plugin import model as fs
 
 
@@ -60,19 +60,13 @@ class FairseqForward(Forward):
             inputs = {key: value[rows] if isinstance(value, Tensor) else value for key, value in inputs.items()}
         options = {**self.options, "return_all_hiddens": True} if hidden else self.options
         with contextlib.ExitStack() as exits:
-            for shift in shifts:
-                for name, delta in shift.delta.items():
-                    exits.enter_context(EmbeddingTap(self.stacks[name], delta, shift.point, shift.detach))
-            taps = readers(self.stacks)
-            for tap in taps.values():
-                exits.enter_context(tap)
+            embeds = exits.enter_context(perturbed(self.stacks, shifts))
             states = exits.enter_context(_layers(self.stacks)) if hidden else {}
             output, _ = (self.module if self.observing else self.model)(**inputs, **options)
-        dtype = next((tap.dtype for tap in taps.values() if tap.dtype is not None), None)
         if self.projection is None:
-            return Pass(output, Tapped(taps), states, dtype=dtype, rows=rows)
+            return Pass(output, embeds, states, dtype=embeds.dtype, rows=rows)
         projection = _project(output, self.projection)
-        return Pass(projection.logits, Tapped(taps), states, dtype=dtype, projection=projection, rows=rows)
+        return Pass(projection.logits, embeds, states, dtype=embeds.dtype, projection=projection, rows=rows)
 
 
 def _project(states: Tensor, head: nn.Linear) -> Projection:

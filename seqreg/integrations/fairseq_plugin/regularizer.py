@@ -22,25 +22,34 @@ from seqreg.integrations.fairseq_plugin.forward import FairseqForward
 from seqreg.losses import IGNORE
 
 
-class Divisor(Count):
-    """What fairseq divides by, where the other count of the whole update cannot be known.
+class SampleSize(Count):
+    """What fairseq divides by, where the other count of the whole update cannot be known: asking for it is an error.
 
     fairseq adds up the gradients of all micro-batches on all workers and then divides by the sum of their
     sample_size: tokens, or sentences with --sentence-avg. A criterion sees one micro-batch at a time.
     """
 
-    def __init__(self, size: float, *, sentences: bool) -> None:
-        object.__setattr__(self, "sequences" if sentences else "labels", size)
+    size: float
+    sentences: bool
 
-    def __getattr__(self, name: str) -> float:
-        if name not in ("labels", "sequences"):
-            raise AttributeError(name)
-        asked, known = ("tokens", "sentences") if name == "labels" else ("sentences", "tokens")
-        fix = "per: sequence" if name == "labels" else "per: token, or --sentence-avg"
-        raise BadInput(
-            f"a term is averaged over {asked}, and fairseq divides several micro-batches or workers by their {known}: "
-            f"set {fix}, or train with --update-freq 1 on one worker"
-        )
+    def __init__(self, size: float, *, sentences: bool) -> None:
+        self.__dict__.update(size=size, sentences=sentences)  # the class is frozen
+
+    @property
+    def labels(self) -> float:
+        return self._known(not self.sentences, "tokens", "sentences", "per: sequence")
+
+    @property
+    def sequences(self) -> float:
+        return self._known(self.sentences, "sentences", "tokens", "per: token, or --sentence-avg")
+
+    def _known(self, known: bool, wanted: str, divisor: str, fix: str) -> float:
+        if not known:
+            raise BadInput(
+                f"a term is averaged over {wanted}, and fairseq divides several micro-batches or workers by their "
+                f"{divisor}: set {fix}, or train with --update-freq 1 on one worker"
+            )
+        return self.size
 
 
 class Regularizer:
@@ -90,7 +99,7 @@ class Regularizer:
             return Count(len(labels), len(labels))
         sentences = self.criterion.per == "sequence"
         if not self.alone:
-            return Divisor(size, sentences=sentences)
+            return SampleSize(size, sentences=sentences)
         here = Count.of(labels != IGNORE)
         return replace(here, sequences=size) if sentences else replace(here, labels=size)
 
@@ -107,10 +116,14 @@ def answered() -> Iterator[None]:
 
 def logged(report: LossReport, size: float) -> dict[str, Any]:
     """The parts of a loss as sums over the micro-batch, in nats; `log_parts` divides them."""
-    found: dict[str, Any] = {f"part/{name}": part * size for name, part in report.parts.items()}
-    found |= {f"task/{name}": task * size for name, task in report.tasks.items()}
-    found |= {f"value/{name}": value * size for name, value in report.values.items() if name != "nll"}
-    return found | {f"weight/{name}": weight * size for name, weight in report.weights.items()}
+    values = {name: value for name, value in report.values.items() if name != "nll"}
+    kinds: dict[str, Mapping[str, Any]] = {
+        "part": report.parts,
+        "task": report.tasks,
+        "value": values,
+        "weight": report.weights,
+    }
+    return {f"{kind}/{name}": number * size for kind, numbers in kinds.items() for name, number in numbers.items()}
 
 
 def log_parts(logs: Sequence[Mapping[str, Any]]) -> None:

@@ -15,7 +15,7 @@ from transformers import EncoderDecoderModel
 from seqreg.context import Context, Count, Kind
 from seqreg.errors import BadInput
 from seqreg.forward import Forward, Pass, Perturbation, PerturbationSite
-from seqreg.integrations.embedding_hook import EmbeddingTap, Lookup, Stack, Tapped, readers
+from seqreg.integrations.embedding_hook import Lookup, Stack, perturbed
 from seqreg.integrations.hf import model as hf
 from seqreg.integrations.hf.lazy_logits import Pending, deferred, head_of
 from seqreg.losses import IGNORE, check_labels
@@ -52,28 +52,22 @@ class HFForward(Forward):
         inputs = self.inputs
         if rows is not None:
             inputs = {key: value[rows] if isinstance(value, Tensor) else value for key, value in inputs.items()}
-        asked = {"output_hidden_states": True} if hidden else {}
+        options = {"output_hidden_states": True} if hidden else {}
         with contextlib.ExitStack() as exits:
             if torch.is_grad_enabled() and not self.observing:
                 for lookup in self.lookups if rows is None else self._lookups(inputs):
                     exits.enter_context(lookup)
-            for shift in shifts:
-                for name, delta in shift.delta.items():
-                    exits.enter_context(EmbeddingTap(self.stacks[name], delta, shift.point, shift.detach))
-            taps = readers(self.stacks)
-            for tap in taps.values():
-                exits.enter_context(tap)
+            embeds = exits.enter_context(perturbed(self.stacks, shifts))
             exits.enter_context(deferred(self.head))
-            output = (self.module if self.observing else self.model)(**inputs, **asked)
-        dtype = next((tap.dtype for tap in taps.values() if tap.dtype is not None), None)
+            output = (self.module if self.observing else self.model)(**inputs, **options)
         states = _hidden_states(output, self.stacks) if hidden else {}
         aux = hf.aux_loss(self.module, output, inputs)
-        embeds, causal = Tapped(taps), self.task == "causal"  # what follows the last token has no label
+        causal = self.task == "causal"  # what follows the last token has no label
         if isinstance(output.logits, Pending) and output.logits.made is not None:
             output.logits = output.logits.made  # and perhaps changed
         if not isinstance(output.logits, Pending):
             logits = output.logits[:, :-1] if causal else output.logits
-            return Pass(logits, embeds, states, lambda _: output, dtype, rows=rows, aux_loss=aux)
+            return Pass(logits, embeds, states, lambda _: output, embeds.dtype, rows=rows, aux_loss=aux)
         pending: Pending = output.logits
         projection = pending.projection
         if causal:
@@ -83,15 +77,15 @@ class HFForward(Forward):
             output.logits = pending.tensor() if causal else view.logits
             return output
 
-        return Pass(projection.logits, embeds, states, whole, dtype, projection, rows, aux)
+        return Pass(projection.logits, embeds, states, whole, embeds.dtype, projection, rows, aux)
 
     def _lookups(self, inputs: Mapping[str, Any]) -> list[Lookup]:
-        """One lookup a stack, and one for both where the decoder's tokens are known and the table is the encoder's."""
-        found = {name: Lookup(stack) for name, stack in self.stacks.items() if Lookup.possible(stack)}
+        """One lookup per stack, or one for both where the decoder's tokens are known and its table is the encoder's."""
+        lookups = {name: Lookup(stack) for name, stack in self.stacks.items() if Lookup.possible(stack)}
         tokens = inputs.get("decoder_input_ids")
-        if tokens is not None and {"encoder", "decoder"} <= found.keys():
-            found["encoder"].also_for(found["decoder"], tokens)
-        return list(found.values())
+        if tokens is not None and {"encoder", "decoder"} <= lookups.keys():
+            lookups["encoder"].also_for(lookups["decoder"], tokens)
+        return list(lookups.values())
 
     def other_source(self) -> Pass | None:
         rows = next((len(v) for v in self.inputs.values() if isinstance(v, Tensor)), 0)
@@ -202,12 +196,8 @@ def _batch_size(inputs: Mapping[str, Any]) -> int | None:
 
 def _hidden_states(output: Any, stacks: Mapping[str, Stack]) -> dict[str, tuple[Tensor, ...]]:
     """Outputs of the layers of every stack; what a stack starts from is left out."""
-    found = {}
-    for name in stacks:
-        states = output.get(f"{name}_hidden_states") if len(stacks) > 1 else output.get("hidden_states")
-        if states is not None:
-            found[name] = tuple(states[1:])
-    return found
+    states = {name: output.get(f"{name}_hidden_states" if len(stacks) > 1 else "hidden_states") for name in stacks}
+    return {name: tuple(layers[1:]) for name, layers in states.items() if layers is not None}
 
 
 def context(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -86,10 +86,7 @@ class Pending:
         return func(*_tensors(args), **{key: _tensors([value])[0] for key, value in (kwargs or {}).items()})
 
     def _with(self, **changes: Any) -> Pending:
-        given = {
-            name: getattr(self.projection, name) for name in ("states", "weight", "bias", "dtype", "requires_grad")
-        }
-        return Pending(Projection(**{**given, **changes}))
+        return Pending(replace(self.projection, **changes))
 
 
 def _on_tensor(name: str) -> Any:

@@ -113,11 +113,11 @@ class Subject(Material):
         shift = None if delta is None else Perturbation({ctx.sites("input")[0]: delta})
         view, mask = ctx.forward(shift, dropout="off", grad=False), ctx.mask
         labels, rows = ctx.labels[mask].cpu().numpy(), mask.nonzero()[:, 0].cpu().numpy()
-        projection = view.projection
+        projection = view.deferred
         if ctx.kind != "tokens":
             logits = view.logits[mask]
             return [Piece(lambda: logits, labels, rows)]
-        if not view.deferred or projection is None:
+        if projection is None:
             return [Piece(lambda: ctx.forward(shift, dropout="off", grad=False).logits[mask], labels, rows)]
         states = torch.split(projection.states[mask], ROWS)
         ends = np.cumsum([len(part) for part in states])[:-1]
