@@ -31,18 +31,13 @@ WINDOW = 16
 
 
 def predict(
-    folder: Path,
-    source: str,
-    target: str,
-    overrides: tuple[str, ...] = (),
-    *,
-    trust: bool = False,
+    folder: Path, source: str, target: str, overrides: tuple[str, ...] = (), *, trust: bool = False,
     as_json: bool = False,
-) -> int:
+) -> int:  # fmt: skip
     """Read `source`, write `target` ("-" for the standard streams), and return how many were predicted.
 
-    Text has one example a line (the two texts of a pair apart by a tab), with <n> for line breaks inside. JSONL, CSV,
-    TSV and Parquet have the card's columns, and become JSONL: every row with its "prediction".
+    Text has one example per line (the two texts of a pair apart by a tab), with <n> for line breaks inside. JSONL, CSV,
+    TSV and Parquet have the card's columns, and become JSONL: every record with its "prediction".
     """
     run = trained(folder, overrides, trust=trust)
     if source != "-" and not os.path.isfile(source):
@@ -51,8 +46,8 @@ def predict(
         writable(target, "--output ")
     if target != "-" and os.path.exists(target) and os.path.exists(source) and os.path.samefile(source, target):
         raise BadInput(f"{target}: the input would be overwritten: choose another output")
-    whole = Path(source).suffix in readers.ENDINGS
-    read = _rows if whole else _lines
+    structured = Path(source).suffix in readers.ENDINGS
+    read = _records if structured else _lines
     size = None if source == "-" else sum(1 for _ in read(source, run.card))  # and all of it is right
     tokenizer = models.load_tokenizer(run.config, (), trust=trust)
     model = models.load_model(run.config, run.card, tokenizer, trust=trust, trained=True).eval()
@@ -61,10 +56,10 @@ def predict(
     with contextlib.nullcontext(_standard(sys.stdout)) if target == "-" else _opened(target) as out:
         with Progress(*columns(), console=console, disable=not console.is_terminal, transient=True) as progress:
             bar = Bar(progress, "predicting", size, "example")
-            for row, found in _answers(model, tokenizer, run, read(source, run.card)):
-                _write(out, row, found, whole or as_json or target.endswith(".jsonl"))
+            for record, prediction in _predictions(model, tokenizer, run, read(source, run.card)):
+                _write(out, record, prediction, structured or as_json or target.endswith(".jsonl"))
                 written += 1
-                empty += found["prediction"] == ""
+                empty += prediction["prediction"] == ""
                 bar.at(written)
     if empty:
         warn(f"seqreg: warning: {empty} of {written} predictions are empty")
@@ -85,11 +80,11 @@ def _standard(stream: TextIO) -> TextIO:
     return stream
 
 
-def _rows(source: str, card: Card) -> Iterator[tuple[dict[str, Any], Example]]:
-    for where, row in readers.read(Path(source)):
-        one = example(card, row, where, labelled=False)
-        if one is not None:
-            yield row, one
+def _records(source: str, card: Card) -> Iterator[tuple[dict[str, Any], Example]]:
+    for where, record in readers.read(Path(source)):
+        parsed = example(card, record, where, labelled=False)
+        if parsed is not None:
+            yield record, parsed
 
 
 def _lines(source: str, card: Card) -> Iterator[tuple[dict[str, Any], Example]]:
@@ -117,34 +112,32 @@ def _stdin() -> Iterator[tuple[int, str]]:
         raise BadInput(f"-: not UTF-8 ({error.reason})") from None
 
 
-def _write(out: TextIO, row: dict[str, Any], found: dict[str, Any], as_json: bool) -> None:
+def _write(out: TextIO, record: dict[str, Any], prediction: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        line = to_json({**row, **found}, ensure_ascii=False, default=str)
-        out.write((plain(line) if out.isatty() else line) + "\n")
+        line = to_json({**record, **prediction}, ensure_ascii=False, default=str)
     else:
-        text = one_line(str(found["prediction"]))
-        out.write((plain(text) if out.isatty() else text) + "\n")
+        line = one_line(str(prediction["prediction"]))
+    out.write((plain(line) if out.isatty() else line) + "\n")
     out.flush()
 
 
-def _answers(
+def _predictions(
     model: Any, tokenizer: Any, run: Run, read: Iterable[tuple[dict[str, Any], Example]]
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Rows with predictions, in their order; batches are made of texts of like length within a window."""
-    size, read = run.config.evaluation.per_device_eval_batch_size, iter(read)
+    """Records with predictions, in their order; batches are made of texts of like length within a window."""
+    size, data, read = run.config.evaluation.per_device_eval_batch_size, run.config.data, iter(read)
     while window := list(itertools.islice(read, size * WINDOW)):
-        coded = [
-            dict(models.encode(tokenizer, one, run.config.data.source_prefix, run.config.data.max_source_length))
-            for _, one in window
+        encoded = [
+            dict(models.encode(tokenizer, example, data.source_prefix, data.max_source_length)) for _, example in window
         ]
-        order = sorted(range(len(window)), key=lambda index: -len(coded[index]["input_ids"]))
-        found: dict[int, dict[str, Any]] = {}
+        order = sorted(range(len(window)), key=lambda index: -len(encoded[index]["input_ids"]))
+        predictions: dict[int, dict[str, Any]] = {}
         for start in range(0, len(order), size):
             chosen = order[start : start + size]
-            batch = tokenizer.pad([coded[index] for index in chosen], return_tensors="pt").to(model.device)
-            found.update(zip(chosen, _batch(model, tokenizer, run.card, batch), strict=True))
-        for index, (row, _) in enumerate(window):
-            yield row, found[index]
+            batch = tokenizer.pad([encoded[index] for index in chosen], return_tensors="pt").to(model.device)
+            predictions.update(zip(chosen, _batch(model, tokenizer, run.card, batch), strict=True))
+        for index, (record, _) in enumerate(window):
+            yield record, predictions[index]
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from seqreg.cli import commands, predict
+from seqreg.cli import predict, training
 from seqreg.errors import BadInput
 from seqreg.metrics.variety import collapse, variety
 from seqreg.workbench.config import cards, run_config
@@ -149,4 +149,4 @@ def test_b11_evaluate_does_not_write_into_a_folder_of_something_else(tmp_path: P
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
     with pytest.raises(BadInput, match="the folder is not empty, and holds no scores of seqreg"):
-        commands.evaluate(tmp_path / "run", None, tmp_path / "mine", [])
+        training.evaluate(tmp_path / "run", output=tmp_path / "mine")
