@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
@@ -16,7 +15,7 @@ from seqreg.cli.options import Json, print_result
 from seqreg.errors import BadInput
 from seqreg.workbench.text.atomic_files import writable
 from seqreg.workbench.text.escape import plain
-from seqreg.workbench.text.terminal import console, print_json
+from seqreg.workbench.text.terminal import console
 
 if TYPE_CHECKING:
     from seqreg.bench.measure import Bench
@@ -98,7 +97,7 @@ def _steps(
 
         measured = measure.measure(size, terms, rounds, threads, presets, tell)
     if as_json:
-        print_json(asdict(measured))
+        print_result(measured, as_json=True)
     else:
         _print_steps(measured)
     if plot is not None:  # after the numbers, which are not lost if it fails

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
@@ -16,9 +17,9 @@ out = Console(highlight=False, markup=False)
 
 
 def print_result(document: Any, *tables: Any, as_json: bool) -> None:
-    """Print tables and sentences for people, or the document for programs."""
+    """Print tables and sentences for people, or the document, JSON or a dataclass, for programs."""
     if as_json:
-        print_json(document)
+        print_json(asdict(document) if is_dataclass(document) and not isinstance(document, type) else document)
         return
     for table in tables:
         out.print(table, soft_wrap=isinstance(table, str))

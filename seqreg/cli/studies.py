@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal, Optional
 
@@ -35,7 +34,7 @@ from seqreg.studies.compare import plan as comparison_plan
 from seqreg.workbench.config import cards, lookup, run_config
 from seqreg.workbench.config.methods import parse
 from seqreg.workbench.text.escape import plain
-from seqreg.workbench.text.terminal import console, print_json, quiet
+from seqreg.workbench.text.terminal import console, quiet
 
 app = typer.Typer()
 PANEL = "Studies"
@@ -111,7 +110,7 @@ def compare(
     console.print(f"A page about it: seqreg report {plain(shlex.quote(str(output)))}", soft_wrap=True)
     changes = next(table for table in finding.tables if table.title == conclusions.CHANGES)
     tables = conclusions.verdict_table(finding.values), terminal_table(changes)
-    print_result(asdict(finding), *tables, *map(plain, finding.summary), as_json=as_json)
+    print_result(finding, *tables, *map(plain, finding.summary), as_json=as_json)
 
 
 @app.command(rich_help_panel=PANEL)
@@ -138,8 +137,7 @@ def report(
 
     path = report.report(folder, output, markdown=markdown, latex=latex)
     console.print(f"Written: {plain(path)}", soft_wrap=True)
-    if as_json:
-        print_json({"written": str(path)})
+    print_result({"written": str(path)}, as_json=as_json)
 
 
 @app.command(rich_help_panel=PANEL)

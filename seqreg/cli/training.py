@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -15,7 +14,7 @@ from seqreg.workbench.config import run_config
 from seqreg.workbench.scores.tables import METRICS, score_table
 from seqreg.workbench.text.atomic_files import writable
 from seqreg.workbench.text.escape import plain
-from seqreg.workbench.text.terminal import console, print_json, quiet
+from seqreg.workbench.text.terminal import console, quiet
 
 app = typer.Typer()
 
@@ -90,7 +89,7 @@ def check(
 
     quiet()
     outline = check.check(run)
-    print_result(asdict(outline), outline, as_json=as_json)
+    print_result(outline, outline, as_json=as_json)
 
 
 @app.command()
@@ -185,8 +184,7 @@ def predict(
     count = predict.predict(run, source, output, tuple(settings or ()), trust=trust, as_json=as_json)
     if output != "-":
         console.print(f"{count} predictions in {plain(output)}")
-        if as_json:
-            print_json({"predictions": count, "output": output})
+        print_result({"predictions": count, "output": output}, as_json=as_json)
 
 
 @app.command()
@@ -205,4 +203,4 @@ def replay(
 
     quiet()
     replayed = replay.replay(crash, trust=trust)
-    print_result(asdict(replayed), replay.shown(replayed), as_json=as_json)
+    print_result(replayed, replay.shown(replayed), as_json=as_json)

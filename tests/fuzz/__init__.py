@@ -156,7 +156,7 @@ class Fuzz:
         path = self.file("plan.yaml", content)
         done = BadInput("all of it is right")
         with (
-            mock.patch.object(chain, "train_run", side_effect=done),
+            mock.patch.object(chain, "_train_and_probe", side_effect=done),
             mock.patch.object(probe, "load_all", side_effect=done),
         ):
             self.attempt("chain", path) if command == "chain" else self.attempt("probe", ".", "--tasks", path)
