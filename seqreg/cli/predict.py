@@ -7,7 +7,7 @@ import io
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,12 +15,12 @@ import torch
 from rich.progress import Progress
 
 from seqreg.errors import BadInput
+from seqreg.studies.common.trained_model import TrainedModel
 from seqreg.workbench.config.cards import Card
-from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.data import models, readers
 from seqreg.workbench.data.examples import Example, example
 from seqreg.workbench.run.train import trained
-from seqreg.workbench.scores.evaluate import class_row, decode
+from seqreg.workbench.scores.evaluate import class_row
 from seqreg.workbench.text.atomic_files import to_json, writable
 from seqreg.workbench.text.escape import one_line, plain
 from seqreg.workbench.text.progress import Bar, columns
@@ -39,7 +39,7 @@ def predict(
     Text has one example per line (the two texts of a pair apart by a tab), with <n> for line breaks inside. JSONL, CSV,
     TSV and Parquet have the card's columns, and become JSONL: every record with its "prediction".
     """
-    run = trained(folder, overrides, trust=trust)
+    model = TrainedModel(folder, trained(folder, overrides, trust=trust))
     if source != "-" and not os.path.isfile(source):
         raise BadInput(f"{source}: no such file")
     if target != "-":
@@ -48,15 +48,13 @@ def predict(
         raise BadInput(f"{target}: the input would be overwritten: choose another output")
     structured = Path(source).suffix in readers.ENDINGS
     read = _records if structured else _lines
-    size = None if source == "-" else sum(1 for _ in read(source, run.card))  # and all of it is right
-    tokenizer = models.load_tokenizer(run.config, (), trust=trust)
-    model = models.load_model(run.config, run.card, tokenizer, trust=trust, trained=True).eval()
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    size = None if source == "-" else sum(1 for _ in read(source, model.card))  # and all of it is right
+    _ = model.model  # what is wrong with it is told before anything is written
     written = empty = 0
     with contextlib.nullcontext(_standard(sys.stdout)) if target == "-" else _opened(target) as out:
         with Progress(*columns(), console=console, disable=not console.is_terminal, transient=True) as progress:
             bar = Bar(progress, "predicting", size, "example")
-            for record, prediction in _predictions(model, tokenizer, run, read(source, run.card)):
+            for record, prediction in _predictions(model, read(source, model.card)):
                 _write(out, record, prediction, structured or as_json or target.endswith(".jsonl"))
                 written += 1
                 empty += prediction["prediction"] == ""
@@ -122,10 +120,11 @@ def _write(out: TextIO, record: dict[str, Any], prediction: dict[str, Any], as_j
 
 
 def _predictions(
-    model: Any, tokenizer: Any, run: Run, read: Iterable[tuple[dict[str, Any], Example]]
+    model: TrainedModel, read: Iterator[tuple[dict[str, Any], Example]]
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Records with predictions, in their order; batches are made of texts of like length within a window."""
-    size, data, read = run.config.evaluation.per_device_eval_batch_size, run.config.data, iter(read)
+    config, tokenizer = model.run.config, model.tokenizer
+    size, data = config.evaluation.per_device_eval_batch_size, config.data
     while window := list(itertools.islice(read, size * WINDOW)):
         encoded = [
             dict(models.encode(tokenizer, example, data.source_prefix, data.max_source_length)) for _, example in window
@@ -134,15 +133,15 @@ def _predictions(
         predictions: dict[int, dict[str, Any]] = {}
         for start in range(0, len(order), size):
             chosen = order[start : start + size]
-            batch = tokenizer.pad([encoded[index] for index in chosen], return_tensors="pt").to(model.device)
-            predictions.update(zip(chosen, _batch(model, tokenizer, run.card, batch), strict=True))
+            batch = tokenizer.pad([encoded[index] for index in chosen], return_tensors="pt").to(model.model.device)
+            predictions.update(zip(chosen, _batch(model, batch), strict=True))
         for index, (record, _) in enumerate(window):
             yield record, predictions[index]
 
 
 @torch.no_grad()
-def _batch(model: Any, tokenizer: Any, card: Card, batch: Any) -> list[dict[str, Any]]:
-    if card.kind == "generation":
-        return [{"prediction": text} for text in decode(model.generate(**batch).cpu().numpy(), tokenizer, card)]
-    outputs = model(**batch).logits.float().cpu().numpy()
-    return [{k: v for k, v in class_row(0, output, card).items() if k != "index"} for output in outputs]
+def _batch(model: TrainedModel, batch: Any) -> list[dict[str, Any]]:
+    if model.generates:
+        return [{"prediction": text} for text in model.texts(model.generate(batch))]
+    outputs = model.model(**batch).logits.float().cpu().numpy()
+    return [{k: v for k, v in class_row(0, output, model.card).items() if k != "index"} for output in outputs]

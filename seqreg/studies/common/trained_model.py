@@ -156,8 +156,10 @@ class TrainedModel:
     def generate(self, batch: Batch, delta: Delta | None = None) -> Tensor:
         """Generated ids, by the generation settings of the run."""
         source = {key: value for key, value in batch.items() if key != "labels"}
-        stack = next(iter(hf.stacks(self.model).values()))
-        with contextlib.nullcontext() if delta is None else EmbeddingTap(stack, delta):
+        tap: Any = contextlib.nullcontext()
+        if delta is not None:
+            tap = EmbeddingTap(next(iter(hf.stacks(self.model).values())), delta)
+        with tap:
             ids: Tensor = self.model.generate(**source)
         return ids
 

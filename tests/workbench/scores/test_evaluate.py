@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from seqreg.cli import predict, training
 from seqreg.errors import BadInput
 from seqreg.metrics.variety import collapse, variety
+from seqreg.studies.common import trained_model
 from seqreg.workbench.config import cards, run_config
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.run import train
@@ -131,7 +132,7 @@ def test_w11_predict_says_how_many_are_empty(writer_run: Path, tmp_path: Path, m
     lines = told(monkeypatch)
     (tmp_path / "in.txt").write_text("a\nb\nc\n")
     answers: Any = iter(["", "x", ""])
-    monkeypatch.setattr(predict, "decode", lambda ids, *_: [next(answers) for _ in ids])
+    monkeypatch.setattr(trained_model, "decode", lambda ids, *_: [next(answers) for _ in ids])
     assert predict.predict(writer_run, str(tmp_path / "in.txt"), str(tmp_path / "out.txt")) == 3
     assert lines == ["seqreg: warning: 2 of 3 predictions are empty"]
 
