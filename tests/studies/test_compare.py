@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, script: str = "exit 0") -> list[tuple[str, int]]:
-    """Trainings are a line of shell; what was started is noted."""
+    """Runs are a line of shell; what was started is noted."""
     started: list[tuple[str, int]] = []
 
     def start(plan: comparison.ComparisonPlan, job: comparison.Job, trust: bool = False) -> subprocess.Popen[bytes]:
@@ -73,7 +73,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, script: str = "exit 0") -> list[tup
         ({"settings": ["optimisation.step=5"]}, "did you mean 'max_steps'"),
         ({"settings": ["data.path=nowhere.jsonl"]}, "data.path=nowhere.jsonl: no such file or folder"),
         ({"alpha": 5.0}, "--alpha 5.0: expected a number between 0 and 1"),
-        ({"jobs": 0}, "--jobs 0"),
+        ({"at_a_time": 0}, "--jobs 0"),
         ({"collect": True}, "has no comparison yet"),
         ({"launcher": "sbatch"}, "expected 'print', or a command with {}"),
         ({"launcher": "sbatch --wrap='{}"}, "expected 'print', or a command with {}"),
@@ -150,7 +150,7 @@ def test_failures_are_kept_and_only_retried_when_asked(tmp_path: Path, monkeypat
     chosen = compare("quickstart", ["r3f"], "2", tmp_path)
     assert chosen is not None
     states = {(job.method, job.seed): jobs.state(job) for job in chosen.jobs(tmp_path)}
-    assert states["r3f", 2] == jobs.State(jobs.FAILED, 3, "seqreg: not finite")
+    assert states["r3f", 2] == jobs.JobState(jobs.FAILED, 3, "seqreg: not finite")
     assert states["baseline", 2].kind == jobs.FINISHED
     started.clear()
     compare("quickstart", ["r3f"], "2", tmp_path)
@@ -173,7 +173,7 @@ def test_a_crash_is_known_by_its_last_line(tmp_path: Path, monkeypatch: pytest.M
     pretend(monkeypatch, "echo 'seqreg: stopped'; echo Traceback; echo 'RuntimeError: out of memory'; exit 1")
     chosen = compare("quickstart", ["r3f"], "1", tmp_path)
     assert chosen is not None
-    assert jobs.state(chosen.jobs(tmp_path)[0]) == jobs.State(jobs.FAILED, 1, "RuntimeError: out of memory")
+    assert jobs.state(chosen.jobs(tmp_path)[0]) == jobs.JobState(jobs.FAILED, 1, "RuntimeError: out of memory")
 
 
 def test_input_that_a_training_refuses_stops_the_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +209,7 @@ def test_a_launcher_takes_lines_of_shell_and_collect_gathers(
     assert [jobs.state(job).kind for job in chosen.jobs(folder)] == [jobs.FAILED] * 4
 
 
-def test_sigterm_ends_the_trainings_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigterm_ends_the_runs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, "exec sleep 60")
     running = jobs.start
     pids = []
@@ -255,18 +255,18 @@ def seqreg(*words: str | Path) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.slow
-def test_a_killed_comparison_takes_its_trainings_along_and_goes_on(tmp_path: Path) -> None:
+def test_a_killed_comparison_takes_its_runs_along_and_is_resumed(tmp_path: Path) -> None:
     folder, end = tmp_path / "c", time.monotonic() + 200
     words = ["compare", "quickstart", "-t", "r3f", *TINY, "optimisation.max_steps=60", "--seeds", "1", "-o", folder]
     first, begun = seqreg(*words), folder / "baseline" / "seed-1"
     while not (begun / "run.json").exists() and first.poll() is None and time.monotonic() < end:
         time.sleep(0.005)
-    assert jobs.held(begun)
+    assert jobs.lock_holder(begun)
     first.kill()
     first.communicate()
-    while jobs.held(begun) and time.monotonic() < end:
+    while jobs.lock_holder(begun) and time.monotonic() < end:
         time.sleep(0.01)
-    assert not jobs.held(begun)
+    assert not jobs.lock_holder(begun)
     assert "the same command goes on" in begun.with_name("seed-1.log").read_text()
     again = seqreg(*words)
     printed, _ = again.communicate(timeout=300)
