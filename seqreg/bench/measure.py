@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from seqreg.bench.steps import HEAVY, HF, SIZES, Variant, variants
 from seqreg.bench.worker_process import Worker
@@ -21,7 +20,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Cost:
+class StepCost:
     """One step of a variant.
 
     Args:
@@ -60,9 +59,6 @@ class Bench:
     peak: float
     """Operations a second of a large matrix product."""
     rows: tuple[Row, ...]
-
-    def json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
 
 def measure(
@@ -132,7 +128,7 @@ def _team(size: str, members: Sequence[Variant], threads: int) -> Iterator[list[
             worker.stop()
 
 
-def _take_turns(team: Sequence[Worker], rounds: int, tell: Tell) -> tuple[dict[str, Cost], float]:
+def _take_turns(team: Sequence[Worker], rounds: int, tell: Tell) -> tuple[dict[str, StepCost], float]:
     """What each of them costs, and the operations a second of a large matrix product."""
     flops: dict[str, int] = {}
     memory: dict[str, int] = {}
@@ -152,10 +148,10 @@ def _take_turns(team: Sequence[Worker], rounds: int, tell: Tell) -> tuple[dict[s
             tell(f"time, round {turn + 1} of {rounds}: {worker.variant.name}")
             seconds[worker.variant.name].append(worker.ask("seconds"))
         peak = max(peak, team[0].ask("peak"))
-    return {name: Cost(tuple(seconds[name]), flops[name], memory.get(name)) for name in flops}, peak
+    return {name: StepCost(tuple(seconds[name]), flops[name], memory.get(name)) for name in flops}, peak
 
 
-def _row(name: str, cost: Cost, plain: Cost) -> Row:
+def _row(name: str, cost: StepCost, plain: StepCost) -> Row:
     own = cost.seconds if len(cost.seconds) > 1 else cost.seconds * len(plain.seconds)  # a heavy one is timed once
     ratios = sorted(seconds / other for seconds, other in zip(own, plain.seconds, strict=True))
     return Row(

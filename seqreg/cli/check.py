@@ -1,4 +1,4 @@
-"""Look at a recipe and its data without training."""
+"""What a run would do: its settings, data and loss, without training."""
 
 from __future__ import annotations
 
@@ -17,25 +17,8 @@ from seqreg.workbench.data.encoding import encode
 from seqreg.workbench.run.train import LoadedRun, prepare
 from seqreg.workbench.text.escape import plain
 
-ROWS = 1000
-"""Rows of a split that token statistics are taken from."""
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Tokens of a text column, and the share of texts that is cut."""
-
-    mean: float
-    high: float
-    longest: int
-    cut: float
-
-
-def lengths(found: list[int], limit: int) -> Lengths:
-    sizes = np.asarray(found)
-    return Lengths(
-        float(sizes.mean()), float(np.quantile(sizes, 0.95)), int(sizes.max()), float((sizes > limit).mean())
-    )
+EXAMPLES = 1000
+"""Of a split, that token statistics are taken from."""
 
 
 def relative_cost(cost: Cost) -> float:
@@ -44,14 +27,14 @@ def relative_cost(cost: Cost) -> float:
 
 
 @dataclass(frozen=True)
-class Checked:
-    """What a training would do; printed by rich as tables.
+class RunOutline:
+    """What a run would do; printed by rich as tables.
 
     Args:
         settings: of the run
-        data: one entry for every text of every split, as in `Lengths`
+        data: one entry for every text of every split: numbers of tokens, and the share of texts that is truncated
         loss: its parts, with what they cost
-        summary: the model, the steps and the output, in words
+        summary: the model, the steps and the output
     """
 
     title: str
@@ -60,96 +43,91 @@ class Checked:
     loss: list[dict[str, Any]]
     summary: dict[str, Any]
 
-    def json(self) -> dict[str, Any]:
-        """For programs."""
-        return asdict(self)
-
     def __rich__(self) -> Group:
         settings = Syntax(overlay.dump(self.settings), "yaml", background_color="default", word_wrap=True)
         return Group(settings, self._data_table(), self._loss_table(), self._sentence())
 
     def _data_table(self) -> Table:
-        table = Table(title=plain(self.title))
-        for name in ("split", "rows", "text", "mean", "95%", "longest", "limit", "cut"):
+        table = Table(title=plain(self.title), caption=f"tokens, of the first {EXAMPLES} examples of a split")
+        for name in ("split", "examples", "text", "mean", "95%", "longest", "limit", "truncated"):
             table.add_column(name, justify="left" if name in ("split", "text") else "right")
-        for one in self.data:
-            first = one["text"] == "source"
-            numbers = (f"{one['mean']:.1f}", f"{one['high']:.0f}", str(one["longest"]), str(one["limit"]))
-            size = f"{one['rows']:,}" if first else ""
-            table.add_row(plain(one["split"]) if first else "", size, one["text"], *numbers, f"{one['cut']:.1%}")
-        table.caption = f"tokens, of the first {ROWS} rows of a split"
+        for entry in self.data:
+            split = (plain(entry["split"]), f"{entry['rows']:,}") if entry["text"] == "source" else ("", "")
+            numbers = (f"{entry['mean']:.1f}", f"{entry['high']:.0f}", str(entry["longest"]), str(entry["limit"]))
+            table.add_row(*split, entry["text"], *numbers, f"{entry['cut']:.1%}")
         return table
 
     def _loss_table(self) -> Table:
         table = Table(title="the loss")
         for name in ("part", "settings", "extra forwards", "extra backwards", "cost of a step"):
             table.add_column(name, justify="left" if name in ("part", "settings") else "right")
-        for one in self.loss:
-            shown = ", ".join(f"{key}={value}" for key, value in one["settings"].items())
-            passes = ("", "") if one["part"] == "base" else (str(one["forwards"]), str(one["backwards"]))
-            table.add_row(
-                plain(one["part"]),
-                plain(shown or ("" if one["part"] == "all" else "defaults")),
-                *passes,
-                f"{one['cost']:.2f}x",
-            )
+        for entry in self.loss:
+            part, settings = entry["part"], ", ".join(f"{key}={value}" for key, value in entry["settings"].items())
+            passes = ("", "") if part == "base" else (str(entry["forwards"]), str(entry["backwards"]))
+            shown = settings or ("" if part == "all" else "defaults")
+            table.add_row(plain(part), plain(shown), *passes, f"{entry['cost']:.2f}x")
         return table
 
     def _sentence(self) -> str:
-        one = self.summary
+        run = self.summary
         return (
-            f"{one['model']}, {one['parameters']:,} parameters; {one['steps']:,} steps of {one['batch']} rows a device "
-            f"= {one['epochs']:.2f} epochs; evaluated on {', '.join(one['evaluations'])}; output in "
-            f"{plain(one['output'])}"
+            f"{run['model']}, {run['parameters']:,} parameters; {run['steps']:,} steps of {run['batch']} examples per "
+            f"device = {run['epochs']:.2f} epochs; evaluated on {', '.join(run['evaluations'])}; output in "
+            f"{plain(run['output'])}"
         )
 
 
-def check(run: Run) -> Checked:
-    """Build everything, and tell what was found."""
-    shop, config, card = prepare(run), run.config, run.card
+def check(run: Run) -> RunOutline:
+    """Build everything but the trainer."""
+    parts, config, card = prepare(run), run.config, run.card
     title = f"{card.title}, {config.data.path or card.rule}"
-    return Checked(title, config.model_dump(mode="json"), _data(shop), _loss(run), _summary(shop))
+    return RunOutline(title, config.model_dump(mode="json"), _data(parts), _loss(run), _summary(parts))
 
 
-def _data(shop: LoadedRun) -> list[dict[str, Any]]:
-    config, found = shop.run.config, []
-    for name, examples in shop.splits.sets.items():
-        chosen = [examples[index] for index in range(min(ROWS, len(examples)))]
-        coded = (encode(shop.tokenizer, one, config.data.source_prefix, None) for one in chosen)
-        sides = {"source": [len(one["input_ids"]) for one in coded]}
-        if shop.run.card.kind == "generation":
-            sides["target"] = [len(shop.tokenizer(text_target=one.target or "")["input_ids"]) for one in chosen]
-        for side, sizes in sides.items():
-            limit = config.data.max_source_length if side == "source" else config.data.max_target_length
-            numbers = asdict(lengths(sizes, limit))
-            found.append({"split": name, "rows": len(examples), "text": side, **numbers, "limit": limit})
-    return found
+def _data(parts: LoadedRun) -> list[dict[str, Any]]:
+    data, tokenizer, entries = parts.run.config.data, parts.tokenizer, []
+    for name, examples in parts.splits.sets.items():
+        chosen = [examples[index] for index in range(min(EXAMPLES, len(examples)))]
+        encoded = (encode(tokenizer, example, data.source_prefix, None) for example in chosen)
+        texts = {"source": ([len(one["input_ids"]) for one in encoded], data.max_source_length)}
+        if parts.run.card.kind == "generation":
+            targets = [len(tokenizer(text_target=example.target or "")["input_ids"]) for example in chosen]
+            texts["target"] = targets, data.max_target_length
+        for text, (lengths, limit) in texts.items():
+            entry = {"split": name, "rows": len(examples), "text": text, **length_statistics(lengths, limit)}
+            entries.append({**entry, "limit": limit})
+    return entries
+
+
+def length_statistics(lengths: list[int], limit: int) -> dict[str, float]:
+    """Numbers of tokens, and the share of texts that is cut."""
+    sizes = np.asarray(lengths)
+    high, cut = float(np.quantile(sizes, 0.95)), float((sizes > limit).mean())
+    return {"mean": float(sizes.mean()), "high": high, "longest": int(sizes.max()), "cut": cut}
 
 
 def _loss(run: Run) -> list[dict[str, Any]]:
     base = run.config.loss
-    settings: dict[str, Any] = {"label_smoothing": base.label_smoothing, "smoothing": base.smoothing}
-    found = [_part("base", settings, Cost(0, 0))]
-    terms: tuple[Term, ...] = run.criterion.terms
-    for term in terms:
-        found.append(_part(term.name, {key: str(value) for key, value in term.settings().items()}, term.cost))
+    terms: tuple[Term, ...] = run.config.criterion().terms
+    settings = {"label_smoothing": base.label_smoothing, "smoothing": base.smoothing}
+    entries = [_entry("base", settings, Cost(0, 0))]
+    entries += [_entry(t.name, {key: str(value) for key, value in t.settings().items()}, t.cost) for t in terms]
     if len(terms) > 1:
         total = Cost(sum(t.cost.forwards for t in terms), sum(t.cost.backwards for t in terms))
-        found.append(_part("all", {}, total))
-    return found
+        entries.append(_entry("all", {}, total))
+    return entries
 
 
-def _part(name: str, settings: dict[str, Any], cost: Cost) -> dict[str, Any]:
-    numbers = {"forwards": cost.forwards, "backwards": cost.backwards, "cost": relative_cost(cost)}
-    return {"part": name, "settings": settings, **numbers}
+def _entry(part: str, settings: dict[str, Any], cost: Cost) -> dict[str, Any]:
+    return {"part": part, "settings": settings, **asdict(cost), "cost": relative_cost(cost)}
 
 
-def _summary(shop: LoadedRun) -> dict[str, Any]:
-    opt, size = shop.run.config.optimisation, sum(p.numel() for p in shop.model.parameters())
-    rows, batch = len(shop.splits.sets["train"]), opt.per_device_train_batch_size * opt.gradient_accumulation_steps
-    steps = opt.max_steps or int(np.ceil(rows / batch) * (opt.num_train_epochs or 1))
+def _summary(parts: LoadedRun) -> dict[str, Any]:
+    opt, examples = parts.run.config.optimisation, len(parts.splits.sets["train"])
+    batch = opt.per_device_train_batch_size * opt.gradient_accumulation_steps
+    steps = opt.max_steps or int(np.ceil(examples / batch) * (opt.num_train_epochs or 1))
     return {
-        "model": type(shop.model).__name__, "parameters": size, "steps": steps, "batch": batch,
-        "epochs": steps * batch / rows, "evaluations": shop.splits.evaluations(shop.run.card),
-        "output": shop.run.config.output,
+        "model": type(parts.model).__name__, "parameters": sum(p.numel() for p in parts.model.parameters()),
+        "steps": steps, "batch": batch, "epochs": steps * batch / examples,
+        "evaluations": parts.splits.evaluations(parts.run.card), "output": parts.run.config.output,
     }  # fmt: skip

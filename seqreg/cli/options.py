@@ -1,44 +1,58 @@
-"""Arguments that several commands have, with what `--help` says about them."""
+"""Arguments and options that several commands have, with their help, and how results are printed."""
 
 from __future__ import annotations
 
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, Literal, Optional
 
 import typer
+from rich.console import Console
 
 from seqreg.workbench.config import lookup
+from seqreg.workbench.text.terminal import print_json
+
+out = Console(highlight=False, markup=False)
+"""For results: the standard output."""
 
 
-def _recipes() -> list[str]:
-    """For shells: what can be completed."""
-    return lookup.names("recipes")
-
-
-def _terms() -> list[str]:
-    return lookup.names("recipes/terms")
+def print_result(document: Any, *tables: Any, as_json: bool) -> None:
+    """Print tables and sentences for people, or the document, JSON or a dataclass, for programs."""
+    if as_json:
+        print_json(asdict(document) if is_dataclass(document) and not isinstance(document, type) else document)
+        return
+    for table in tables:
+        out.print(table, soft_wrap=isinstance(table, str))
 
 
 Recipe = Annotated[
     str,
     typer.Argument(
-        help="A recipe by name (`seqreg list recipes`), or the path of a YAML file.", autocompletion=_recipes
+        help="A recipe by name (`seqreg list recipes`), or the path of a YAML file.",
+        autocompletion=lambda: lookup.names("recipes"),
     ),
 ]
 Settings = Annotated[
     Optional[list[str]],
-    typer.Argument(help="Changes of the recipe: `key=value`, such as `optimisation.max_steps=100`."),
+    typer.Argument(help="Settings to change: `key=value`, such as `optimisation.max_steps=100`."),
 ]
 Terms = Annotated[
     Optional[list[str]],
     typer.Option(
         "--terms",
         "-t",
-        help=(
-            "A recipe of terms by name or path, such as `r3f`, or `r3f:weight=1.0` with settings; may be repeated. "
-            "None is the baseline."
-        ),
-        autocompletion=_terms,
+        help="A term by the name or path of its recipe, such as `r3f`, or `r3f:weight=1.0` with settings; may be "
+        "repeated. The default is the baseline without terms.",
+        autocompletion=lambda: lookup.names("recipes/terms"),
+    ),
+]
+Methods = Annotated[
+    Optional[list[str]],
+    typer.Option(
+        "--terms",
+        "-t",
+        help="A method beside the baseline: `r3f`, `r3f+rdrop` for two terms together, `r3f:weight=1.0,scale=0.1` "
+        "with settings, `strong=r3f:weight=1.0` under a name, or the path of a YAML file; may be repeated.",
     ),
 ]
 Variants = Annotated[
@@ -49,13 +63,27 @@ Trust = Annotated[
     bool,
     typer.Option(
         "--trust-remote-code",
-        help="Run Python code that comes with a model, or that a run names as a term. Read it first: it can do all.",
+        help="Run Python code that comes with a model, or that a run names as a term. Read that code first.",
     ),
 ]
-Rows = Annotated[int, typer.Option(min=5, max=2**31 - 1, help="At most so many rows of a split, the same for all.")]
-Trained = Annotated[Path, typer.Argument(help="The output folder of a training.")]
+Trained = Annotated[Path, typer.Argument(help="The output folder of a finished run.")]
+Examples = Annotated[
+    int,
+    typer.Option(
+        "--examples",
+        "--rows",
+        min=5,
+        max=2**31 - 1,
+        help="The most examples of a split; the same ones for every model.",
+    ),
+]
+Limit = Annotated[int, typer.Option(help="The most examples, drawn with a fixed seed.")]
+Split = Annotated[Optional[str], typer.Option(help="The split of the task; by default the one it is scored on.")]
+Pooling = Annotated[Literal["mean", "first"], typer.Option(help="How token states become one vector per text.")]
 Output = Annotated[
     Optional[Path],
-    typer.Option(help="A folder for numbers and figures; by default `evidence` in the run's, or beside several runs."),
+    typer.Option(
+        help="The folder for numbers and figures; by default `evidence` in the run's folder, or beside several runs."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]

@@ -7,7 +7,7 @@ import io
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,13 +15,13 @@ import torch
 from rich.progress import Progress
 
 from seqreg.errors import BadInput
+from seqreg.studies.common.trained_model import TrainedModel
 from seqreg.workbench.config.cards import Card
-from seqreg.workbench.config.run_config import Run
-from seqreg.workbench.data import models, readers
+from seqreg.workbench.data import readers
 from seqreg.workbench.data.encoding import encode
 from seqreg.workbench.data.examples import Example, example
 from seqreg.workbench.run.train import trained
-from seqreg.workbench.scores.evaluate import class_prediction, decode
+from seqreg.workbench.scores.evaluate import class_prediction
 from seqreg.workbench.text.atomic_files import to_json, writable
 from seqreg.workbench.text.escape import one_line, plain
 from seqreg.workbench.text.progress import Bar, columns
@@ -32,40 +32,33 @@ WINDOW = 16
 
 
 def predict(
-    folder: Path,
-    source: str,
-    target: str,
-    overrides: tuple[str, ...] = (),
-    *,
-    trust: bool = False,
+    folder: Path, source: str, target: str, overrides: tuple[str, ...] = (), *, trust: bool = False,
     as_json: bool = False,
-) -> int:
+) -> int:  # fmt: skip
     """Read `source`, write `target` ("-" for the standard streams), and return how many were predicted.
 
-    Text has one example a line (the two texts of a pair apart by a tab), with <n> for line breaks inside. JSONL, CSV,
-    TSV and Parquet have the card's columns, and become JSONL: every row with its "prediction".
+    Text has one example per line (the two texts of a pair apart by a tab), with <n> for line breaks inside. JSONL, CSV,
+    TSV and Parquet have the card's columns, and become JSONL: every record with its "prediction".
     """
-    run = trained(folder, overrides, trust=trust)
+    model = TrainedModel(folder, trained(folder, overrides, trust=trust))
     if source != "-" and not os.path.isfile(source):
         raise BadInput(f"{source}: no such file")
     if target != "-":
         writable(target, "--output ")
     if target != "-" and os.path.exists(target) and os.path.exists(source) and os.path.samefile(source, target):
         raise BadInput(f"{target}: the input would be overwritten: choose another output")
-    whole = Path(source).suffix in readers.ENDINGS
-    read = _rows if whole else _lines
-    size = None if source == "-" else sum(1 for _ in read(source, run.card))  # and all of it is right
-    tokenizer = models.load_tokenizer(run.config, (), trust=trust)
-    model = models.load_model(run.config, run.card, tokenizer, trust=trust, trained=True).eval()
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    structured = Path(source).suffix in readers.ENDINGS
+    read = _records if structured else _lines
+    size = None if source == "-" else sum(1 for _ in read(source, model.card))  # and all of it is right
+    _ = model.model  # what is wrong with it is told before anything is written
     written = empty = 0
     with contextlib.nullcontext(_standard(sys.stdout)) if target == "-" else _opened(target) as out:
         with Progress(*columns(), console=console, disable=not console.is_terminal, transient=True) as progress:
             bar = Bar(progress, "predicting", size, "example")
-            for row, found in _answers(model, tokenizer, run, read(source, run.card)):
-                _write(out, row, found, whole or as_json or target.endswith(".jsonl"))
+            for record, prediction in _predictions(model, read(source, model.card)):
+                _write(out, record, prediction, structured or as_json or target.endswith(".jsonl"))
                 written += 1
-                empty += found["prediction"] == ""
+                empty += prediction["prediction"] == ""
                 bar.at(written)
     if empty:
         warn(f"seqreg: warning: {empty} of {written} predictions are empty")
@@ -86,11 +79,11 @@ def _standard(stream: TextIO) -> TextIO:
     return stream
 
 
-def _rows(source: str, card: Card) -> Iterator[tuple[dict[str, Any], Example]]:
-    for where, row in readers.read(Path(source)):
-        one = example(card, row, where, labelled=False)
-        if one is not None:
-            yield row, one
+def _records(source: str, card: Card) -> Iterator[tuple[dict[str, Any], Example]]:
+    for where, record in readers.read(Path(source)):
+        parsed = example(card, record, where, labelled=False)
+        if parsed is not None:
+            yield record, parsed
 
 
 def _lines(source: str, card: Card) -> Iterator[tuple[dict[str, Any], Example]]:
@@ -118,39 +111,38 @@ def _stdin() -> Iterator[tuple[int, str]]:
         raise BadInput(f"-: not UTF-8 ({error.reason})") from None
 
 
-def _write(out: TextIO, row: dict[str, Any], found: dict[str, Any], as_json: bool) -> None:
+def _write(out: TextIO, record: dict[str, Any], prediction: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        line = to_json({**row, **found}, ensure_ascii=False, default=str)
-        out.write((plain(line) if out.isatty() else line) + "\n")
+        line = to_json({**record, **prediction}, ensure_ascii=False, default=str)
     else:
-        text = one_line(str(found["prediction"]))
-        out.write((plain(text) if out.isatty() else text) + "\n")
+        line = one_line(str(prediction["prediction"]))
+    out.write((plain(line) if out.isatty() else line) + "\n")
     out.flush()
 
 
-def _answers(
-    model: Any, tokenizer: Any, run: Run, read: Iterable[tuple[dict[str, Any], Example]]
+def _predictions(
+    model: TrainedModel, read: Iterator[tuple[dict[str, Any], Example]]
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Rows with predictions, in their order; batches are made of texts of like length within a window."""
-    size, read = run.config.evaluation.per_device_eval_batch_size, iter(read)
+    """Records with predictions, in their order; batches are made of texts of like length within a window."""
+    config, tokenizer = model.run.config, model.tokenizer
+    size, data = config.evaluation.per_device_eval_batch_size, config.data
     while window := list(itertools.islice(read, size * WINDOW)):
-        coded = [
-            dict(encode(tokenizer, one, run.config.data.source_prefix, run.config.data.max_source_length))
-            for _, one in window
+        encoded = [
+            dict(encode(tokenizer, example, data.source_prefix, data.max_source_length)) for _, example in window
         ]
-        order = sorted(range(len(window)), key=lambda index: -len(coded[index]["input_ids"]))
-        found: dict[int, dict[str, Any]] = {}
+        order = sorted(range(len(window)), key=lambda index: -len(encoded[index]["input_ids"]))
+        predictions: dict[int, dict[str, Any]] = {}
         for start in range(0, len(order), size):
             chosen = order[start : start + size]
-            batch = tokenizer.pad([coded[index] for index in chosen], return_tensors="pt").to(model.device)
-            found.update(zip(chosen, _batch(model, tokenizer, run.card, batch), strict=True))
-        for index, (row, _) in enumerate(window):
-            yield row, found[index]
+            batch = tokenizer.pad([encoded[index] for index in chosen], return_tensors="pt").to(model.model.device)
+            predictions.update(zip(chosen, _batch(model, batch), strict=True))
+        for index, (record, _) in enumerate(window):
+            yield record, predictions[index]
 
 
 @torch.no_grad()
-def _batch(model: Any, tokenizer: Any, card: Card, batch: Any) -> list[dict[str, Any]]:
-    if card.kind == "generation":
-        return [{"prediction": text} for text in decode(model.generate(**batch).cpu().numpy(), tokenizer, card)]
-    outputs = model(**batch).logits.float().cpu().numpy()
-    return [{k: v for k, v in class_prediction(0, output, card).items() if k != "index"} for output in outputs]
+def _batch(model: TrainedModel, batch: Any) -> list[dict[str, Any]]:
+    if model.generates:
+        return [{"prediction": text} for text in model.texts(model.generate(batch))]
+    outputs = model.model(**batch).logits.float().cpu().numpy()
+    return [{k: v for k, v in class_prediction(0, output, model.card).items() if k != "index"} for output in outputs]

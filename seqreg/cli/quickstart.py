@@ -19,31 +19,31 @@ from seqreg.workbench.text.escape import plain
 RECIPE, VARIANT, OLD = "quickstart", "people", "synthetic_news"
 PRETRAINED = "pretrained"
 KINDS = ("rouge1", "rouge2", "rougeL")
-HONEST = (
+CAVEAT = (
     "One seed of a toy: it shows what fine-tuning adds and what it leaves, and not which method is better. "
     "For that, train several seeds: seqreg compare."
 )
 
 
 def plan(words: Sequence[str], folder: Path) -> tuple[Run, list[Run]]:
-    """The pretraining, and the fine-tunings without and with terms, all checked before the first begins.
+    """The run that pretrains, and those that fine-tune without and with terms, checked before the first begins.
 
     Args:
-        words: terms, R3F if there are none, also as `r3f:weight=1.0`, and `key=value` for the fine-tunings
+        words: terms, R3F if there are none, also as `r3f:weight=1.0`, and `key=value` for the fine-tuning
     """
     terms = [word for word in words if _is_method(word)] or ["r3f"]
     settings = [word for word in words if not _is_method(word)]
     for setting in settings:
         if setting.partition("=")[0].strip() in ("output", "model.name"):
             raise BadInput(f"{setting}: the quickstart has a model and folders of its own: choose with --output FOLDER")
-    source = run_config.resolve(RECIPE, overrides=[assigned("output", folder / PRETRAINED)])
-    tuned, model = [], assigned("model.name", folder / PRETRAINED)
+    pretraining = run_config.resolve(RECIPE, overrides=[assigned("output", folder / PRETRAINED)])
+    fine_tuning, model = [], assigned("model.name", folder / PRETRAINED)
     for given in dict.fromkeys([BASELINE, *terms]):
         name = methods.parse(given).name
-        own = [*settings, model, assigned("output", folder / name)]
-        tuned.append(run_config.resolve_method(RECIPE, name, given, [VARIANT], own))
-    methods.check_reach(settings, {term for run in tuned for term in run.config.terms})
-    return source, tuned
+        chosen = [*settings, model, assigned("output", folder / name)]
+        fine_tuning.append(run_config.resolve_method(RECIPE, name, given, [VARIANT], chosen))
+    methods.check_reach(settings, {term for run in fine_tuning for term in run.config.terms})
+    return pretraining, fine_tuning
 
 
 def _is_method(word: str) -> bool:
@@ -53,36 +53,37 @@ def _is_method(word: str) -> bool:
     return not equals or ":" in key or named
 
 
-def quickstart(source: Run, tuned: Sequence[Run]) -> dict[str, dict[str, Any]]:
+def quickstart(pretraining: Run, fine_tuning: Sequence[Run]) -> dict[str, dict[str, Any]]:
     """Train what `plan` gives; returns the scores of every model on the new task and on the old one.
 
-    The pretraining goes on where it was stopped, and is left alone if it is finished.
+    The run that pretrains is resumed where it was stopped, and left alone if it is finished.
     """
     from seqreg.workbench.run import train
     from seqreg.workbench.text.terminal import say
 
-    say(f"1 of {len(tuned) + 1}: a small BART is pretrained on news of cities")
-    old = train.train(source)["scores"]["test"]
-    found: dict[str, dict[str, Any]] = {}
-    for number, run in enumerate(tuned, start=2):
+    total = len(fine_tuning) + 1
+    say(f"1 of {total}: a small BART is pretrained on news of cities")
+    old = train.train(pretraining)["scores"]["test"]
+    scores: dict[str, dict[str, Any]] = {}
+    for number, run in enumerate(fine_tuning, start=2):
         name = Path(run.config.output).name
-        say(f"{number} of {len(tuned) + 1}: it is fine-tuned on 400 stories of people: {name}")
-        scores = train.train(run, overwrite=True)["scores"]
-        found.setdefault(PRETRAINED, {"new": scores.get("before"), "old": old})
-        found[name] = {"new": scores["test"], "old": scores.get(OLD)}
-    return found
+        say(f"{number} of {total}: it is fine-tuned on 400 stories of people: {name}")
+        splits = train.train(run, overwrite=True)["scores"]
+        scores.setdefault(PRETRAINED, {"new": splits.get("before"), "old": old})
+        scores[name] = {"new": splits["test"], "old": splits.get(OLD)}
+    return scores
 
 
-def shown(found: Mapping[str, Mapping[str, Any]]) -> Table:
-    """One line a model."""
+def score_table(scores: Mapping[str, Mapping[str, Any]]) -> Table:
+    """One line per model."""
     table = Table(title="ROUGE-1 / 2 / L in percent, on the test sets")
     table.add_column("model")
     table.add_column("new task: news of people", justify="right")
     table.add_column("old task: news of cities", justify="right")
-    for name, scores in found.items():
-        table.add_row(plain(name), _cell(scores["new"]), _cell(scores["old"]))
+    for name, tasks in scores.items():
+        table.add_row(plain(name), _cell(tasks["new"]), _cell(tasks["old"]))
     return table
 
 
-def _cell(scores: Mapping[str, float] | None) -> str:
-    return "" if scores is None else " / ".join(f"{scores[kind]:.1f}" for kind in KINDS)
+def _cell(rouge: Mapping[str, float] | None) -> str:
+    return "" if rouge is None else " / ".join(f"{rouge[kind]:.1f}" for kind in KINDS)

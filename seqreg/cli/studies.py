@@ -1,63 +1,88 @@
-"""The commands that look into trained models: comparisons, their page, and studies. No logic."""
+"""Commands that study trained models: compare, report, calibrate, robustness, probe, chain, shift."""
 
 from __future__ import annotations
 
+import os
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional
+from typing import Annotated, Literal, Optional
 
 import typer
 
-from seqreg.cli.options import Json, Output, Recipe, Rows, Settings, Trained, Trust, Variants
-from seqreg.errors import BadInput
+from seqreg.cli.options import (
+    Examples,
+    Json,
+    Limit,
+    Methods,
+    Output,
+    Pooling,
+    Recipe,
+    Settings,
+    Split,
+    Trained,
+    Trust,
+    Variants,
+    print_result,
+)  # fmt: skip
+from seqreg.errors import BadInput, nearest
+from seqreg.studies.collapse import study_files
+from seqreg.studies.collapse.study_files import ChainPlan
+from seqreg.studies.common.findings import FOLDER, output_folder, terminal_table
+from seqreg.studies.common.seeds import read_seeds
+from seqreg.studies.compare import plan as comparison_plan
+from seqreg.workbench.config import cards, lookup, run_config
+from seqreg.workbench.config.methods import parse
+from seqreg.workbench.text.escape import plain
+from seqreg.workbench.text.terminal import console, quiet
 
 app = typer.Typer()
+PANEL = "Studies"
 
 
-def _is_change(word: str) -> bool:
-    """Whether a word among folders is a `key=value`."""
-    return "=" in word and not Path(word).is_dir()
+def _folders_and_settings(words: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Folders of runs, and `key=value` among them."""
+    settings = [word for word in words if "=" in word and not os.path.isdir(word)]
+    folders = [Path(word) for word in words if word not in settings]
+    if not folders:
+        raise BadInput("no run: give the output folder of at least one run, such as runs/glue-rte/baseline")
+    return folders, settings
 
 
-@app.command(rich_help_panel="Evidence")
+@app.command(rich_help_panel=PANEL)
 def compare(
     recipe: Recipe,
     settings: Settings = None,
-    terms: Annotated[
-        Optional[list[str]],
-        typer.Option(
-            "--terms",
-            "-t",
-            help=(
-                "A method: a recipe of terms by name or path, `r3f+rdrop` for several, `r3f:weight=1.0,scale=0.1` with "
-                "settings of its own, `strong=r3f:weight=1.0` under a name; repeat it."
-            ),
-        ),
-    ] = None,
-    seeds: Annotated[str, typer.Option(help="How many, or which: `5`, or `3,7,11`. The same for all methods.")] = "5",
+    terms: Methods = None,
+    seeds: Annotated[
+        str, typer.Option(help="How many seeds, or which: `5`, or `3,7,11`. The same for all methods.")
+    ] = "5",
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the comparison.")] = Path(
         "runs/compare"
     ),
     variant: Variants = None,
-    baseline: Annotated[str, typer.Option(help="What all others are compared with.")] = "baseline",
-    alpha: Annotated[float, typer.Option(help="The error that is allowed over all differences together.")] = 0.05,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=256, help="Trainings at a time.")] = 1,
+    baseline: Annotated[str, typer.Option(help="The method that all others are compared with.")] = "baseline",
+    alpha: Annotated[float, typer.Option(help="The family-wise error rate over all differences.")] = 0.05,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=256, help="Runs at a time.")] = 1,
     launcher: Annotated[
         Optional[str],
         typer.Option(help="Do not train here: `print` the commands, or submit each, as in `sbatch --wrap={}`."),
     ] = None,
-    collect: Annotated[bool, typer.Option("--collect", help="Train nothing; judge what has come back.")] = False,
+    collect: Annotated[
+        bool, typer.Option("--collect", help="Train nothing; judge the runs that are finished.")
+    ] = False,
     extend: Annotated[bool, typer.Option("--extend", help="Add seeds or methods to a comparison.")] = False,
-    retry: Annotated[bool, typer.Option("--retry", help="Train again what has failed by itself.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Train runs again that have failed.")] = False,
     keep_models: Annotated[
         Optional[Literal["best", "all", "none"]],
-        typer.Option(help="Of every method: the best by its validation score, by default, all, or none."),
+        typer.Option(help="The models to keep of every method; `best`, the default, by validation score."),
     ] = None,
     as_json: Json = False,
     trust: Trust = False,
 ) -> None:
     """Compare terms over seeds: train them all, test the differences, and say what they are worth.
 
-    The same command again goes on where it was stopped. `seqreg report FOLDER` then writes a page about it.
+    The same command again resumes a comparison that was stopped. `seqreg report FOLDER` then writes a page about it.
 
     seqreg compare quickstart -t r3f -t smart --seeds 5 --output runs/compare
 
@@ -67,15 +92,28 @@ def compare(
 
     seqreg compare gigaword -t r3f -t r3f+rdrop --seeds 3,7,11,13,17 --collect
     """
-    from seqreg.cli import commands
+    if as_json and launcher is not None:
+        raise BadInput("--json and --launcher: there is no result yet; use --json with --collect, when all have ended")
+    others = [setting for setting in settings or () if not setting.startswith("terms")]
+    run_config.resolve(recipe, variants=variant or (), overrides=others, paths=["data.path", "model.name"])
+    from seqreg.studies.compare import conclusions, study
 
-    ways = {"baseline": baseline, "alpha": alpha, "jobs": jobs, "launcher": launcher, "collect": collect}
-    ways |= {"variants": variant or [], "settings": settings or [], "extend": extend, "retry": retry, "trust": trust}
-    ways["keep_models"] = keep_models
-    commands.compare(recipe, terms or [], seeds, output, as_json=as_json, **ways)
+    quiet()
+    finished = study.compare(
+        recipe, terms or [], seeds, output, variants=variant or [], settings=settings or [], alpha=alpha,
+        baseline=baseline, at_a_time=jobs, launcher=launcher, collect=collect, extend=extend, retry=retry,
+        keep_models=keep_models, trust=trust,
+    )  # fmt: skip
+    if finished is None:  # left to a launcher
+        return
+    finding = conclusions.judge(output)
+    console.print(f"A page about it: seqreg report {plain(shlex.quote(str(output)))}", soft_wrap=True)
+    changes = next(table for table in finding.tables if table.title == conclusions.CHANGES)
+    tables = conclusions.verdict_table(finding.values), terminal_table(changes)
+    print_result(finding, *tables, *map(plain, finding.summary), as_json=as_json)
 
 
-@app.command(rich_help_panel="Evidence")
+@app.command(rich_help_panel=PANEL)
 def report(
     folder: Annotated[Path, typer.Argument(help="The folder of a comparison.")],
     output: Annotated[
@@ -87,27 +125,28 @@ def report(
 ) -> None:
     """Write one page about a comparison: the verdict, every number, figures, texts, and how to repeat it.
 
-    The page is one file that needs no network. Whatever other studies have found out about the comparison or its
-    runs is on it too.
+    The page is one file that needs no network. Findings of other studies of the comparison or of its runs are on it
+    too.
 
     seqreg report runs/compare
 
     seqreg report runs/compare --markdown --output results.md
     """
-    from seqreg.cli import commands
+    comparison_plan.read(folder)
+    from seqreg.studies.compare import report
 
-    commands.report(folder, output, markdown=markdown, latex=latex, as_json=as_json)
+    path = report.report(folder, output, markdown=markdown, latex=latex)
+    console.print(f"Written: {plain(path)}", soft_wrap=True)
+    print_result({"written": str(path)}, as_json=as_json)
 
 
-@app.command(rich_help_panel="Evidence")
+@app.command(rich_help_panel=PANEL)
 def calibrate(
     run: Trained,
     settings: Settings = None,
-    split: Annotated[Optional[str], typer.Option(help="Of the task; by default the one that it is judged by.")] = None,
-    bins: Annotated[int, typer.Option(min=1, max=1000, help="Of the calibration errors and the diagrams.")] = 15,
-    limit: Annotated[
-        int, typer.Option(help="At most so many examples to fit on, and to measure, by a fixed draw.")
-    ] = 1000,
+    split: Split = None,
+    bins: Annotated[int, typer.Option(min=1, max=1000, help="Bins of the calibration errors and diagrams.")] = 15,
+    limit: Limit = 1000,
     sequences: Annotated[bool, typer.Option(help="Also generate texts, and compare log-probability and ROUGE.")] = True,
     output: Output = None,
     as_json: Json = False,
@@ -116,7 +155,8 @@ def calibrate(
     """Is a trained model as sure as it should be? ECE, Brier, NLL and diagrams, before and after a temperature.
 
     The temperature is fitted on the validation set and reported on the test set; where there is only one of them, on
-    two halves of it. Classifiers by class; generated text by token, with the end of a sequence apart, and by text.
+    two halves of it. A classifier is measured on the classes that it predicts; generated text per token, with the end
+    of a sequence apart, and per text.
 
     What the numbers mean: docs/evaluation_models.md.
 
@@ -124,42 +164,47 @@ def calibrate(
 
     seqreg calibrate runs/glue-sst2/r3f --bins 10 --limit 5000 --output evidence/sst2
     """
-    from seqreg.workbench.config import run_config
-
     run_config.check_studied([run], settings or [])
-    from seqreg.studies.calibrate import study as work
+    from seqreg.studies.calibrate import study
 
-    options = {"split": split, "bins": bins, "limit": limit, "sequences": sequences, "output": output}
-    work.command(run, settings or [], as_json=as_json, trust=trust, **options)
+    quiet()
+    where = output_folder([run], output)
+    finding = study.calibrate(
+        run, split=split, bins=bins, limit=limit, sequences=sequences, output=where, overrides=settings or [],
+        trust=trust,
+    )  # fmt: skip
+    finding.show(where, as_json=as_json)
 
 
-@app.command(rich_help_panel="Evidence")
+@app.command(rich_help_panel=PANEL)
 def robustness(
     runs: Annotated[
         list[str],
-        typer.Argument(help="The output folders of trainings on the same task, and changes of settings: `key=value`."),
+        typer.Argument(help="Output folders of finished runs on the same task, and settings to change: `key=value`."),
     ],
     noise: Annotated[
         Optional[list[str]],
         typer.Option(
-            help="embeddings, characters, words, adversary, order or source (all by default); or one way alone, such "
+            help="embeddings, characters, words, adversary, order or source (all by default); or one kind alone, such "
             "as character-swap or word-drop. May be repeated."
         ),
     ] = None,
-    rates: Annotated[str, typer.Option(help="Shares of characters or words that are hit.")] = "0.05,0.1,0.2",
-    scales: Annotated[str, typer.Option(help="Of noise on embeddings, as shares of their RMS.")] = "0.1,0.3,1",
-    radii: Annotated[str, typer.Option(help="Of the ascent, as shares of the embeddings' norm.")] = "0.01,0.03,0.1",
+    rates: Annotated[str, typer.Option(help="Shares of characters or words to change.")] = "0.05,0.1,0.2",
+    scales: Annotated[str, typer.Option(help="Noise on embeddings, as shares of their RMS.")] = "0.1,0.3,1",
+    radii: Annotated[
+        str, typer.Option(help="Radii of the adversarial ascent, as shares of the embeddings' norm.")
+    ] = "0.01,0.03,0.1",
     draws: Annotated[int, typer.Option(min=1, max=1000, help="How often every noise is drawn.")] = 3,
-    split: Annotated[Optional[str], typer.Option(help="Of the task; by default the one that it is judged by.")] = None,
-    limit: Annotated[int, typer.Option(help="At most so many examples, by a fixed draw.")] = 500,
+    split: Split = None,
+    limit: Limit = 500,
     output: Output = None,
     as_json: Json = False,
     trust: Trust = False,
 ) -> None:
-    """What is left of trained models when their source is disturbed: curves, one line a run.
+    """Score trained models on perturbed sources: one curve per run and kind of noise.
 
     Noise on embeddings, in characters and in words; an adversarial ascent beside random noise of the same norm; words
-    in random order; the source of another example. Every run is asked the same.
+    in random order; the source of another example. Every run sees the same examples and the same noise.
 
     What the numbers mean: docs/evaluation_models.md.
 
@@ -167,37 +212,48 @@ def robustness(
 
     seqreg robustness runs/glue-sst2/r3f --noise characters --rates 0.01,0.02,0.05,0.1 --draws 5
     """
-    from seqreg.workbench.config import run_config
+    levels = {key: _numbers(key, text) for key, text in {"rates": rates, "scales": scales, "radii": radii}.items()}
+    folders, settings = _folders_and_settings(runs)
+    run_config.check_studied(folders, settings)
+    from seqreg.studies.robustness import study
 
-    levels = {"rates": rates, "scales": scales, "radii": radii}
-    for key, values in levels.items():
-        if values.count(",") >= 100:
-            raise BadInput(f"--{key}: {values.count(',') + 1} numbers: at most 100")
-    run_config.check_studied([run for run in runs if not _is_change(run)], [run for run in runs if _is_change(run)])
-    from seqreg.studies.robustness import study as work
-
-    options = {"draws": draws, "split": split, "limit": limit, "output": output}
-    work.command(runs, noise or [], levels, as_json=as_json, trust=trust, **options)
+    quiet()
+    where = output_folder(folders, output)
+    finding = study.robustness(
+        folders, noises=noise or study.DEFAULT, **levels, draws=draws, split=split, limit=limit, output=where,
+        overrides=settings, trust=trust,
+    )  # fmt: skip
+    finding.show(where, as_json=as_json)
 
 
-@app.command(rich_help_panel="Evidence")
+def _numbers(key: str, text: str) -> list[float]:
+    if text.count(",") >= 100:
+        raise BadInput(f"--{key}: {text.count(',') + 1} numbers: at most 100")
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError:
+        raise BadInput(f"--{key} {text}: expected numbers with commas between, such as 0.1,0.2") from None
+
+
+@app.command(rich_help_panel=PANEL)
 def probe(
-    runs: Annotated[list[Path], typer.Argument(help="Output folders of trainings.")],
+    runs: Annotated[list[Path], typer.Argument(help="Output folders of finished runs.")],
     tasks: Annotated[
-        Optional[Path], typer.Option(help="A YAML file of tasks to probe; by default the first run's own.")
+        Optional[Path], typer.Option(help="A YAML file of tasks to probe; by default the task of the first run.")
     ] = None,
     pretrained: Annotated[
-        Optional[str], typer.Option(help="The model to compare with; by default what the runs began with.")
+        Optional[str], typer.Option(help="The model to compare with; by default the one that the runs started from.")
     ] = None,
-    pooling: Annotated[Literal["mean", "first"], typer.Option(help="Of a text's tokens into one vector.")] = "mean",
-    rows: Rows = 5000,
+    pooling: Pooling = "mean",
+    examples: Examples = 5000,
     output: Output = None,
     as_json: Json = False,
     trust: Trust = False,
 ) -> None:
     """Look for representational collapse: what a linear classifier can still read from a frozen encoder.
 
-    Beside each run is the pretrained model that it began with; every layer has its effective rank and its CKA to it.
+    Beside each run is the pretrained model that it started from; every layer has its effective rank and its CKA to
+    that model.
 
     seqreg probe runs/glue-sst2/baseline runs/glue-sst2/r3f --tasks others.yaml
 
@@ -207,41 +263,41 @@ def probe(
           - {task: glue/cola, data: {path: data/cola}}
           - {task: glue/rte, data: {path: data/rte, limit: {train: 1000}}}
     """
-    from seqreg.cli import collapse
+    if tasks is not None:
+        study_files.read(study_files.ProbeFile, tasks)
+    for folder in runs:
+        if not os.path.isdir(folder):
+            raise BadInput(f"{folder}: no such folder")
+    from seqreg.studies.collapse import probe
 
-    settings: dict[str, Any] = {"pretrained": pretrained, "pooling": pooling, "rows": rows, "trust": trust}
-    collapse.probe(runs, tasks, output, as_json=as_json, **settings)
+    quiet()
+    where = output_folder(runs, output)
+    finding = probe.study(runs, tasks, where, most=examples, pooling=pooling, pretrained=pretrained, trust=trust)
+    finding.show(where, as_json=as_json)
 
 
-@app.command(rich_help_panel="Evidence")
+@app.command(rich_help_panel=PANEL)
 def chain(
-    plan: Annotated[Path, typer.Argument(help="A YAML file: the trainings, one after the other.")],
+    plan: Annotated[Path, typer.Argument(help="A YAML file: the runs of the chain, in their order.")],
     settings: Settings = None,
-    methods: Annotated[
-        Optional[list[str]],
-        typer.Option(
-            "--terms",
-            "-t",
-            help=("A method beside the baseline: `r3f`, `r3f+rdrop`, `strong=r3f:weight=1.0`; may be repeated."),
-        ),
-    ] = None,
-    cycles: Annotated[int, typer.Option(min=1, max=1000, help="How often the steps of the plan are gone through.")] = 1,
+    terms: Methods = None,
+    cycles: Annotated[int, typer.Option(min=1, max=1000, help="How often to repeat the steps of the plan.")] = 1,
     seeds: Annotated[
-        Optional[str], typer.Option(help="Instead of those of the plan; how many, or which: `5`, or `3,7,11`.")
+        Optional[str], typer.Option(help="Instead of the plan's: how many seeds, or which: `5`, or `3,7,11`.")
     ] = None,
-    pooling: Annotated[Literal["mean", "first"], typer.Option(help="Of a text's tokens into one vector.")] = "mean",
-    rows: Rows = 5000,
+    pooling: Pooling = "mean",
+    examples: Examples = 5000,
     output: Annotated[
         Optional[Path],
-        typer.Option(help="Of all runs; by default the plan's, or runs/chain-FILE."),
+        typer.Option(help="The folder of all runs; by default the plan's, or runs/chain-FILE."),
     ] = None,
     as_json: Json = False,
     trust: Trust = False,
 ) -> None:
-    """Train tasks one after the other, each from the encoder of the one before, and see what is left of them.
+    """Train tasks one after the other, each from the encoder of the one before, and probe what is left of them.
 
-    All tasks are probed in the pretrained model and after every step. The same command again goes on where it was
-    stopped; trainings that are finished are left alone, also with more cycles, methods or seeds.
+    All tasks are probed in the pretrained model and after every step. The same command again resumes a chain that was
+    stopped; finished runs are left alone, also with more cycles, methods or seeds.
 
     seqreg chain glue.yaml --terms r3f --cycles 3 optimisation.max_steps=500
 
@@ -253,22 +309,47 @@ def chain(
           - {recipe: glue, variants: [sst2], settings: [data.path=data/sst2]}
           - {recipe: glue, variants: [qnli], settings: [data.path=data/qnli]}
     """
-    from seqreg.cli import collapse
+    steps = study_files.read(ChainPlan, plan)
+    steps = steps if seeds is None else steps.updated(seeds=read_seeds(seeds))
+    _check_chain(plan, steps, terms or [], settings or [])
+    from seqreg.studies.collapse import chain
 
-    ways: dict[str, Any] = {"cycles": cycles, "seeds": seeds, "pooling": pooling, "rows": rows, "trust": trust}
-    collapse.chain(plan, methods or [], settings or [], output, as_json=as_json, **ways)
+    quiet()
+    folder = output or Path(steps.output or f"runs/chain-{plan.stem}")
+    finding = chain.study(
+        steps, plan, folder, terms or [], settings or [], cycles=cycles, most=examples, pooling=pooling, trust=trust
+    )
+    finding.show(folder / FOLDER, as_json=as_json)
 
 
-@app.command(rich_help_panel="Evidence")
+def _check_chain(path: Path, plan: ChainPlan, methods: Sequence[str], settings: Sequence[str]) -> None:
+    """Refuse unknown terms and missing files, before anything slow is imported."""
+    known = lookup.names("recipes/terms")
+    for name in (part.recipe for method in methods for part in parse(method).parts):
+        if name not in (*known, "baseline") and not name.endswith((".yaml", ".yml")):
+            raise BadInput(f"--terms {name}: unknown; {nearest(name, known)}")
+    for setting in settings:
+        if setting.partition("=")[0] in ("output", "seed"):
+            raise BadInput(f"{setting}: a chain sets it itself: see --seeds and --output")
+    for step in plan.steps:
+        others = [word for word in (*plan.settings, *step.settings, *settings) if not word.startswith("terms")]
+        try:
+            run_config.resolve(step.recipe, variants=step.variants, overrides=others, paths=["data.path", "model.name"])
+        except BadInput as error:
+            raise BadInput(f"{path}: step {step.title}: {str(error).removeprefix('command line: ')}") from None
+
+
+@app.command(rich_help_panel=PANEL)
 def shift(
-    words: Annotated[
-        list[str], typer.Argument(metavar="RUNS", help="Output folders of trainings, then changes: `key=value`.")
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUNS", help="Output folders of finished runs, and settings to change: `key=value`."),
     ],
-    to: Annotated[str, typer.Option(help="The task that the models are moved to: a card by name or path.")],
+    to: Annotated[str, typer.Option(help="The task to move the models to: a card by name or path.")],
     share: Annotated[
         Optional[list[float]],
         typer.Option(
-            help="Of the target's training rows, for further training; may be repeated. 0 and 0.1 by default."
+            help="The share of the target's training examples to train on; may be repeated. 0 and 0.1 by default."
         ),
     ] = None,
     output: Output = None,
@@ -277,11 +358,22 @@ def shift(
 ) -> None:
     """Score models on a domain that they were not trained on, as they are and after a little training there.
 
-    The rows of a share are the same for every model. Further training is an ordinary run, with the method and the
-    settings of the first, in RUN/shift/; the same command again goes on.
+    The examples of a share are the same for every model. Further training is an ordinary run, with the method and the
+    settings of the first, in RUN/shift/; the same command again resumes it.
 
     seqreg shift runs/qnli/baseline runs/qnli/r3f --to glue/rte data.path=data/rte --share 0 --share 0.1
     """
-    from seqreg.cli import collapse
+    folders, settings = _folders_and_settings(runs)
+    for folder in folders:
+        run_config.check_trained(folder)
+    cards.load(to)
+    for setting in settings:
+        key, _, path = setting.partition("=")
+        if key == "data.path" and not os.path.exists(path):
+            raise BadInput(f"{setting}: no such file or folder")
+    from seqreg.studies.collapse import shift
 
-    collapse.shift(words, to, share or [0.0, 0.1], output, as_json=as_json, trust=trust)
+    quiet()
+    where, shares = output_folder(folders, output), share or [0.0, 0.1]
+    finding = shift.study(folders, to, shares, where, settings=settings, trust=trust)
+    finding.show(where, as_json=as_json)

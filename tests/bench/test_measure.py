@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -15,9 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from seqreg import BadInput, Criterion, build_term
 from seqreg.bench import measure as bench
-from seqreg.bench import report as bench_show
 from seqreg.bench import steps as bench_steps
 from seqreg.bench import worker_process
+from seqreg.cli import bench as cli_bench
 from seqreg.errors import Stopped
 
 
@@ -125,7 +126,7 @@ def test_measure_and_plot(tmp_path: Path) -> None:
     assert found.rows[0].time == found.rows[0].flops == found.rows[0].memory == 1.0
     assert all(0 < row.of_peak < 1.5 for row in found.rows)
     assert told[-1] == "done"
-    assert json.loads(json.dumps(found.json()))["size"] == "tiny"
+    assert json.loads(json.dumps(dataclasses.asdict(found)))["size"] == "tiny"
     bench.plot(found, str(tmp_path / "cost.png"))
     assert (tmp_path / "cost.png").stat().st_size > 10_000
 
@@ -180,12 +181,12 @@ def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_measured(tm
     (tmp_path / "cost.png").mkdir()
     for plot, message in (("cost.png", "cannot be written"), ("cost.jpg", r"ends in \.png"), ("no/cost.png", "folder")):
         with pytest.raises(BadInput, match=message):
-            bench_show.steps("tiny", [], 1, 1, True, as_json=False, plot=tmp_path / plot)
+            cli_bench.bench("tiny", plot=tmp_path / plot)
 
 
 def test_a_step_that_is_timed_once_lies_within_its_range() -> None:
-    plain = bench.Cost((1.0, 2.0, 4.0), 10, 100)
-    row = bench._row("heavy", bench.Cost((60.0,), 30, None), plain)
+    plain = bench.StepCost((1.0, 2.0, 4.0), 10, 100)
+    row = bench._row("heavy", bench.StepCost((60.0,), 30, None), plain)
     assert (row.time, row.time_range) == (30.0, (15.0, 60.0))
-    row = bench._row("light", bench.Cost((2.0, 6.0, 8.0), 30, 50), plain)
+    row = bench._row("light", bench.StepCost((2.0, 6.0, 8.0), 30, 50), plain)
     assert (row.time, row.time_range, row.flops, row.memory) == (3.0, (2.0, 3.0), 3.0, 0.5)

@@ -70,7 +70,7 @@ FAULTS = {
     ("train", "gigaword", "--terms", "r3"): "unknown term recipe 'r3'; did you mean 'r3f'?",
     ("train", "nothing.yaml"): "nothing.yaml: no such file",
     ("evaluate", "runs/gone"): "runs/gone: no such folder",
-    ("replay", "runs/gone/crash/step-1"): "step-1: no such folder; a training writes one as RUN/crash/step-N",
+    ("replay", "runs/gone/crash/step-1"): "step-1: no such folder; a run writes one as RUN/crash/step-N",
     ("train", "quickstart", "evaluation.resamples=0"): "command line: evaluation.resamples=0: ROUGE has intervals",
     ("shift",): "Missing argument 'RUNS'",
     ("evaluate", "."): ".: not a run of seqreg: it has no config.yaml",
@@ -178,10 +178,10 @@ def test_an_interrupt_inside_a_command_is_one_line(
 ) -> None:
     """typer gives it back as an exit code."""
 
-    def struck(**_: object) -> None:
+    def struck(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("seqreg.bench.report.padding", struck)
+    monkeypatch.setattr("seqreg.cli.bench._padding", struck)
     monkeypatch.setattr(sys, "argv", ["seqreg", "bench", "--batches"])
     with pytest.raises(SystemExit) as stopped:
         cli.main()

@@ -55,7 +55,7 @@ def test_the_table_has_a_line_for_every_model() -> None:
     new, old = ({f"rouge{kind}": number for kind in "12L"} for number in (80.0, 25.0))
     found = {"pretrained": {"new": None, "old": old}, "baseline": {"new": new, "old": old}}
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(quickstart.shown(found))
+    console.print(quickstart.score_table(found))
     old_cell, bar = "25.0 / 25.0 / 25.0".split(), "\u2502"
     lines = [line.split() for line in console.export_text().splitlines() if line.startswith(bar)]
     assert lines[0][1:-1] == ["pretrained", bar, bar, *old_cell]

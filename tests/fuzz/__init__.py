@@ -155,7 +155,10 @@ class Fuzz:
             sample_files.folder(self.folder / "rte", card)
         path = self.file("plan.yaml", content)
         done = BadInput("all of it is right")
-        with mock.patch.object(chain, "study", side_effect=done), mock.patch.object(probe, "trained", side_effect=done):
+        with (
+            mock.patch.object(chain, "_train_and_probe", side_effect=done),
+            mock.patch.object(probe, "load_all", side_effect=done),
+        ):
             self.attempt("chain", path) if command == "chain" else self.attempt("probe", ".", "--tasks", path)
 
     def stage(self) -> None:

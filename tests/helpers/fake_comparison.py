@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
-from seqreg.studies.compare import comparison as comparisons
-from seqreg.studies.compare.comparison import Job, Plan
+from seqreg.studies.compare import plan as plans
+from seqreg.studies.compare.plan import ComparisonPlan, Job
 
 NASTY = "<script>document.title='owned'</script> & \"quoted\" </textarea>"
 
@@ -17,9 +17,9 @@ NASTY = "<script>document.title='owned'</script> & \"quoted\" </textarea>"
 def comparison(
     folder: Path, shifts: dict[str, float], *, seeds: str = "5", examples: int = 60, kind: str = "texts",
     failed: tuple[tuple[str, int], ...] = (), curves: bool = True, collapsed: tuple[str, ...] = (),
-) -> Plan:  # fmt: skip
+) -> ComparisonPlan:  # fmt: skip
     """A finished comparison; `shifts` are how much better each method is, in points."""
-    plan, _ = comparisons.make("quickstart", list(shifts), seeds)
+    plan, _ = plans.make("quickstart", list(shifts), seeds)
     plan.write(folder)
     rng = np.random.default_rng(0)
     hard = rng.normal(50, 10, examples)
@@ -37,7 +37,7 @@ def comparison(
     return plan
 
 
-def _texts(plan: Plan, job: Job, scores: np.ndarray, curves: bool, collapsed: bool) -> None:
+def _texts(plan: ComparisonPlan, job: Job, scores: np.ndarray, curves: bool, collapsed: bool) -> None:
     kinds = ("rouge1", "rouge2", "rougeL", "rougeLsum")
     rows = [
         {"index": place, "prediction": f"the {job.method} wins {NASTY}" if place == 1 else
@@ -64,7 +64,7 @@ def _texts(plan: Plan, job: Job, scores: np.ndarray, curves: bool, collapsed: bo
                     writer.add_scalar(f"train_diagnostics/{job.method}/noise_over_value", 0.1, step)
 
 
-def _classes(plan: Plan, job: Job, right: np.ndarray, collapsed: bool) -> None:
+def _classes(plan: ComparisonPlan, job: Job, right: np.ndarray, collapsed: bool) -> None:
     truth = [("yes", "no")[place % 2] for place in range(len(right))]
     said = ["yes" if collapsed or (one == "yes") == hit else "no" for one, hit in zip(truth, right, strict=True)]
     rows = [
@@ -77,7 +77,11 @@ def _classes(plan: Plan, job: Job, right: np.ndarray, collapsed: bool) -> None:
 
 
 def _finish(
-    plan: Plan, job: Job, scores: dict[str, float], intervals: dict[str, list[float]], rows: list[dict[str, object]]
+    plan: ComparisonPlan,
+    job: Job,
+    scores: dict[str, float],
+    intervals: dict[str, list[float]],
+    rows: list[dict[str, object]],
 ) -> None:
     job.folder.mkdir(parents=True)
     found = {**scores, "intervals": intervals, "signature": "rouge|made"}

@@ -18,8 +18,8 @@ from seqreg.cli.main import app
 from seqreg.errors import BadInput
 from seqreg.metrics.calibration import Outcomes
 from seqreg.studies.calibrate import study as calibrate
-from seqreg.studies.common import trained_model
 from seqreg.studies.common.findings import FOLDER, Finding
+from seqreg.studies.common.trained_model import TrainedModel
 from seqreg.workbench.data import loading
 from tests.cli.test_main import seqreg
 from tests.helpers import sample_files
@@ -48,7 +48,7 @@ def test_json_is_the_finding(classifier: Path, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_numbers_are_those_of_the_model(classifier: Path, tmp_path: Path) -> None:
-    one = trained_model.load(classifier)
+    one = TrainedModel.load(classifier)
     found = calibrate.calibrate(classifier, output=tmp_path).values
     examples = one.splits.sets["test"]
     model = AutoModelForSequenceClassification.from_pretrained(classifier).eval()
@@ -74,9 +74,9 @@ def test_a_writer_through_the_command(writer: Path, capsys: pytest.CaptureFixtur
 
 
 def test_tokens_and_texts_are_those_of_the_model(writer: Path) -> None:
-    one = trained_model.load(writer)
+    one = TrainedModel.load(writer)
     examples = loading.sample(one.splits.sets["test"], 5)
-    pieces = [piece for _, batch in one.batches(examples) for piece in one.pieces(batch)]
+    pieces = [piece for _, batch in one.batches(examples) for piece in one.predictions(batch)]
     nll = np.concatenate([Outcomes.of(piece.logits(), piece.labels).nll for piece in pieces])
     model = AutoModelForSeq2SeqLM.from_pretrained(writer).eval()
     slow, logp = [], []
@@ -119,11 +119,11 @@ def test_an_overconfident_model_is_found_and_cured(classifier: Path, tmp_path: P
 
 
 def test_logits_of_a_data_set_are_never_held(writer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trained_model, "ROWS", 7)
-    one = trained_model.load(writer)
+    monkeypatch.setattr("seqreg.studies.common.trained_model.CHUNK", 7)
+    one = TrainedModel.load(writer)
     examples = loading.sample(one.splits.sets["test"], 8)
     for _, batch in one.batches(examples):
-        found = one.pieces(batch)
+        found = one.predictions(batch)
         assert len(found) > 1
         assert all(
             len(piece.labels) <= 7 and piece.logits().shape == (len(piece.labels), len(one.tokenizer))
@@ -143,10 +143,10 @@ def test_bad_input_is_one_line(classifier: Path, writer: Path, tmp_path: Path) -
     shutil.copy(classifier / "task.yaml", tmp_path / "empty")
     with pytest.raises(BadInput, match="no trained model in it"):
         calibrate.calibrate(tmp_path / "empty")
-    halfway = Path(shutil.copytree(classifier, tmp_path / "halfway"))  # a model of before, a training that goes on
+    halfway = Path(shutil.copytree(classifier, tmp_path / "halfway"))  # an older model, a run that is under way
     record = json.loads((halfway / "run.json").read_text())
     (halfway / "run.json").write_text(json.dumps({**record, "finished": False}))
-    with pytest.raises(BadInput, match="no trained model in it"):
+    with pytest.raises(BadInput, match="its run has not finished"):
         calibrate.calibrate(halfway)
     sample_files.write(tmp_path / "data" / "validation.jsonl", reviews(1, 0))
     with pytest.raises(BadInput, match="test has one example"):
@@ -157,9 +157,9 @@ def test_bad_input_is_one_line(classifier: Path, writer: Path, tmp_path: Path) -
 
 
 def test_a_regression_is_refused(classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = trained_model.load(classifier)
+    one = TrainedModel.load(classifier)
     card = one.card.model_copy(update={"kind": "regression"})
-    monkeypatch.setattr(trained_model, "load", lambda *_, **__: replace(one, run=replace(one.run, card=card)))
+    monkeypatch.setattr(TrainedModel, "load", lambda *_, **__: replace(one, run=replace(one.run, card=card)))
     with pytest.raises(BadInput, match="no probabilities to calibrate"):
         calibrate.calibrate(classifier)
 

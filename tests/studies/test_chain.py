@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from seqreg.errors import BadInput
-from seqreg.studies.collapse.chain import lay
-from seqreg.studies.common import scoring, study_files
+from seqreg.studies.collapse import study_files
+from seqreg.studies.collapse.chain import resolve
 from seqreg.studies.common.findings import Finding
+from seqreg.studies.common.trained_model import TrainedModel
 from seqreg.workbench.config import run_config
 from seqreg.workbench.data import loading, models
 from seqreg.workbench.run import train
@@ -23,9 +24,8 @@ from tests.helpers.tiny_tasks import seqreg
 
 
 def laid(path: Path, output: Path, *methods: str, cycles: int = 1, **further: Any) -> Any:
-    return lay(
-        study_files.read(study_files.Plan, path), str(path), output, methods, cycles, further.get("settings", []), 100
-    )
+    plan = study_files.read(study_files.ChainPlan, path)
+    return resolve(plan, path, output, methods, further.get("settings", []), cycles=cycles, most=100)
 
 
 def test_degradation_is_found_where_it_was_planted(tmp_path: Path) -> None:
@@ -112,7 +112,8 @@ def test_a_chain_that_generates_is_scored_by_rouge(tmp_path: Path) -> None:
 
 def test_generated_texts_are_scored_as_their_own_run_scored_them(writer: Path) -> None:
     run = run_config.load(writer)
-    found = scoring.score(str(writer), run, loading.load(run.card, run.config.data).sets["test"], "test")
+    examples = loading.load(run.card, run.config.data).sets["test"]
+    found = TrainedModel.on_task(str(writer), run).score(examples, "test")
     own = json.loads((writer / "metrics.json").read_text())["scores"]["test"]["rougeL"]
     assert own > 30
     assert found.metrics["rougeL"] == pytest.approx(own, abs=1e-4)

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from seqreg.cli import commands
 from seqreg.cli import main as cli
 from seqreg.errors import BadInput, Interrupted
-from seqreg.studies.compare import comparison, jobs
+from seqreg.studies.compare import jobs
+from seqreg.studies.compare import plan as comparison
 from seqreg.studies.compare import study as compares
 from seqreg.studies.compare.study import compare
 from seqreg.workbench.config import run_config
@@ -28,10 +28,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, script: str = "exit 0") -> list[tuple[str, int]]:
-    """Trainings are a line of shell; what was started is noted."""
+    """Runs are a line of shell; what was started is noted."""
     started: list[tuple[str, int]] = []
 
-    def start(plan: comparison.Plan, job: comparison.Job, trust: bool = False) -> subprocess.Popen[bytes]:
+    def start(plan: comparison.ComparisonPlan, job: comparison.Job, trust: bool = False) -> subprocess.Popen[bytes]:
         started.append((job.method, job.seed))
         job.folder.mkdir(parents=True, exist_ok=True)
         settings = {**plan.resolved[job.method], "seed": job.seed}
@@ -73,12 +73,12 @@ def pretend(monkeypatch: pytest.MonkeyPatch, script: str = "exit 0") -> list[tup
         ({"settings": ["optimisation.step=5"]}, "did you mean 'max_steps'"),
         ({"settings": ["data.path=nowhere.jsonl"]}, "data.path=nowhere.jsonl: no such file or folder"),
         ({"alpha": 5.0}, "--alpha 5.0: expected a number between 0 and 1"),
-        ({"jobs": 0}, "--jobs 0"),
+        ({"at_a_time": 0}, "--jobs 0"),
         ({"collect": True}, "has no comparison yet"),
         ({"launcher": "sbatch"}, "expected 'print', or a command with {}"),
         ({"launcher": "sbatch --wrap='{}"}, "expected 'print', or a command with {}"),
         ({"launcher": "no-such-program {}"}, "no-such-program: no such program"),
-        ({"launcher": "false {}"}, "false ended with exit code 1: 0 of 4 trainings are submitted"),
+        ({"launcher": "false {}"}, "false ended with exit code 1: 0 of 4 runs are submitted"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )  # fmt: skip
@@ -98,7 +98,7 @@ def test_every_method_has_every_seed_and_finished_ones_are_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = pretend(monkeypatch, "DONE")
-    chosen = compare("quickstart", ["r3f", "r3f+rdrop"], "3,7", tmp_path, jobs=2)
+    chosen = compare("quickstart", ["r3f", "r3f+rdrop"], "3,7", tmp_path, at_a_time=2)
     assert chosen is not None
     assert sorted(started) == sorted((m, s) for m in ("baseline", "r3f", "r3f+rdrop") for s in (3, 7))
     started.clear()
@@ -150,7 +150,7 @@ def test_failures_are_kept_and_only_retried_when_asked(tmp_path: Path, monkeypat
     chosen = compare("quickstart", ["r3f"], "2", tmp_path)
     assert chosen is not None
     states = {(job.method, job.seed): jobs.state(job) for job in chosen.jobs(tmp_path)}
-    assert states["r3f", 2] == jobs.State(jobs.FAILED, 3, "seqreg: not finite")
+    assert states["r3f", 2] == jobs.JobState(jobs.FAILED, 3, "seqreg: not finite")
     assert states["baseline", 2].kind == jobs.FINISHED
     started.clear()
     compare("quickstart", ["r3f"], "2", tmp_path)
@@ -173,7 +173,7 @@ def test_a_crash_is_known_by_its_last_line(tmp_path: Path, monkeypatch: pytest.M
     pretend(monkeypatch, "echo 'seqreg: stopped'; echo Traceback; echo 'RuntimeError: out of memory'; exit 1")
     chosen = compare("quickstart", ["r3f"], "1", tmp_path)
     assert chosen is not None
-    assert jobs.state(chosen.jobs(tmp_path)[0]) == jobs.State(jobs.FAILED, 1, "RuntimeError: out of memory")
+    assert jobs.state(chosen.jobs(tmp_path)[0]) == jobs.JobState(jobs.FAILED, 1, "RuntimeError: out of memory")
 
 
 def test_input_that_a_training_refuses_stops_the_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,12 +209,12 @@ def test_a_launcher_takes_lines_of_shell_and_collect_gathers(
     assert [jobs.state(job).kind for job in chosen.jobs(folder)] == [jobs.FAILED] * 4
 
 
-def test_sigterm_ends_the_trainings_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigterm_ends_the_runs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, "exec sleep 60")
     running = jobs.start
     pids = []
 
-    def start(chosen: comparison.Plan, job: comparison.Job, trust: bool = False) -> subprocess.Popen[bytes]:
+    def start(chosen: comparison.ComparisonPlan, job: comparison.Job, trust: bool = False) -> subprocess.Popen[bytes]:
         process = running(chosen, job)
         pids.append(process)
         signal.setitimer(signal.ITIMER_REAL, 0.3)
@@ -255,19 +255,19 @@ def seqreg(*words: str | Path) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.slow
-def test_a_killed_comparison_takes_its_trainings_along_and_goes_on(tmp_path: Path) -> None:
+def test_a_killed_comparison_takes_its_runs_along_and_is_resumed(tmp_path: Path) -> None:
     folder, end = tmp_path / "c", time.monotonic() + 200
     words = ["compare", "quickstart", "-t", "r3f", *TINY, "optimisation.max_steps=60", "--seeds", "1", "-o", folder]
     first, begun = seqreg(*words), folder / "baseline" / "seed-1"
     while not (begun / "run.json").exists() and first.poll() is None and time.monotonic() < end:
         time.sleep(0.005)
-    assert jobs.held(begun)
+    assert jobs.lock_holder(begun)
     first.kill()
     first.communicate()
-    while jobs.held(begun) and time.monotonic() < end:
+    while jobs.lock_holder(begun) and time.monotonic() < end:
         time.sleep(0.01)
-    assert not jobs.held(begun)
-    assert "run the same command to resume" in begun.with_name("seed-1.log").read_text()
+    assert not jobs.lock_holder(begun)
+    assert "the same command goes on" in begun.with_name("seed-1.log").read_text()
     again = seqreg(*words)
     printed, _ = again.communicate(timeout=300)
     assert again.returncode == 0
@@ -278,7 +278,7 @@ def test_a_killed_comparison_takes_its_trainings_along_and_goes_on(tmp_path: Pat
 
 
 def test_made_comparisons_are_what_the_command_would_find(tmp_path: Path) -> None:
-    """The files that other tests make up pass for finished trainings."""
+    """The files that other tests make up pass for finished runs."""
     chosen = fake_comparison.comparison(tmp_path, {"r3f": 1.0}, seeds="2", curves=False)
     assert all(jobs.state(job).kind == jobs.FINISHED for job in chosen.jobs(tmp_path))
     assert compares.compare("quickstart", ["r3f"], "2", tmp_path) == chosen
@@ -290,7 +290,7 @@ def test_folders_may_have_any_name(name: str, tmp_path: Path) -> None:
     plan, _ = comparison.make("quickstart", ["r3f"], "1")
     folder = Path(name) if name == "null" else tmp_path / name
     for job in plan.jobs(folder):
-        words = shlex.split(jobs.lines(plan, [job])[0].partition("; seqreg ")[2].partition(" >> ")[0])
+        words = shlex.split(jobs.shell_lines(plan, [job])[0].partition("; seqreg ")[2].partition(" >> ")[0])
         assert words == plan.words(job)
         run = run_config.resolve("quickstart", overrides=[word for word in words if "=" in word])
         assert (run.config.output, run.config.seed) == (str(job.folder), 1)
@@ -305,7 +305,7 @@ def test_the_command_of_a_plan_makes_the_same_plan(
 ) -> None:
     plan, _ = comparison.make("quickstart", methods, seeds, baseline=baseline, alpha=0.01)
     asked: list[Any] = []
-    monkeypatch.setattr(commands, "compare", lambda *words, **ways: asked.append((words, ways)))
+    monkeypatch.setattr(compares, "compare", lambda *words, **ways: asked.append((words, ways)))
     cli.app(shlex.split(plan.command(tmp_path))[1:], standalone_mode=False)
     (recipe, again, count, folder), ways = asked[0]
     made_again, _ = comparison.make(recipe, again, count, baseline=ways["baseline"], alpha=ways["alpha"])
@@ -318,7 +318,7 @@ def test_a_launched_training_leaves_no_old_exit_code_while_it_runs(tmp_path: Pat
     job.folder.mkdir(parents=True)
     job.code.write_text("3\n")
     assert jobs.state(job).kind == jobs.FAILED
-    begun = jobs.lines(plan, [job])[0].partition("; seqreg ")[0]
+    begun = jobs.shell_lines(plan, [job])[0].partition("; seqreg ")[0]
     subprocess.run(["sh", "-c", begun], check=True)
     assert jobs.state(job).kind == jobs.OPEN
     job.code.write_text("")  # the disk was full

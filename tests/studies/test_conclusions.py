@@ -16,9 +16,9 @@ from rich.console import Console
 from seqreg.errors import BadInput
 from seqreg.metrics import statistics
 from seqreg.studies.common.findings import FOLDER, Finding
-from seqreg.studies.compare import comparison, conclusions
-from seqreg.studies.compare.comparison import Plan
-from seqreg.studies.compare.results import agreement, gather
+from seqreg.studies.compare import conclusions, results
+from seqreg.studies.compare import plan as comparison
+from seqreg.studies.compare.significance import agreement
 from seqreg.workbench.scores.results import main_split
 from tests.helpers import fake_comparison
 
@@ -68,14 +68,14 @@ def test_too_few_seeds_never_give_the_word(seeds: str, more: int, tmp_path: Path
     assert "significant" not in json.dumps([finding.summary, [table.rows for table in finding.tables]])
     said = about(finding, "r3f")
     assert "not enough seeds for a verdict" in said
-    assert f"{conclusions.seeds_of(more)} more needed (--extend --seeds 4)" in said
+    assert f"{conclusions._count(more, 'seed')} more needed (--extend --seeds 4)" in said
 
 
 def test_failures_are_counted_and_quoted(tmp_path: Path) -> None:
     fake_comparison.comparison(tmp_path, {"r3f": 4.0}, failed=(("r3f", 2), ("r3f", 4)), curves=False)
     finding = conclusions.judge(tmp_path)
     said = next(one for one in finding.summary if "failed" in one)
-    assert said.startswith("2 of 5 trainings of r3f failed, the first with seed 2 and exit code 3: seqreg: 3 steps")
+    assert said.startswith("2 of 5 runs of r3f failed, the first with seed 2 and exit code 3: seqreg: 3 steps")
     row = next(row for row in finding.tables[0].rows if row[0] == "r3f")
     assert row[1:3] == [3, 2]
     assert "With 3 seeds" in about(finding, "r3f")
@@ -84,13 +84,13 @@ def test_failures_are_counted_and_quoted(tmp_path: Path) -> None:
 
 def test_accuracies_are_tested_over_seeds(tmp_path: Path) -> None:
     fake_comparison.comparison(tmp_path, {"r3f": 25.0}, kind="classes", examples=200)
-    found = gather(tmp_path)
+    found = results.load(tmp_path)
     values = conclusions.judge(tmp_path).values
     assert (values["metric"], found.texts) == ("accuracy", False)
     expected = statistics.welch(*(list(found.scores(name).values()) for name in ("baseline", "r3f")))
     assert values["methods"]["r3f"]["difference"]["p"] == expected.p
     assert values["methods"]["r3f"]["difference"]["test"] == "Welch"
-    said = found.methods["r3f"].rows
+    said = found.methods["r3f"].predictions
     pairs = [(a, b) for a in said for b in said if a < b]
     same = [
         np.mean([x["prediction"] == y["prediction"] for x, y in zip(said[a], said[b], strict=True)]) for a, b in pairs
@@ -105,8 +105,8 @@ def test_unfinished_and_extended_comparisons_say_so(tmp_path: Path) -> None:
     path = tmp_path / "comparison.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "extended": [{"seeds": [1, 2], "methods": []}]}))
     summary = conclusions.judge(tmp_path).summary
-    assert summary[0] == "Preliminary: 4 of 10 trainings are not finished."
-    assert "1 seed more needed (the same command goes on with them)" in summary[2]
+    assert summary[0] == "Preliminary: 4 of 10 runs are not finished."
+    assert "1 seed more needed (the same command trains them)" in summary[2]
     assert any("added after a first look (seeds: 2 to 5)" in one for one in summary)
 
 
@@ -120,16 +120,16 @@ def test_runs_on_other_examples_are_refused(tmp_path: Path) -> None:
 
 def test_folders_that_are_no_comparison_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"not a comparison of seqreg: it has no comparison\.json"):
-        gather(tmp_path)
+        results.load(tmp_path)
     (tmp_path / "comparison.json").write_text('{"recipe": 1}')
     with pytest.raises(BadInput, match="cannot be read"):
-        gather(tmp_path)
+        results.load(tmp_path)
 
 
 def test_the_table_fits_a_terminal(tmp_path: Path) -> None:
     fake_comparison.comparison(tmp_path, {"r3f": 4.0, "smart": -4.0}, curves=False)
     console = Console(width=80, file=io.StringIO())
-    console.print(conclusions.shown(conclusions.judge(tmp_path).values))
+    console.print(conclusions.verdict_table(conclusions.judge(tmp_path).values))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert not any("…" in line for line in lines)
     assert sum(line.startswith("│") for line in lines) == 3  # one line a method
@@ -141,8 +141,8 @@ def test_the_split_that_is_compared() -> None:
     assert main_split({"before": {}, "validation": {}}, texts=False) == "validation"
 
 
-def without_scores(plan: Plan, folder: Path, name: str) -> None:
-    """As if no training of a method had begun."""
+def without_scores(plan: comparison.ComparisonPlan, folder: Path, name: str) -> None:
+    """As if no run of a method had begun."""
     for job in plan.jobs(folder):
         if job.method == name:
             shutil.rmtree(job.folder)
@@ -152,7 +152,7 @@ def test_a_method_that_failed_altogether_is_in_the_tables(tmp_path: Path) -> Non
     failed = tuple(("smart", seed) for seed in range(1, 6))
     fake_comparison.comparison(tmp_path, {"r3f": 4.0, "smart": 0.0}, failed=failed, curves=False)
     finding = conclusions.judge(tmp_path)
-    said = next(one for one in finding.summary if one.startswith("5 of 5 trainings of smart failed"))
+    said = next(one for one in finding.summary if one.startswith("5 of 5 runs of smart failed"))
     assert said.endswith("It has no scores.")
     quality, stability = ({row[0]: row for row in table.rows} for table in finding.tables[:2])
     assert quality["smart"][1:3] + quality["smart"][-1:] == [0, 5, "all failed"]
@@ -160,7 +160,7 @@ def test_a_method_that_failed_altogether_is_in_the_tables(tmp_path: Path) -> Non
     assert {len(row) for row in finding.tables[0].rows} == {len(finding.tables[0].columns)}
     assert {len(row) for row in finding.tables[1].rows} == {len(finding.tables[1].columns)}
     console = Console(width=80, file=io.StringIO())
-    console.print(conclusions.shown(finding.values))
+    console.print(conclusions.verdict_table(finding.values))
     assert "failed" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -168,7 +168,7 @@ def test_a_baseline_that_failed_altogether_is_said(tmp_path: Path) -> None:
     fake_comparison.comparison(
         tmp_path, {"r3f": 4.0}, seeds="2", failed=(("baseline", 1), ("baseline", 2)), curves=False
     )
-    with pytest.raises(BadInput, match=r"all trainings of baseline failed, so nothing can be compared; .*not finite"):
+    with pytest.raises(BadInput, match=r"all runs of baseline failed, so nothing can be compared; .*not finite"):
         conclusions.judge(tmp_path)
 
 
@@ -241,13 +241,11 @@ def test_what_a_launched_training_was_refused_for_is_said(tmp_path: Path) -> Non
     shutil.rmtree(job.folder)
     job.log.write_text("seqreg: data.path=x: no such file or folder\n")
     job.code.write_text("2\n")
-    said = (
-        "1 of 4 trainings are not finished; r3f, seed 2 was stopped with exit code 2: seqreg: data.path=x: no such file"
-    )
+    said = "1 of 4 runs are not finished; r3f, seed 2 was stopped with exit code 2: seqreg: data.path=x: no such file"
     assert said in conclusions.judge(tmp_path).summary[0]
 
 
 def test_equal_texts_agree_although_they_are_empty() -> None:
     rows = {seed: [{"prediction": text} for text in ("", "a b", last)] for seed, last in ((1, "c d"), (2, "c e"))}
-    found = agreement(SimpleNamespace(rows=rows), texts=True)  # type: ignore[arg-type]
+    found = agreement(SimpleNamespace(predictions=rows), texts=True)  # type: ignore[arg-type]
     assert found == {"equal": pytest.approx(200 / 3), "rougeL": pytest.approx(250 / 3)}

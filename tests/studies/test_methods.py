@@ -11,9 +11,10 @@ import pytest
 from PIL import Image
 
 from seqreg.errors import BadInput
-from seqreg.studies.common.study_files import Plan as ChainPlan
-from seqreg.studies.compare import comparison, conclusions, jobs, kept_models, report
+from seqreg.studies.collapse.study_files import ChainPlan
+from seqreg.studies.compare import conclusions, jobs, report
 from seqreg.studies.compare import figures as report_figures
+from seqreg.studies.compare import plan as comparison
 from seqreg.studies.compare import study as compares
 from seqreg.workbench.config import run_config
 from seqreg.workbench.run.train import trained
@@ -24,7 +25,7 @@ from tests.studies.test_compare import pretend
 TERM = "terms:\n  r3f: {weight: 0.3}\n"
 
 
-def settings(plan: comparison.Plan, name: str) -> dict[str, object]:
+def settings(plan: comparison.ComparisonPlan, name: str) -> dict[str, object]:
     return {key: value for key, value in plan.resolved[name].items() if key.startswith("terms")}
 
 
@@ -95,13 +96,14 @@ def test_w16_chains_and_their_settings(tmp_path: Path) -> None:
     plan = ChainPlan.model_validate(json.loads(file.read_text()))
     from seqreg.studies.collapse import chain
 
-    laid = chain.lay(plan, "plan", tmp_path / "x", ["strong=r3f:weight=2", "r3f"], 1, ["terms.r3f.scale=0.1"], 20)
-    terms = {method: links[0].run.config.terms for (method, _), links in laid.links.items()}
+    methods, settings = ["strong=r3f:weight=2", "r3f"], ["terms.r3f.scale=0.1"]
+    resolved = chain.resolve(plan, Path("plan"), tmp_path / "x", methods, settings, most=20)
+    terms = {method: links[0].run.config.terms for (method, _), links in resolved.links.items()}
     assert terms["baseline"] == {}
     assert (terms["strong"]["r3f"] or {})["weight"] == 2
     assert all((terms[name]["r3f"] or {})["scale"] == 0.1 for name in ("strong", "r3f"))
     with pytest.raises(BadInput, match="no method has the term 'smart'"):
-        chain.lay(plan, "plan", tmp_path / "x", ["r3f"], 1, ["terms.smart.weight=1"], 20)
+        chain.resolve(plan, Path("plan"), tmp_path / "x", ["r3f"], ["terms.smart.weight=1"], most=20)
 
 
 def test_w16_a_recipe_with_terms_of_its_own_is_no_baseline(tmp_path: Path) -> None:
@@ -162,7 +164,7 @@ def test_b11_compare_says_scores_and_what_is_left(
 ) -> None:
     fake_comparison.comparison(tmp_path / "made", {"r3f": 1.0}, seeds="2", curves=False)
 
-    def start(plan: comparison.Plan, job: comparison.Job, trust: bool = False) -> subprocess.Popen[bytes]:
+    def start(plan: comparison.ComparisonPlan, job: comparison.Job, trust: bool = False) -> subprocess.Popen[bytes]:
         job.folder.parent.mkdir(parents=True, exist_ok=True)
         source = tmp_path / "made" / job.method / job.folder.name
         return subprocess.Popen(["cp", "-r", str(source), str(job.folder)])
@@ -218,7 +220,7 @@ def test_b11_a_new_comparison_keeps_the_best_and_an_old_one_all(
         del text[key]
     (tmp_path / "old" / comparison.PLAN).write_text(json.dumps(text))
     assert comparison.read(tmp_path / "old").keep_models == "all"
-    kept_models.prune(comparison.read(tmp_path / "old"), tmp_path / "old")
+    compares.prune(comparison.read(tmp_path / "old"), tmp_path / "old")
 
 
 @pytest.mark.parametrize("launcher", ["true", "no-such-program {}", "sh '{}"])

@@ -12,10 +12,11 @@ import torch
 import transformers
 
 from seqreg.errors import BadInput
-from seqreg.studies.collapse.probe import Lens
-from seqreg.studies.common import encoders, study_files
+from seqreg.studies.collapse import study_files
+from seqreg.studies.collapse.encoders import Encoder
+from seqreg.studies.collapse.probe import Prober
+from seqreg.studies.collapse.study_files import ProbeTask
 from seqreg.studies.common.findings import Finding
-from seqreg.studies.common.study_files import Task
 from seqreg.workbench.config import cards, run_config
 from seqreg.workbench.config.settings import Data
 from seqreg.workbench.run import train
@@ -32,9 +33,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def of(place: Path, name: str) -> Task:
+def of(place: Path, name: str) -> ProbeTask:
     card, _ = cards.load(str(place / f"{name}.yaml"))
-    return Task.of(name, card, Data(path=str(place / name), max_source_length=24), 5000)
+    return ProbeTask.load(name, card, Data(path=str(place / name), max_source_length=24), 5000)
 
 
 def collapsed(place: Path, target: Path) -> Path:
@@ -49,10 +50,10 @@ def collapsed(place: Path, target: Path) -> Path:
 
 
 def test_a_planted_collapse_is_found(place: Path, tmp_path: Path) -> None:
-    lens = Lens([of(place, name) for name in tiny_tasks.CLUES])
+    prober = Prober([of(place, name) for name in tiny_tasks.CLUES])
     base = str(place / "bert")
-    kept = lens.look(base, base, "pretrained")
-    lost = lens.look(str(collapsed(place, tmp_path / "collapsed")), base, "collapsed")
+    kept = prober.probe(base, base, "pretrained")
+    lost = prober.probe(str(collapsed(place, tmp_path / "collapsed")), base, "collapsed")
     for name in tiny_tasks.CLUES:
         assert kept.probes[name].score > 95
         assert lost.probes[name].score < 75
@@ -68,26 +69,27 @@ def test_a_planted_collapse_is_found(place: Path, tmp_path: Path) -> None:
 
 
 def test_features_do_not_see_padding_or_their_batch(place: Path) -> None:
-    encoder, task = encoders.load(str(place / "bert")), of(place, "colour")
+    encoder, task = Encoder.load(str(place / "bert")), of(place, "colour")
     rows = [*task.test[:5], *(type(one)(one.source * 2) for one in task.test[:2])]
     for pooling in ("mean", "first"):
-        together = encoders.features(encoder, rows, task.data, pooling)
-        alone = np.concatenate([encoders.features(encoder, [one], task.data, pooling) for one in rows])
+        together = encoder.features(rows, task.data, pooling)
+        alone = np.concatenate([encoder.features([one], task.data, pooling) for one in rows])
         assert np.abs(together - alone).max() < 1e-5
     model = transformers.AutoModel.from_pretrained(place / "bert").eval()
     ids = torch.tensor([encoder.tokenizer(rows[0].source)["input_ids"]])
     with torch.no_grad():
         slow = model(input_ids=ids).last_hidden_state[0]
-    assert np.abs(encoders.features(encoder, rows, task.data)[0] - slow.mean(0).numpy()).max() < 1e-5
-    assert np.abs(encoders.features(encoder, rows, task.data, "first")[0] - slow[0].numpy()).max() < 1e-5
+    assert np.abs(encoder.features(rows, task.data)[0] - slow.mean(0).numpy()).max() < 1e-5
+    assert np.abs(encoder.features(rows, task.data, "first")[0] - slow[0].numpy()).max() < 1e-5
 
 
 def test_weights_that_are_missing_are_not_drawn(place: Path, tmp_path: Path) -> None:
     model = transformers.AutoModel.from_pretrained(place / "bert")
     states = {name: values for name, values in model.state_dict().items() if "layer.1" not in name}
     model.save_pretrained(tmp_path / "torn", state_dict=states)
+    transformers.AutoTokenizer.from_pretrained(place / "bert").save_pretrained(tmp_path / "torn")
     with pytest.raises(BadInput, match=r"16 missing \(encoder\.layer\.1"):
-        encoders.load(str(tmp_path / "torn"), tokenizer=str(place / "bert"))
+        Encoder.load(str(tmp_path / "torn"))
 
 
 @pytest.mark.parametrize("architecture", ["BartForSequenceClassification", "T5ForConditionalGeneration"])
@@ -102,11 +104,11 @@ def test_encoders_of_models_with_a_decoder(architecture: str, place: Path, tmp_p
     model = kind(kind.config_class(**known)).eval()
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    encoder, task = encoders.load(str(tmp_path)), of(place, "colour")
+    encoder, task = Encoder.load(str(tmp_path)), of(place, "colour")
     ids = torch.tensor([encoder.tokenizer(task.test[0].source)["input_ids"]])
     with torch.no_grad():
         slow = model.get_encoder()(input_ids=ids).last_hidden_state[0].mean(0)
-    found = encoders.features(encoder, task.test[:3], task.data)[0]
+    found = encoder.features(task.test[:3], task.data)[0]
     assert np.abs(found - slow.numpy()).max() < 1e-5
 
 
@@ -149,14 +151,14 @@ def test_faults_are_one_line(place: Path, tmp_path: Path) -> None:
     assert "the same run twice" in twice
     (tmp_path / "number.yaml").write_text(f"tasks: [{{task: glue/stsb, data: {{path: '{tmp_path}'}}}}]")
     with pytest.raises(BadInput, match="a linear probe is a classifier"):
-        study_files.tasks(tmp_path / "number.yaml", 100)
+        study_files.read_tasks(tmp_path / "number.yaml", 100)
     (tmp_path / "gone.yaml").write_text("tasks: [{task: glue/rte, data: {path: gone}}]")
     with pytest.raises(BadInput, match="gone: no such file or folder"):
-        study_files.tasks(tmp_path / "gone.yaml", 100)
+        study_files.read_tasks(tmp_path / "gone.yaml", 100)
 
 
 def test_texts_longer_than_the_model_are_refused(place: Path) -> None:
     card, _ = cards.load(str(place / "colour.yaml"))
-    task = Task.of("colour", card, Data(path=str(place / "colour"), max_source_length=41), 50)
+    task = ProbeTask.load("colour", card, Data(path=str(place / "colour"), max_source_length=41), 50)
     with pytest.raises(BadInput, match=r"colour: data\.max_source_length=41: .*bert has only 40 positions"):
-        Lens([task]).look(str(place / "bert"), None, "x")
+        Prober([task]).probe(str(place / "bert"), None, "x")

@@ -11,8 +11,7 @@ from seqreg.errors import BadInput
 from seqreg.studies.common.figures import figure
 from seqreg.studies.common.findings import FOLDER, Finding, Table
 from seqreg.studies.compare.export import latex
-from seqreg.studies.compare.report import report
-from seqreg.studies.compare.samples import marked
+from seqreg.studies.compare.report import marked, report
 from tests.helpers import fake_comparison
 from tests.helpers.browser import Browser, find
 
@@ -169,7 +168,7 @@ def test_what_intervals_count_is_said(folder: Path, tmp_path: Path) -> None:
 def test_a_comparison_of_which_only_the_baseline_is_there_has_a_page(tmp_path: Path) -> None:
     fake_comparison.comparison(tmp_path, {"r3f": 5.0}, seeds="2", failed=(("r3f", 1), ("r3f", 2)), curves=False)
     page = report(tmp_path, None).read_text()
-    assert "2 of 2 trainings of r3f failed" in page
+    assert "2 of 2 runs of r3f failed" in page
     assert "all failed" in page
     assert 'id="figure-differences"' not in page
     assert r"all failed \\" in report(tmp_path, None, latex=True).read_text()

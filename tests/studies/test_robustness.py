@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from seqreg.cli.main import app
 from seqreg.errors import BadInput
 from seqreg.noise import norm, rms
-from seqreg.studies.common import trained_model
 from seqreg.studies.common.findings import FOLDER, Finding
+from seqreg.studies.common.trained_model import TrainedModel
 from seqreg.studies.robustness import perturbations
 from seqreg.studies.robustness import study as robustness
 from seqreg.studies.robustness.study import Condition
@@ -103,7 +103,7 @@ def test_an_ascent_hurts_more_than_random_noise_of_its_norm(classifier: Path, wr
 
 
 def test_both_have_the_norm_that_they_say(classifier: Path) -> None:
-    one = trained_model.load(classifier)
+    one = TrainedModel.load(classifier)
     examples = loading.sample(one.splits.sets["validation"], 8)
     (rows, batch), *_ = one.batches(examples)
     chosen = [examples[row] for row in rows]
@@ -118,7 +118,7 @@ def test_both_have_the_norm_that_they_say(classifier: Path) -> None:
 
 
 def test_noise_on_embeddings_has_its_scale_and_is_the_same_in_every_batch(classifier: Path) -> None:
-    one = trained_model.load(classifier)
+    one = TrainedModel.load(classifier)
     examples = loading.sample(one.splits.sets["validation"], 8)
     (rows, batch), *_ = one.batches(examples)
     chosen, embeds = [examples[row] for row in rows], torch.randn(*batch["input_ids"].shape, 4000) * 3
@@ -153,7 +153,7 @@ def test_models_that_ignore_their_source_are_found(classifier: Path, writer: Pat
 
 
 def test_everyone_has_the_source_of_another(classifier: Path) -> None:
-    examples = loading.sample(trained_model.load(classifier).splits.sets["validation"], 7)
+    examples = loading.sample(TrainedModel.load(classifier).splits.sets["validation"], 7)
     for seed in range(9):
         found = Condition("source", 1.0, seed).texts(examples)
         assert sorted(one.source for one in found) == sorted(one.source for one in examples)
@@ -215,12 +215,12 @@ def test_a_regression_and_pairs_of_texts(tmp_path: Path) -> None:
     assert others[2]["agreement"] < 100
     attacked = [row["loss"] for row in others if row["noise"] == "adversary"]
     assert clean["loss"] < attacked[0] < attacked[1] < attacked[2]
-    one = trained_model.load(tmp_path / "run")
+    one = TrainedModel.load(tmp_path / "run")
     slow = [(float(_number(one, example)) - float(example.label or 0)) ** 2 for example in one.splits.sets["test"]]
     assert clean["loss"] == pytest.approx(np.mean(slow), rel=1e-5)
 
 
-def _number(one: trained_model.Subject, example: Any) -> torch.Tensor:
+def _number(one: TrainedModel, example: Any) -> torch.Tensor:
     row = one.tokenizer(example.source, example.second, return_tensors="pt", truncation=True, max_length=24)
     with torch.no_grad():
         return one.model(**row).logits[0, 0]

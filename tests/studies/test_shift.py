@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from seqreg.errors import BadInput
-from seqreg.studies.collapse.shift import lay
+from seqreg.studies.collapse.shift import resolve
 from seqreg.studies.common.findings import Finding
 from seqreg.workbench.config import cards, run_config
 from seqreg.workbench.config.settings import Data
@@ -95,7 +95,7 @@ def test_faults_are_one_line_before_anything_is_trained(place: Path) -> None:
 
     def fault(task: str, *settings: str, share: float = 0.1) -> str:
         with pytest.raises(BadInput) as caught:
-            lay(runs, task, [share], settings, False)
+            resolve(runs, task, [share], settings, False)
         assert len(caught.value.lines) == 1
         return str(caught.value)
 
@@ -113,4 +113,4 @@ def test_faults_are_one_line_before_anything_is_trained(place: Path) -> None:
 
 def test_a_shift_needs_intervals(place: Path) -> None:
     with pytest.raises(BadInput, match=r"evaluation\.resamples=0: a shift is shown with intervals"):
-        lay([place / "runs" / "baseline"], str(place / "colour.yaml"), [0.0], ["evaluation.resamples=0"], False)
+        resolve([place / "runs" / "baseline"], str(place / "colour.yaml"), [0.0], ["evaluation.resamples=0"], False)

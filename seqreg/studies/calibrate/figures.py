@@ -6,28 +6,30 @@ from pathlib import Path
 from typing import Any
 
 from seqreg.metrics.calibration import Bins, Coverage, Temperature, binned
-from seqreg.studies.calibrate.report import Part, Study, Texts
+from seqreg.studies.calibrate.report import Calibration, CalibrationPart, GeneratedTexts
 from seqreg.studies.common.figures import COLOURS, figure
 
 ENDINGS = (".png", ".svg")
 
 
-def draw(folder: Path, study: Study) -> list[str]:
+def draw(folder: Path, calibration: Calibration) -> list[str]:
     """All figures; returns their names."""
-    found = []
-    for part in study.parts:
-        name = "calibrate" if part is study.parts[0] else f"calibrate_{part.name.replace(' ', '_')}"
-        found += [f"{name}{ending}" for ending in ENDINGS]
-        with figure(*(folder / f"{name}{ending}" for ending in ENDINGS), width=10, height=6.5) as drawn:
-            _reliability(drawn, part, study.fitted)
-    if study.coverage is not None:
-        found += [f"calibrate_coverage{ending}" for ending in ENDINGS]
-        with figure(*(folder / f"calibrate_coverage{ending}" for ending in ENDINGS)) as drawn:
-            _coverage(drawn.subplots(), study.coverage, study.texts)
-    return found
+    names = []
+    for part in calibration.parts:
+        stem = "calibrate" if part is calibration.parts[0] else f"calibrate_{part.name.replace(' ', '_')}"
+        files = [folder / f"{stem}{ending}" for ending in ENDINGS]
+        with figure(*files, width=10, height=6.5) as drawn:
+            _reliability(drawn, part, calibration.fitted)
+        names += [file.name for file in files]
+    if calibration.coverage is not None:
+        files = [folder / f"calibrate_coverage{ending}" for ending in ENDINGS]
+        with figure(*files) as drawn:
+            _coverage(drawn.subplots(), calibration.coverage, calibration.texts)
+        names += [file.name for file in files]
+    return names
 
 
-def _reliability(drawn: Any, part: Part, fitted: Temperature) -> None:
+def _reliability(drawn: Any, part: CalibrationPart, fitted: Temperature) -> None:
     """Accuracy against confidence above, how many below; before the temperature and after."""
     axes = drawn.subplots(2, 2, sharex=True, sharey="row", height_ratios=[3, 1])
     drawn.suptitle(f"{part.name}: {len(part.before)} predictions")
@@ -62,7 +64,7 @@ def _counts(axis: Any, bins: Bins) -> None:
         axis.text((low + high) / 2, count, str(count), ha="center", va="bottom", fontsize=8)
 
 
-def _coverage(axis: Any, coverage: Coverage, texts: Texts | None) -> None:
+def _coverage(axis: Any, coverage: Coverage, texts: GeneratedTexts | None) -> None:
     axis.plot(coverage.coverage, coverage.risk, color=COLOURS[0], label=f"surest first, area {coverage.area:.3f}")
     axis.axhline(coverage.random, color=COLOURS[7], linestyle="--", label=f"knowing nothing, {coverage.random:.3f}")
     axis.set_xlabel("coverage: share that is answered")

@@ -16,7 +16,7 @@ COLUMNS = ("count", "accuracy", "confidence", "ece", "by chance", "adaptive_ece"
 
 
 @dataclass(frozen=True)
-class Part:
+class CalibrationPart:
     """Outcomes of a kind, before and after the temperature, with their numbers."""
 
     name: str
@@ -27,32 +27,28 @@ class Part:
 
     def __post_init__(self) -> None:
         for when, outcomes in (("before", self.before), ("after", self.after)):
-            found, mass = (chance_error(outcomes.confidence, self.bins, equal) for equal in ("width", "mass"))
-            self.numbers[when] = {
-                **outcomes.summary(self.bins), "by chance": found[1], "adaptive by chance": mass[1],
-            }  # fmt: skip
+            width, mass = (chance_error(outcomes.confidence, self.bins, equal)[1] for equal in ("width", "mass"))
+            self.numbers[when] = {**outcomes.summary(self.bins), "by chance": width, "adaptive by chance": mass}
 
     def verdict(self) -> str:
         """In a sentence, what the numbers before the temperature say."""
-        found = self.numbers["before"]
+        before = self.numbers["before"]
         text = (
-            f"{self.name}: accuracy {found['accuracy']:.3f}, mean confidence {found['confidence']:.3f}, "
-            f"ECE {found['ece']:.3f} (adaptive {found['adaptive_ece']:.3f}) on {found['count']:.0f}: "
+            f"{self.name}: accuracy {before['accuracy']:.3f}, mean confidence {before['confidence']:.3f}, "
+            f"ECE {before['ece']:.3f} (adaptive {before['adaptive_ece']:.3f}) on {before['count']:.0f}: "
         )
-        if found["ece"] <= found["by chance"] and found["adaptive_ece"] <= found["adaptive by chance"]:
-            return f"{text}no more than a perfectly calibrated model may show on so few ({found['by chance']:.3f})."
-        off, chance = (
-            abs(found["overconfidence"]),
-            (f"by chance up to {found['by chance']:.3f}, adaptive {found['adaptive by chance']:.3f}"),
-        )
-        if off < found["ece"] / 2:
-            return f"{text}too sure in places and too modest in others ({chance})."
-        return f"{text}{'overconfident' if found['overconfidence'] > 0 else 'underconfident'} by {off:.3f} ({chance})."
+        if before["ece"] <= before["by chance"] and before["adaptive_ece"] <= before["adaptive by chance"]:
+            return f"{text}no more than a perfectly calibrated model may show on so few ({before['by chance']:.3f})."
+        chance = f"by chance up to {before['by chance']:.3f}, adaptive {before['adaptive by chance']:.3f}"
+        off = before["overconfidence"]
+        if abs(off) < before["ece"] / 2:
+            return f"{text}overconfident in places and underconfident in others ({chance})."
+        return f"{text}{'overconfident' if off > 0 else 'underconfident'} by {abs(off):.3f} ({chance})."
 
 
 @dataclass(frozen=True)
-class Texts:
-    """Generated texts: their mean log-probability a token against their ROUGE-L."""
+class GeneratedTexts:
+    """Generated texts: their mean log-probability per token against their ROUGE-L."""
 
     logp: NDArray[Any]
     rouge: NDArray[Any]
@@ -64,7 +60,7 @@ class Texts:
 
 
 @dataclass(frozen=True)
-class Study:
+class Calibration:
     """All that was measured.
 
     Args:
@@ -75,12 +71,12 @@ class Study:
         texts: None for a classifier, and where no text was generated
     """
 
-    parts: Sequence[Part]
+    parts: Sequence[CalibrationPart]
     fitted: Temperature
     names: tuple[str, str]
     sizes: tuple[int, int]
     coverage: Coverage | None
-    texts: Texts | None
+    texts: GeneratedTexts | None
 
     def summary(self) -> list[str]:
         """Every result as a sentence."""
@@ -90,48 +86,52 @@ class Study:
             f"{key} {first['before'][key.lower()]:.3f} to {first['after'][key.lower()]:.3f}"
             for key in ("ECE", "Brier", "NLL")
         ]
-        found = [
+        sentences = [
             f"Measured on {other}; the temperature is fitted on {on}.",
             *(part.verdict() for part in self.parts),
             f"Temperature {fitted.value:.3g}: {', '.join(changes)}; NLL where it was fitted {fitted.before:.3f} to "
             f"{fitted.after:.3f}.",
         ]
         if fitted.at_end:
-            found.append("The temperature is at the end of its range: the examples it was fitted on cannot tell it.")
+            sentences.append(
+                "The temperature is at the end of its range: the examples it was fitted on cannot tell it."
+            )
         if coverage is not None:
-            found.append(
+            sentences.append(
                 f"Surest first, the area under {'risk (1 - ROUGE-L)' if self.texts else 'error'} and coverage is "
                 f"{coverage.area:.3f}: {coverage.best:.3f} is the best possible, {coverage.random:.3f} a confidence "
                 "that knows nothing."
             )
         if self.texts is not None:
-            found.append(f"Spearman's correlation of log-probability a token and ROUGE-L is {self.texts.rank:.3f}.")
-        return found
+            sentences.append(
+                f"Spearman's correlation of log-probability per token and ROUGE-L is {self.texts.rank:.3f}."
+            )
+        return sentences
 
     def tables(self) -> list[Table]:
         rows = [
-            [part.name, when, *(int(found[key]) if key == "count" else float(found[key]) for key in COLUMNS)]
+            [part.name, when, *(int(numbers[key]) if key == "count" else float(numbers[key]) for key in COLUMNS)]
             for part in self.parts
-            for when, found in part.numbers.items()
+            for when, numbers in part.numbers.items()
         ]
         tables = [Table("Calibration before and after the temperature", ["of", "when", *COLUMNS], rows)]
         if self.coverage is not None:
             title = "Generated texts: log-probability and ROUGE-L" if self.texts else "Risk and coverage"
-            found = {"area": self.coverage.area, "best": self.coverage.best, "knowing nothing": self.coverage.random}
-            found |= {"Spearman": self.texts.rank} if self.texts else {}
-            tables.append(Table(title, list(found), [list(found.values())]))
+            areas = {"area": self.coverage.area, "best": self.coverage.best, "knowing nothing": self.coverage.random}
+            areas |= {"Spearman": self.texts.rank} if self.texts else {}
+            tables.append(Table(title, list(areas), [list(areas.values())]))
         return tables
 
     def values(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             "fitted_on": self.names[0], "measured_on": self.names[1], "examples": list(self.sizes),
             "temperature": self.fitted.value, "temperature_at_end": self.fitted.at_end,
             "parts": {part.name: part.numbers for part in self.parts},
         }  # fmt: skip
         if self.coverage is not None:
             area, best, random = self.coverage.area, self.coverage.best, self.coverage.random
-            found["coverage"] = {"area": area, "best": best, "random": random}
+            values["coverage"] = {"area": area, "best": best, "random": random}
         if self.texts is not None:
             rouge, logp = float(self.texts.rouge.mean()), float(self.texts.logp.mean())
-            found["texts"] = {"spearman": self.texts.rank, "rougeL": rouge, "logp": logp}
-        return found
+            values["texts"] = {"spearman": self.texts.rank, "rougeL": rouge, "logp": logp}
+        return values

@@ -1,27 +1,24 @@
-"""Representational collapse: what a linear classifier can still read from a frozen encoder, and how rich it is."""
+"""`seqreg probe`: representational collapse, by what a linear classifier can still read from a frozen encoder."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from seqreg.errors import BadInput
 from seqreg.metrics.classification import classification
 from seqreg.metrics.logistic import fit_probe
-from seqreg.studies.collapse import figures as collapse_figures
-from seqreg.studies.common import encoders, study_files
-from seqreg.studies.common.encoders import Encoder, Layer, Pooling
-from seqreg.studies.common.findings import Finding, Table
-from seqreg.studies.common.scoring import ended, score
-from seqreg.studies.common.study_files import Task
-from seqreg.workbench.config import run_config
-from seqreg.workbench.config.run_config import Run
+from seqreg.studies.collapse import encoders, figures, study_files
+from seqreg.studies.collapse.encoders import Encoder, Layer, Pooling
+from seqreg.studies.collapse.study_files import ProbeTask
+from seqreg.studies.common.findings import Finding, Table, command
+from seqreg.studies.common.trained_model import TrainedModel, load_all
+from seqreg.workbench.data.examples import Example
 from seqreg.workbench.text.terminal import say
 
 TEXTS = 128
@@ -30,26 +27,40 @@ PRETRAINED = "pretrained"
 
 
 @dataclass(frozen=True)
-class Probing:
-    """How well one task is done, in percent, with a bootstrap interval over examples.
-
-    Args:
-        score: accuracy of a linear classifier; ROUGE-L of a model that generates
-        majority: accuracy of always saying the most common class
-    """
+class Score:
+    """A score in percent, with a bootstrap interval over examples."""
 
     score: float
     low: float
     high: float
-    majority: float | None = None
-    penalty: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.score:.1f} [{self.low:.1f}, {self.high:.1f}]"
 
 
 @dataclass(frozen=True)
-class Probed:
+class ProbeScore(Score):
+    """The accuracy of a linear classifier; or ROUGE-L of a model that generates.
+
+    Args:
+        majority: accuracy of always choosing the most common class
+        penalty: of the classifier, chosen by cross-validation
+    """
+
+    majority: float | None = None
+    penalty: float | None = None
+
+    @property
+    def informative(self) -> bool:
+        """Whether it is clearly better than the most common class."""
+        return self.majority is None or self.low > self.majority
+
+
+@dataclass(frozen=True)
+class ProbedModel:
     """One encoder: its probes by task, and its layers from the first to the last."""
 
-    probes: dict[str, Probing]
+    probes: dict[str, ProbeScore]
     layers: list[Layer]
 
     @property
@@ -59,162 +70,119 @@ class Probed:
 
 
 @dataclass
-class Lens:
-    """The tasks that encoders are looked at with, and what the pretrained ones looked like."""
+class Prober:
+    """Probes models on tasks, and remembers the states of the pretrained ones that they are compared with."""
 
-    tasks: Sequence[Task]
+    tasks: Sequence[ProbeTask]
     pooling: Pooling = "mean"
     trust: bool = False
-    references: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    pretrained: dict[str, list[torch.Tensor]] = field(default_factory=dict)
 
-    def look(self, name: str, pretrained: str | None, label: str, tokenizer: str | None = None) -> Probed:
+    def probe(self, name: str, pretrained: str | None, label: str) -> ProbedModel:
         """Probe one model; `pretrained` is the one that its layers are compared with."""
-        encoder = encoders.load(name, tokenizer=tokenizer, trust=self.trust)
+        encoder = Encoder.load(name, trust=self.trust)
         for task in self.tasks:
-            encoders.check_room(encoder, task.name, task.data)
-        probes = {task.name: self.probe(encoder, task, label) for task in self.tasks}
-        own = self._token_states(encoder)
+            encoder.check_length(task.name, task.data)
+        probes = {task.name: self._score(encoder, task, label) for task in self.tasks}
+        states = self._token_states(encoder)
         if name == pretrained:
-            self.references[name] = own
-        elif pretrained is not None and pretrained not in self.references:
-            self.references[pretrained] = self._token_states(encoders.load(pretrained, trust=self.trust))
-        return Probed(probes, encoders.geometry(own, self.references[pretrained] if pretrained else None))
+            self.pretrained[name] = states
+        elif pretrained is not None and pretrained not in self.pretrained:
+            self.pretrained[pretrained] = self._token_states(Encoder.load(pretrained, trust=self.trust))
+        return ProbedModel(probes, encoders.layers(states, self.pretrained[pretrained] if pretrained else None))
 
-    def probe(self, encoder: Encoder, task: Task, label: str = "") -> Probing:
-        """Fit a linear classifier to a task's training rows, and judge it by the others."""
-
+    def _score(self, encoder: Encoder, task: ProbeTask, label: str) -> ProbeScore:
+        """Fit a linear classifier to a task's training examples and score it on the others; or score generated text."""
         if task.run is not None:
-            return generated(encoder.name, task, self.trust)
+            scored = TrainedModel.on_task(encoder.name, task.run).score(task.test, task.split)
+            return ProbeScore(scored.metrics["rougeL"], *scored.intervals["rougeL"])
 
-        def of(part: Any) -> Any:
-            title = f"{label}, {task.name}"
-            return encoders.features(encoder, part, task.data, self.pooling, title=title)
+        def features(examples: Sequence[Example]) -> NDArray[np.float64]:
+            return encoder.features(examples, task.data, self.pooling, f"{label}, {task.name}")
 
-        classes = len(task.card.labels or ())
-        known, truth = (np.array([int(one.label or 0) for one in part]) for part in (task.train, task.test))
-        probe = fit_probe(of(task.train), known)
-        scores, intervals = classification(["accuracy"], probe.predict(of(task.test)), truth)
-        common = np.bincount(known, minlength=classes).argmax()
-        (low, high), right = intervals["accuracy"], scores["accuracy"]
-        share = float((truth == common).mean())
-        return Probing(100 * right, 100 * low, 100 * high, 100 * share, probe.penalty)
+        known, truth = (np.array([int(example.label or 0) for example in split]) for split in (task.train, task.test))
+        probe = fit_probe(features(task.train), known)
+        scores, intervals = classification(["accuracy"], probe.predict(features(task.test)), truth)
+        most_common = np.bincount(known, minlength=len(task.card.labels or ())).argmax()
+        low, high = intervals["accuracy"]
+        majority = float((truth == most_common).mean())
+        return ProbeScore(100 * scores["accuracy"], 100 * low, 100 * high, 100 * majority, probe.penalty)
 
     def _token_states(self, encoder: Encoder) -> list[torch.Tensor]:
-        share = max(1, TEXTS // len(self.tasks))
+        texts = max(1, TEXTS // len(self.tasks))
         most = max(4, encoders.MOST_TOKENS // len(self.tasks))
-        parts = [encoders.token_states(encoder, task.test[:share], task.data, most) for task in self.tasks]
-        return [torch.cat(layer) for layer in zip(*parts, strict=True)]
-
-
-def generated(name: str, task: Task, trust: bool) -> Probing:
-    """ROUGE-L of a model on a task, without further training."""
-    assert task.run is not None
-    scored = score(name, task.run, task.test, task.split, trust=trust)
-    low, high = scored.intervals["rougeL"]
-    return Probing(scored.metrics["rougeL"], low, high)
-
-
-def trained(folder: Path, trust: bool = False) -> Run:
-    """The run of a folder whose training has ended."""
-    run = run_config.load(folder, trust=trust, build_terms=False)
-    ended(folder)
-    return run
-
-
-def labels(runs: Mapping[Path, Run]) -> dict[Path, str]:
-    """A short name for every run: its method, with the seed where that is needed, or its folder."""
-    for name in (
-        {path: run.config.method for path, run in runs.items()},
-        {path: f"{run.config.method}, seed {run.config.seed}" for path, run in runs.items()},
-    ):
-        if len(set(name.values())) == len(name):
-            return name
-    return {path: str(path) for path in runs}
+        states = [encoder.token_states(task.test[:texts], task.data, most) for task in self.tasks]
+        return [torch.cat(layer) for layer in zip(*states, strict=True)]
 
 
 def study(
-    folders: Sequence[Path], file: Path | None, output: Path, *, command: str, rows: int = 5000,
-    pooling: Pooling = "mean", pretrained: str | None = None, trust: bool = False,
+    folders: Sequence[Path], file: Path | None, output: Path, *, most: int = 5000, pooling: Pooling = "mean",
+    pretrained: str | None = None, trust: bool = False,
 ) -> Finding:  # fmt: skip
-    """Probe the encoders of runs, and the pretrained models that they began with, on the tasks of a file."""
-    if len({os.path.realpath(folder) for folder in folders}) < len(folders):
-        raise BadInput(f"{', '.join(map(str, folders))}: the same run twice")
-    runs = {folder: trained(folder, trust) for folder in folders}
-    names = labels(runs)
+    """Probe the encoders of runs, and the pretrained models that they started from, on the tasks of a file."""
+    runs = load_all(folders, trust=trust)
     first = next(iter(runs.values()))
-    if file is None and first.card.kind != "classification":
+    if file is not None:
+        tasks = study_files.read_tasks(file, most)
+    elif first.card.kind == "classification":
+        tasks = [ProbeTask.load(first.card.title, first.card, first.run.config.data, most)]
+    else:
         raise BadInput(f"{folders[0]}: its task is not a classification, which is what is probed: give --tasks FILE")
-    own = first.card.title
-    tasks = study_files.tasks(file, rows) if file else [Task.of(own, first.card, first.config.data, rows)]
-    lens = Lens(tasks, pooling, trust=trust)
-    began = {folder: pretrained or encoders.origin(folder) for folder in runs}
-    found: dict[str, Probed] = {}
-    for folder in (folder for folder, base in began.items() if base is None):
-        say(f"{folder} began without a pretrained model, so its layers are compared with none: see --pretrained")
-    for base in dict.fromkeys(name for name in began.values() if name):
-        label = PRETRAINED if len(set(began.values())) == 1 else f"{PRETRAINED} {base}"
+    prober = Prober(tasks, pooling, trust=trust)
+    starts = {name: pretrained or encoders.pretrained_model(run.folder) for name, run in runs.items()}
+    for name in (name for name, start in starts.items() if start is None):
+        say(f"{runs[name].folder} started without a pretrained model: its layers are compared with none: --pretrained")
+    probed: dict[str, ProbedModel] = {}
+    for start in dict.fromkeys(start for start in starts.values() if start):
+        label = PRETRAINED if len(set(starts.values())) == 1 else f"{PRETRAINED} {start}"
         say(f"probing {label}")
-        found[label] = lens.look(base, base, label)
-    for folder in runs:
-        say(f"probing {folder}")
-        found[names[folder]] = lens.look(str(folder), began[folder], names[folder])
-    collapse_figures.probes(found, tasks, output / "probe.svg", output / "probe.png")
-    finding = Finding(
-        "probe", "What a linear classifier reads from frozen encoders", command, sentences(found, tasks),
-        [accuracy_table(found, tasks), layer_table(found)], ["probe.svg"],
-        {"models": {name: asdict(one) for name, one in found.items()}, "pooling": pooling,
-         "tasks": {one.name: {"train": len(one.train), "test": len(one.test), "split": one.split} for one in tasks}},
-    )  # fmt: skip
-    finding.write(output)
-    return finding
+        probed[label] = prober.probe(start, start, label)
+    for name, run in runs.items():
+        say(f"probing {run.folder}")
+        probed[name] = prober.probe(str(run.folder), starts[name], name)
+    figures.probes(probed, tasks, output / "probe.svg", output / "probe.png")
+    words = ["probe", *folders, *(["--tasks", file] if file else []), "--examples", most, "--pooling", pooling]
+    sizes = {task.name: {"train": len(task.train), "test": len(task.test), "split": task.split} for task in tasks}
+    return Finding(
+        "probe", "What a linear classifier reads from frozen encoders",
+        command(*words, *(["--pretrained", pretrained] if pretrained else [])), sentences(probed, tasks),
+        [accuracy_table(probed, tasks), layer_table(probed)], ["probe.svg"],
+        {"models": {name: asdict(one) for name, one in probed.items()}, "pooling": pooling, "tasks": sizes},
+    ).write(output)  # fmt: skip
 
 
-def accuracy_table(found: Mapping[str, Probed], tasks: Sequence[Task]) -> Table:
+def accuracy_table(probed: Mapping[str, ProbedModel], tasks: Sequence[ProbeTask]) -> Table:
     """Accuracies in percent, with intervals, and the rate of the most common class beside them."""
-    rows = [
-        [task.name, _rounded(next(iter(found.values())).probes[task.name].majority)]
-        + [shown(one.probes[task.name]) for one in found.values()]
-        for task in tasks
-    ]
-    return Table("accuracy of linear probes in percent", ["task", "most common class", *found], rows)
+    rows = []
+    for task in tasks:
+        scores = [model.probes[task.name] for model in probed.values()]
+        majority = None if scores[0].majority is None else round(scores[0].majority, 1)
+        rows.append([task.name, majority, *map(str, scores)])
+    return Table("accuracy of linear probes in percent", ["task", "most common class", *probed], rows)
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 1)
-
-
-def shown(one: Probing) -> str:
-    return f"{one.score:.1f} [{one.low:.1f}, {one.high:.1f}]"
-
-
-def layer_table(found: Mapping[str, Probed]) -> Table:
+def layer_table(probed: Mapping[str, ProbedModel]) -> Table:
     """Effective rank and CKA of every layer."""
     columns = ["model", "layer", "effective rank", "CKA to the pretrained"]
     rows = [
         [name, number, round(layer.rank, 1), None if layer.cka is None else round(layer.cka, 3)]
-        for name, one in found.items()
-        for number, layer in enumerate(one.layers, start=1)
+        for name, model in probed.items()
+        for number, layer in enumerate(model.layers, start=1)
     ]
     return Table("how rich the layers are, and how near to the pretrained ones", columns, rows)
 
 
-def sentences(found: Mapping[str, Probed], tasks: Sequence[Task]) -> list[str]:
+def sentences(probed: Mapping[str, ProbedModel], tasks: Sequence[ProbeTask]) -> list[str]:
     """The results in words: of every model the mean over tasks, its rank, its nearness to the pretrained one."""
     lines = []
-    for name, one in found.items():
-        mean = float(np.mean([probe.score for probe in one.probes.values()]))
-        line = (
+    for name, model in probed.items():
+        mean, cka = float(np.mean([probe.score for probe in model.probes.values()])), model.layers[-1].cka
+        near = "" if cka is None or name.startswith(PRETRAINED) else f" and a CKA of {cka:.3f} to the pretrained one"
+        lines.append(
             f"{name}: linear probes on {len(tasks)} tasks are right in {mean:.1f}% on average; the last layer has an "
+            f"effective rank of {model.rank:.1f}{near}."
         )
-        line += f"effective rank of {one.rank:.1f}"
-        cka = one.layers[-1].cka
-        lines.append(line + ("." if cka is None or name.startswith(PRETRAINED) else
-                             f" and a CKA of {cka:.3f} to the pretrained one."))  # fmt: skip
-    near = [task.name for task in tasks if all(_no_better(one.probes[task.name]) for one in found.values())]
-    if near:
-        lines.append(f"On {', '.join(near)} no model is clearly better than the most common class: it says little.")
+    useless = [task.name for task in tasks if not any(m.probes[task.name].informative for m in probed.values())]
+    if useless:
+        lines.append(f"On {', '.join(useless)} no model is clearly better than the most common class: it says little.")
     return lines
-
-
-def _no_better(one: Probing) -> bool:
-    return one.majority is not None and one.low <= one.majority

@@ -1,18 +1,18 @@
-"""Domain shift: a model that was trained on one task, on another, as it is and after a little training there."""
+"""`seqreg shift`: a model that was trained on one task, on another, as it is and after a little training there."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from seqreg.errors import BadInput
-from seqreg.studies.collapse import figures as collapse_figures
-from seqreg.studies.collapse.chain import one_process
-from seqreg.studies.collapse.probe import labels, trained
-from seqreg.studies.common.findings import Finding, Table
-from seqreg.studies.common.scoring import score, train
+from seqreg.studies.collapse import figures
+from seqreg.studies.collapse.chain import one_process, train_run
+from seqreg.studies.collapse.probe import Score
+from seqreg.studies.common.findings import Finding, Table, command
+from seqreg.studies.common.trained_model import TrainedModel, load_all
 from seqreg.workbench.config import cards, methods, run_config
 from seqreg.workbench.config.cards import Card
 from seqreg.workbench.config.overlay import assigned
@@ -22,7 +22,7 @@ from seqreg.workbench.run.signals import Signals
 from seqreg.workbench.scores.results import scores_of
 from seqreg.workbench.text.terminal import say
 
-OF_THE_SOURCE = (
+SOURCE_SETTINGS = (
     "task", "output", "generation", "data.path", "data.limit", "data.train_fraction", "data.max_source_length",
     "data.max_target_length",
     "model",
@@ -31,29 +31,16 @@ OF_THE_SOURCE = (
 
 
 @dataclass(frozen=True)
-class Score:
-    """A model on a split: percent, and an interval over examples."""
-
-    score: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.score:.1f} [{self.low:.1f}, {self.high:.1f}]"
-
-
-@dataclass(frozen=True)
 class Move:
-    """A trained run, and what it becomes on the target: by the share of the target's training rows."""
+    """A trained run, and its runs on the target by the share of the target's training examples."""
 
     folder: Path
-    source: Run
-    further: dict[float, Run]
+    runs: dict[float, Run]
 
 
 @dataclass(frozen=True)
-class Shift:
-    """A study, resolved and checked before anything is trained."""
+class ShiftPlan:
+    """A study, resolved and checked before anything is trained; its moves by the names of the models."""
 
     moves: dict[str, Move]
     card: Card
@@ -61,122 +48,130 @@ class Shift:
     metric: str
 
 
-def onto(folder: Path, task: str, share: float, settings: Sequence[str], trust: bool = False) -> Run:
-    """The run of a folder on another task: its model, its method and its training; the other card's data.
+@dataclass(frozen=True)
+class ShiftScores:
+    """A model on its own task, None where that has another metric, and on the target by share."""
 
-    Texts are cut at the shorter of the two cards' lengths. It is written to the run's folder, below shift/.
+    source: Score | None
+    target: dict[float, Score]
+
+
+def resolve_onto(folder: Path, task: str, share: float, settings: Sequence[str], trust: bool = False) -> Run:
+    """The run of a folder on another task: its model, its method and its optimisation; the other card's data.
+
+    Texts are truncated at the shorter of the two cards' lengths. It is written to the run's folder, below shift/.
     """
     source, (card, _) = run_config.load(folder, build_terms=False).config, cards.load(task)
     head, data = source.model, source.data
-    own = [
+    chosen = [
         assigned("task", task), assigned("model.name", folder),
         f"model.head={head.head}", f"model.head_layers={head.head_layers}",
         f"data.max_source_length={min(data.max_source_length, card.lengths.source)}",
         f"data.max_target_length={min(data.max_target_length, card.lengths.target)}",
         assigned("output", folder / "shift" / Path(task).stem / f"share-{share:g}"),
+        *([f"data.train_fraction={share}"] if share else []), *methods.reaching(settings, source.terms),
     ]  # fmt: skip
-    own += [f"data.train_fraction={share}"] if share else []
-    return run_config.load(folder, [*own, *methods.reaching(settings, source.terms)], forget=OF_THE_SOURCE, trust=trust)
+    return run_config.load(folder, chosen, forget=SOURCE_SETTINGS, trust=trust)
 
 
-def _same(folder: Path, source: Card, target: Card) -> None:
-    if source.kind != target.kind:
-        raise BadInput(f"{folder}: was trained for {source.kind}, and {target.title} is {target.kind}")
-    if source.labels != target.labels:
-        own, other = (", ".join(card.labels or ()) for card in (source, target))
-        raise BadInput(f"{folder}: its classes are {own}; those of {target.title} are {other}: expected the same")
-
-
-def lay(folders: Sequence[Path], task: str, shares: Sequence[float], settings: Sequence[str], trust: bool) -> Shift:
-    """Resolve all trainings, and compare what the runs were trained for with the target."""
+def resolve(
+    folders: Sequence[Path], task: str, shares: Sequence[float], settings: Sequence[str], trust: bool = False
+) -> ShiftPlan:
+    """Resolve all runs, and compare what the models were trained for with the target."""
     one_process()
     for share in shares:
         if not 0 <= share <= 1:
-            raise BadInput(f"--share {share:g}: expected a share of the target's training rows, from 0 to 1")
-    for word in settings:
-        if word.partition("=")[0] in ("output", "task", "data.train_fraction"):
-            raise BadInput(f"{word}: not here: the folders, --to and --share say so")
+            raise BadInput(f"--share {share:g}: expected a share of the target's training examples, from 0 to 1")
+    for setting in settings:
+        if setting.partition("=")[0] in ("output", "task", "data.train_fraction"):
+            raise BadInput(f"{setting}: not here: the folders, --to and --share say so")
     card, _ = cards.load(task)
-    runs = {folder: trained(folder, trust) for folder in dict.fromkeys(folders)}
-    for folder, run in runs.items():
-        _same(folder, run.card, card)
-    names = labels(runs)
-    wanted = sorted(dict.fromkeys(shares))
+    models = load_all(list(dict.fromkeys(folders)), trust=trust)
+    for model in models.values():
+        _check_same_kind(model.folder, model.card, card)
+    shares = sorted(dict.fromkeys(shares))
     moves = {
-        names[folder]: Move(folder, run, {share: onto(folder, task, share, settings, trust) for share in wanted})
-        for folder, run in runs.items()
+        name: Move(m.folder, {share: resolve_onto(m.folder, task, share, settings, trust) for share in shares})
+        for name, m in models.items()
     }
-    methods.check_reach(
-        settings, {term for move in moves.values() for run in move.further.values() for term in run.config.terms}
-    )
-    if any(run.config.evaluation.resamples == 0 for move in moves.values() for run in move.further.values()):
+    runs = [run for move in moves.values() for run in move.runs.values()]
+    methods.check_reach(settings, {term for run in runs for term in run.config.terms})
+    if any(run.config.evaluation.resamples == 0 for run in runs):
         raise BadInput("evaluation.resamples=0: a shift is shown with intervals: add evaluation.resamples=1000")
-    metric = "rougeL" if card.kind == "generation" else card.metric[0]
-    some = next(iter(moves.values())).further[wanted[0]]
-    loading.load(card, some.config.data, needs_train=any(wanted))
-    return Shift(moves, card, Path(task).stem, metric)
+    loading.load(card, runs[0].config.data, needs_train=any(shares))
+    return ShiftPlan(moves, card, Path(task).stem, "rougeL" if card.kind == "generation" else card.metric[0])
 
 
-def _numbers(found: Mapping[str, Any], metric: str) -> Score:
-    low, high = found["intervals"][metric]
-    return Score(found[metric], low, high)
+def _check_same_kind(folder: Path, source: Card, target: Card) -> None:
+    if source.kind != target.kind:
+        raise BadInput(f"{folder}: was trained for {source.kind}, and {target.title} is {target.kind}")
+    if source.labels != target.labels:
+        classes, others = (", ".join(card.labels or ()) for card in (source, target))
+        raise BadInput(f"{folder}: its classes are {classes}; those of {target.title} are {others}: expected the same")
 
 
-def _own(move: Move, metric: str) -> Score | None:
-    """The score on the task that the run was trained for; None where it is judged by another metric."""
-    scores = scores_of(move.folder)["scores"]
+def _source_score(folder: Path, metric: str) -> Score | None:
+    """The score on the task that the run was trained for; None where it has another metric."""
+    scores = scores_of(folder)["scores"]
     main = next((name for name in ("test", "validation") if name in scores), next(iter(scores)))
-    return _numbers(scores[main], metric) if metric in scores[main].get("intervals", {}) else None
+    return _score(scores[main], metric) if metric in scores[main].get("intervals", {}) else None
 
 
-def _moved(run: Run, share: float, folder: Path, metric: str, trust: bool) -> Score:
+def _target_score(run: Run, share: float, folder: Path, metric: str) -> Score:
     splits = loading.load(run.card, run.config.data, needs_train=bool(share))
     main = splits.evaluations(run.card)[0]
     if share:
-        return _numbers(train(run)["scores"][main], metric)
-    scored = score(str(folder), run, splits.sets[main], main, trust=trust)
-    return _numbers({**scored.metrics, "intervals": scored.intervals}, metric)
+        return _score(train_run(run)["scores"][main], metric)
+    scored = TrainedModel.on_task(str(folder), run).score(splits.sets[main], main)
+    return Score(scored.metrics[metric], *scored.intervals[metric])
 
 
-def study(shift: Shift, output: Path, *, command: str, trust: bool = False) -> Finding:
-    """Score every run on the target, train what is not trained yet, and write down what was found."""
-    found: dict[str, dict[float, Score]] = {}
-    own: dict[str, Score | None] = {}
+def _score(scores: Mapping[str, Any], metric: str) -> Score:
+    return Score(scores[metric], *scores["intervals"][metric])
+
+
+def study(
+    folders: Sequence[Path], task: str, shares: Sequence[float], output: Path, *, settings: Sequence[str] = (),
+    trust: bool = False,
+) -> Finding:  # fmt: skip
+    """Score every run on the target, train what is not trained yet, and write what was found."""
+    plan = resolve(folders, task, shares, settings, trust)
+    results: dict[str, ShiftScores] = {}
     with Signals():
-        for name, move in shift.moves.items():
-            own[name], found[name] = _own(move, shift.metric), {}
-            for share, run in move.further.items():
-                say(f"{name}: {share:.0%} of the training rows of {shift.target}")
-                found[name][share] = _moved(run, share, move.folder, shift.metric, trust)
-    collapse_figures.shift(found, shift.target, shift.metric, output / "shift.svg", output / "shift.png")
-    finding = Finding(
-        "shift", f"From another domain to {shift.card.title}", command, sentences(shift, found),
-        [table(shift, found, own)], ["shift.svg"],
-        {"target": shift.target, "metric": shift.metric, "models": {
-            name: {"folder": str(move.folder), "source": vars(own[name]) if own[name] else None,
-                   "target": {f"{share:g}": vars(one) for share, one in found[name].items()}}
-            for name, move in shift.moves.items()}},
-    )  # fmt: skip
-    finding.write(output)
-    return finding
+        for name, move in plan.moves.items():
+            results[name] = ShiftScores(_source_score(move.folder, plan.metric), {})
+            for share, run in move.runs.items():
+                say(f"{name}: {share:.0%} of the training examples of {plan.target}")
+                results[name].target[share] = _target_score(run, share, move.folder, plan.metric)
+    figures.shift(results, plan.target, plan.metric, output / "shift.svg", output / "shift.png")
+    models = {
+        name: {"folder": str(plan.moves[name].folder), "source": scores.source and asdict(scores.source),
+               "target": {f"{share:g}": asdict(score) for share, score in scores.target.items()}}
+        for name, scores in results.items()
+    }  # fmt: skip
+    words = ["shift", *folders, *settings, "--to", task, *(w for share in shares for w in ("--share", f"{share:g}"))]
+    return Finding(
+        "shift", f"From another domain to {plan.card.title}", command(*words), sentences(plan, results),
+        [table(plan, results)], ["shift.svg"], {"target": plan.target, "metric": plan.metric, "models": models},
+    ).write(output)  # fmt: skip
 
 
-def table(shift: Shift, found: Mapping[str, Mapping[float, Score]], own: Mapping[str, Score | None]) -> Table:
-    shares = list(next(iter(found.values())))
-    columns = ["model", "on its own task", *(f"{shift.target}, {share:.0%} of its rows" for share in shares)]
+def table(plan: ShiftPlan, results: Mapping[str, ShiftScores]) -> Table:
+    shares = next(iter(results.values())).target
+    columns = ["model", "on its own task", *(f"{plan.target}, {share:.0%} of its examples" for share in shares)]
     rows: list[list[Any]] = [
-        [name, None if own[name] is None else str(own[name]), *(str(one) for one in scores.values())]
-        for name, scores in found.items()
+        [name, scores.source and str(scores.source), *map(str, scores.target.values())]
+        for name, scores in results.items()
     ]
-    return Table(f"{shift.metric} in percent, with intervals over examples", columns, rows)
+    return Table(f"{plan.metric} in percent, with intervals over examples", columns, rows)
 
 
-def sentences(shift: Shift, found: Mapping[str, Mapping[float, Score]]) -> list[str]:
+def sentences(plan: ShiftPlan, results: Mapping[str, ShiftScores]) -> list[str]:
     """The results in words."""
     lines = []
-    for name, scores in found.items():
-        said = ", ".join(f"{one.score:.1f} with {share:.0%}" for share, one in scores.items())
-        lines.append(f"{name}: {shift.metric} on {shift.target} is {said} of its training rows.")
-    if len(found) > 1:
+    for name, scores in results.items():
+        numbers = ", ".join(f"{score.score:.1f} with {share:.0%}" for share, score in scores.target.items())
+        lines.append(f"{name}: {plan.metric} on {plan.target} is {numbers} of its training examples.")
+    if len(results) > 1:
         lines.append("Intervals are over examples, not over seeds: they compare these models, not their methods.")
     return lines

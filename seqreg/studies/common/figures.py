@@ -22,6 +22,11 @@ STYLE: dict[Any, Any] = {
 """Large enough to be read at half size; SVG that is the same on every run; a $ in a name is no formula."""
 
 
+def look(index: int) -> dict[str, str]:
+    """The colour and the marker of a series; after the last, the first again."""
+    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
+
+
 @contextmanager
 def figure(*files: Path, width: float = 8, height: float = 5) -> Iterator[Any]:
     """A matplotlib figure in our style, written to the files (.png, .svg, .pdf) when the block ends."""

@@ -1,10 +1,13 @@
-"""A trained run as something to be examined: its model, its examples, and what it says about them."""
+"""The model of a finished run, with its task: what every study examines."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,38 +32,75 @@ from seqreg.workbench.data.encoding import Encoded
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.data.loading import Splits
 from seqreg.workbench.run.run_directory import RunRecord
-from seqreg.workbench.run.train import trained
-from seqreg.workbench.scores.evaluate import decode
+from seqreg.workbench.run.train import LoadedRun, make_trainer, trained
+from seqreg.workbench.scores.evaluate import Scored, decode, evaluate
 
 Batch = dict[str, Any]
 Delta = Tensor | Callable[[Tensor], Tensor]
 """What is added to the embeddings of the source; a function is given what it is added to."""
 
-ROWS = 256
-"""Tokens whose logits are looked at together: with 50,000 classes, a hundred megabytes in float64."""
+CHUNK = 256
+"""Tokens whose logits are computed together: with 50,000 classes, a hundred megabytes in float64."""
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Some predictions of a batch: logits [n, V] that are made when asked for, labels [n], rows of the batch [n]."""
+class Predictions:
+    """Some predictions of a batch: logits [n, V], computed on use; labels [n]; indices of examples [n]."""
 
-    make: Callable[[], Tensor]
+    compute: Callable[[], Tensor]
     labels: NDArray[np.int64]
-    rows: NDArray[np.int64]
+    examples: NDArray[np.int64]
 
     def logits(self) -> NDArray[Any]:
-        found: NDArray[Any] = self.make().float().cpu().numpy()
-        return found
+        logits: NDArray[Any] = self.compute().float().cpu().numpy()
+        return logits
 
 
 @dataclass(frozen=True)
-class Material:
-    """A finished run without its model: the splits of its task, and `method`, what it was trained with."""
+class TrainedModel:
+    """A trained model in evaluation mode, and its task; data and weights are loaded when they are first used.
+
+    Args:
+        folder: of the run, or of any model that is scored on the task of `run`
+        run: settings, with the trained model in place of the one that the run started from
+        method: what it was trained with
+    """
 
     folder: Path
-    method: str
     run: Run
-    splits: Splits
+    method: str = ""
+
+    @classmethod
+    def load(cls, folder: Path, overrides: Sequence[str] = (), *, trust: bool = False) -> TrainedModel:
+        """The model of a folder whose run has finished."""
+        run, record = trained(folder, tuple(overrides), trust=trust), RunRecord.read(folder)
+        if record is not None and not record.finished:
+            raise BadInput(f"{folder}: its run has not finished: run the same seqreg train again")
+        method = run_config.load(folder, overrides, build_terms=False).config.method  # `trained` has no terms
+        return cls(folder, run, method)
+
+    @classmethod
+    def on_task(cls, name: str, run: Run) -> TrainedModel:
+        """The model `name` on the task of a run, with the run's generation settings."""
+        return cls(Path(name), replace(run, config=run.config.for_evaluation(name)))
+
+    @cached_property
+    def splits(self) -> Splits:
+        return loading.load(self.card, self.run.config.data, needs_train=False)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return models.load_tokenizer(self.run.config, (), trust=self.run.trust)
+
+    @cached_property
+    def model(self) -> Any:
+        config, trust = self.run.config, self.run.trust
+        model = models.load_model(config, self.card, self.tokenizer, trust=trust, trained=True).eval()
+        return model.to("cuda" if torch.cuda.is_available() else "cpu")
+
+    def unload(self) -> None:
+        """Free the weights; the next use loads them again."""
+        self.__dict__.pop("model", None)
 
     @property
     def card(self) -> Card:
@@ -71,68 +111,58 @@ class Material:
         return self.card.kind == "generation"
 
     def split(self, name: str | None = None) -> str:
-        """The name of the split to examine: the one that the task is judged by, or the one asked for."""
+        """The name of a split; by default the one that the task is scored on."""
         if name is None:
             return self.splits.evaluations(self.card)[0]
         if name not in self.splits.sets:
             raise BadInput(f"--split {name}: {self.folder} has no such split; {nearest(name, self.splits.sets)}")
         return name
 
-    def open(self, *, trust: bool = False) -> Subject:
-        """With its model."""
-        tokenizer = models.load_tokenizer(self.run.config, (), trust=trust)
-        model = models.load_model(self.run.config, self.card, tokenizer, trust=trust, trained=True).eval()
-        model.to("cuda" if torch.cuda.is_available() else "cpu")
-        return Subject(self.folder, self.method, self.run, self.splits, tokenizer, model)
-
-
-@dataclass(frozen=True)
-class Subject(Material):
-    """A trained model, in evaluation mode, with the splits of its task."""
-
-    tokenizer: Any
-    model: Any
+    def count_batches(self, examples: Sequence[Example]) -> int:
+        return -(-len(examples) // self.run.config.evaluation.per_device_eval_batch_size)
 
     def batches(self, examples: Sequence[Example]) -> Iterator[tuple[list[int], Batch]]:
-        """Rows of like length and their tensors, with labels; the same rows whatever the tokenizer."""
-        rows = Encoded(examples, self.tokenizer, self.run.config)
+        """Indices of examples of like length and their tensors, with labels; the same whatever the tokenizer."""
+        encoded = Encoded(examples, self.tokenizer, self.run.config)
         collate = (DataCollatorForSeq2Seq if self.generates else DataCollatorWithPadding)(self.tokenizer)
-        order = sorted(range(len(rows)), key=lambda index: -len(examples[index].source))
+        order = sorted(range(len(encoded)), key=lambda index: -len(examples[index].source))
         size = self.run.config.evaluation.per_device_eval_batch_size
         for start in range(0, len(order), size):
             chosen = order[start : start + size]
-            yield chosen, dict(collate([rows[index] for index in chosen]).to(self.model.device))
+            yield chosen, dict(collate([encoded[index] for index in chosen]).to(self.model.device))
 
-    def pieces(self, batch: Batch, delta: Delta | None = None) -> list[Piece]:
-        """The predictions of a batch: a class of every row, or every token after those of the reference before it.
+    def predictions(self, batch: Batch, delta: Delta | None = None) -> list[Predictions]:
+        """The predictions of a batch: a class per example, or every token after those of the reference before it.
 
-        What is kept of a token is its state before the head, not its logits. Where a model has no plain head, its
-        pass is made again when they are asked for.
+        What is held of a token is its state before the head, not its logits. Where a model has no plain head, its
+        forward pass is repeated when they are used.
         """
         ctx = context(self.model, batch)
         shift = None if delta is None else Perturbation({ctx.sites("input")[0]: delta})
         view, mask = ctx.forward(shift, dropout="off", grad=False), ctx.mask
-        labels, rows = ctx.labels[mask].cpu().numpy(), mask.nonzero()[:, 0].cpu().numpy()
+        labels, examples = ctx.labels[mask].cpu().numpy(), mask.nonzero()[:, 0].cpu().numpy()
         projection = view.deferred
         if ctx.kind != "tokens":
             logits = view.logits[mask]
-            return [Piece(lambda: logits, labels, rows)]
+            return [Predictions(lambda: logits, labels, examples)]
         if projection is None:
-            return [Piece(lambda: ctx.forward(shift, dropout="off", grad=False).logits[mask], labels, rows)]
-        states = torch.split(projection.states[mask], ROWS)
-        ends = np.cumsum([len(part) for part in states])[:-1]
-        parts = [replace(projection, states=part, requires_grad=False) for part in states]
-        split = zip(parts, np.split(labels, ends), np.split(rows, ends), strict=True)
-        return [Piece(part.logits, own, where) for part, own, where in split]
+            return [Predictions(lambda: ctx.forward(shift, dropout="off", grad=False).logits[mask], labels, examples)]
+        states = torch.split(projection.states[mask], CHUNK)
+        ends = np.cumsum([len(chunk) for chunk in states])[:-1]
+        heads = [replace(projection, states=chunk, requires_grad=False) for chunk in states]
+        chunks = zip(heads, np.split(labels, ends), np.split(examples, ends), strict=True)
+        return [Predictions(head.logits, *indices) for head, *indices in chunks]
 
     @torch.no_grad()
     def generate(self, batch: Batch, delta: Delta | None = None) -> Tensor:
         """Generated ids, by the generation settings of the run."""
         source = {key: value for key, value in batch.items() if key != "labels"}
-        stack = next(iter(hf.stacks(self.model).values()))
-        with contextlib.nullcontext() if delta is None else EmbeddingTap(stack, delta):
-            found: Tensor = self.model.generate(**source)
-        return found
+        tap: Any = contextlib.nullcontext()
+        if delta is not None:
+            tap = EmbeddingTap(next(iter(hf.stacks(self.model).values())), delta)
+        with tap:
+            ids: Tensor = self.model.generate(**source)
+        return ids
 
     def texts(self, ids: Tensor) -> list[str]:
         return decode(ids.cpu().numpy(), self.tokenizer, self.card)
@@ -148,23 +178,26 @@ class Subject(Material):
         ends = (labels == self.end).long()
         return labels.masked_fill(ends.cumsum(1) > ends, IGNORE)
 
+    def rouge_l(self, texts: Sequence[str], references: Sequence[str]) -> NDArray[Any]:
+        """ROUGE-L of every text, from 0 to 1, as the card wants it."""
+        options: dict[str, Any] = {"split": self.card.sentences, "tokenizer": self.card.words, "resamples": 1}
+        return rouge(texts, references, kinds=["rougeL"], **options).scores["rougeL"][:, 2]
 
-def load(folder: Path, overrides: Sequence[str] = (), *, trust: bool = False) -> Subject:
-    """The trained model of a folder and the splits of its task."""
-    return prepare(folder, overrides, trust=trust).open(trust=trust)
-
-
-def prepare(folder: Path, overrides: Sequence[str] = (), *, trust: bool = False) -> Material:
-    """All of it but the model."""
-    run = trained(folder, tuple(overrides), trust=trust)
-    record = RunRecord.read(folder)
-    if not (folder / "config.json").is_file() or (record is not None and not record.finished):
-        raise BadInput(f"{folder}: there is no trained model in it: has its training ended?")
-    method = run_config.load(folder, overrides, build_terms=False).config.method  # of which `trained` leaves nothing
-    return Material(folder, method, run, loading.load(run.card, run.config.data, needs_train=False))
+    def score(self, examples: Sequence[Example], split: str) -> Scored:
+        """Scores and intervals, as `seqreg evaluate` computes them."""
+        parts = LoadedRun(self.run, Splits({split: examples}), self.tokenizer, self.model)
+        with tempfile.TemporaryDirectory() as scratch:
+            return evaluate(make_trainer(parts, Path(scratch)), self.run, self.tokenizer, examples, split)
 
 
-def rouge_l(texts: Sequence[str], references: Sequence[str], card: Card) -> NDArray[Any]:
-    """ROUGE-L of every text, from 0 to 1, as the card wants it."""
-    options: dict[str, Any] = {"split": card.sentences, "tokenizer": card.words, "resamples": 1}
-    return rouge(texts, references, kinds=["rougeL"], **options).scores["rougeL"][:, 2]
+def load_all(folders: Sequence[Path], overrides: Sequence[str] = (), *, trust: bool = False) -> dict[str, TrainedModel]:
+    """The models of several runs by short name: their methods, with seeds where needed, or their folders."""
+    if len({os.path.realpath(folder) for folder in folders}) < len(folders):
+        raise BadInput(f"{', '.join(map(str, folders))}: the same run twice")
+    loaded = [TrainedModel.load(folder, overrides, trust=trust) for folder in folders]
+    methods = [model.method for model in loaded]
+    seeds = [f"{model.method}, seed {model.run.config.seed}" for model in loaded]
+    for names in (methods, seeds, [folder.resolve().name for folder in folders], list(map(str, folders))):
+        if len(set(names)) == len(folders):
+            break
+    return dict(zip(names, loaded, strict=True))

@@ -18,18 +18,18 @@ _LATEX = {
 }  # fmt: skip
 
 
-def markdown_page(finding: Finding, studied: Named, commands: Sequence[str]) -> str:
+def markdown_page(finding: Finding, others: Named, commands: Sequence[str]) -> str:
     """Verdict, tables, other findings, and the commands."""
     parts = [f"## {prose(finding.title)}", *_findings(finding)]
-    for about, one in studied:
-        parts += [f"### {prose(one.title)} ({prose(about)})", *_findings(one)]
+    for about, other in others:
+        parts += [f"### {prose(other.title)} ({prose(about)})", *_findings(other)]
     parts += ["### To repeat it", fenced("\n".join(map(plain, commands)), "bash")]
     return "\n\n".join(parts) + "\n"
 
 
 def _findings(finding: Finding) -> list[str]:
-    said = "\n".join(f"- {prose(sentence)}" for sentence in finding.summary)
-    return [said, *(f"**{prose(table.title)}**\n\n{markdown_table(table)}" for table in finding.tables)]
+    sentences = "\n".join(f"- {prose(sentence)}" for sentence in finding.summary)
+    return [sentences, *(f"**{prose(table.title)}**\n\n{markdown_table(table)}" for table in finding.tables)]
 
 
 def markdown_table(table: Table) -> str:
@@ -46,10 +46,10 @@ def markdown_table(table: Table) -> str:
     return "\n".join([shown[0], rule, *shown[1:]])
 
 
-def latex_page(finding: Finding, studied: Named) -> str:
+def latex_page(finding: Finding, others: Named) -> str:
     """All tables, each in an environment of its own; needs no package."""
     tables = [("", table) for table in finding.tables]
-    tables += [(f" ({about})", table) for about, one in studied for table in one.tables]
+    tables += [(f" ({about})", table) for about, other in others for table in other.tables]
     note = f"% {plain(finding.command)}"
     return "\n\n".join([note, *(latex_table(table, about) for about, table in tables)]) + "\n"
 
@@ -71,7 +71,7 @@ def latex(text: str) -> str:
     >>> print(latex("50% of a_b"))
     50\% of a\_b
     """
-    return re.sub(r"[\\&%$#_{}~^<>\[*]", lambda found: _LATEX[found.group()], plain(text))
+    return re.sub(r"[\\&%$#_{}~^<>\[*]", lambda match: _LATEX[match.group()], plain(text))
 
 
 def _numeric(table: Table) -> list[bool]:

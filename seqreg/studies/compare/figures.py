@@ -8,13 +8,27 @@ from typing import Any
 
 import numpy as np
 
-from seqreg.studies.common.curves import Curve, mean_curve
-from seqreg.studies.common.figures import COLOURS, MARKERS, figure
+from seqreg.studies.common.figures import figure, look
 
 SHAPES = 5
 """Seeds from which a violin is drawn: below, it would be drawn from nothing."""
+Curve = list[tuple[int, float]]
+"""Steps and values."""
 Seeds = Sequence[Mapping[str, Curve]]
 """The curves of every seed of a method, by tag."""
+DIAGNOSTICS = ("train_diagnostics/", "train_diagnostics/")
+"""Prefixes of the tags of terms, that of older runs last."""
+
+
+def read_curves(folder: Path) -> dict[str, Curve]:
+    """All scalars of a run by tag, as (step, value); nothing if it wrote none."""
+    if not (folder / "tensorboard").is_dir():
+        return {}
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reader = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    reader.Reload()
+    return {tag: [(event.step, event.value) for event in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
 
 
 def files(folder: Path, name: str) -> tuple[Path, Path]:
@@ -26,20 +40,21 @@ def scores(values: Mapping[str, Any], folder: Path) -> str:
     methods = values["methods"]
     with figure(*files(folder, "scores"), width=max(6.0, 1.5 * len(methods) + 1), height=5) as drawn:
         axes = drawn.add_subplot()
-        for place, (one, colour) in enumerate(zip(methods.values(), _round(COLOURS, len(methods)), strict=True)):
-            dots = np.asarray(one["scores"])
+        for place, stats in enumerate(methods.values()):
+            colour = look(place)["color"]
+            dots = np.asarray(stats["scores"])
             if len(dots) >= SHAPES and np.ptp(dots) > 0:
                 parts = axes.violinplot(dots, [place], widths=0.8, showextrema=False)
                 for body in parts["bodies"]:
                     body.set(facecolor=colour, alpha=0.25)
             shift = np.linspace(-0.13, 0.13, len(dots)) if len(dots) > 1 else np.zeros(1)
             axes.plot(place + shift, dots, "o", color=colour, markersize=7, markeredgecolor="white")
-            if one["student"] is not None:
-                axes.plot([place + 0.28] * 2, one["student"], color="black", linewidth=2)
-            axes.plot([place + 0.28], [one["mean"]], "D", color="black", markersize=6)
+            if stats["student"] is not None:
+                axes.plot([place + 0.28] * 2, stats["student"], color="black", linewidth=2)
+            axes.plot([place + 0.28], [stats["mean"]], "D", color="black", markersize=6)
         base = methods[values["baseline"]]["mean"]
         axes.axhline(base, color="black", linewidth=1, linestyle=":")
-        axes.set_xticks(range(len(methods)), [f"{name}\nn = {one['n']}" for name, one in methods.items()])
+        axes.set_xticks(range(len(methods)), [f"{name}\nn = {stats['n']}" for name, stats in methods.items()])
         axes.set_ylabel(f"{values['metric']} on {values['split']} (%)")
         axes.set_title("Dots: seeds. Diamond and bar: mean, 95% interval")
     return "scores"
@@ -47,14 +62,14 @@ def scores(values: Mapping[str, Any], folder: Path) -> str:
 
 def cost(values: Mapping[str, Any], folder: Path) -> str:
     """Quality against training time."""
-    methods = {name: one for name, one in values["methods"].items() if one["time"] is not None}
+    methods = {name: stats for name, stats in values["methods"].items() if stats["time"] is not None}
     with figure(*files(folder, "cost"), width=7, height=5) as drawn:
         axes = drawn.add_subplot()
-        looks = zip(methods.items(), _round(COLOURS, len(methods)), _round(MARKERS, len(methods)), strict=True)
-        for (name, one), colour, marker in looks:
-            low, high = one["student"] or (one["mean"], one["mean"])
-            error = [[max(0.0, one["mean"] - low)], [max(0.0, high - one["mean"])]]
-            axes.errorbar(one["time"], one["mean"], error, fmt=marker, color=colour, markersize=10, label=name)
+        for place, (name, stats) in enumerate(methods.items()):
+            low, high = stats["student"] or (stats["mean"], stats["mean"])
+            error = [[max(0.0, stats["mean"] - low)], [max(0.0, high - stats["mean"])]]
+            style = {"linestyle": "", "markersize": 10, **look(place)}
+            axes.errorbar(stats["time"], stats["mean"], error, label=name, **style)
         axes.set_xlabel(f"{values['cost']} / {values['baseline']}'s (median)")
         axes.set_ylabel(f"{values['metric']} (%), 95% interval")
         axes.set_title("Quality against cost")
@@ -64,13 +79,14 @@ def cost(values: Mapping[str, Any], folder: Path) -> str:
 
 def differences(values: Mapping[str, Any], folder: Path) -> str | None:
     """Differences to the baseline with their intervals; None if there is nothing to compare with it yet."""
-    methods = {name: one for name, one in values["methods"].items() if "difference" in one}
+    methods = {name: stats for name, stats in values["methods"].items() if "difference" in stats}
     if not methods:
         return None
     with figure(*files(folder, "differences"), width=7, height=0.7 * len(methods) + 1.8) as drawn:
         axes = drawn.add_subplot()
-        for place, (one, colour) in enumerate(zip(methods.values(), _round(COLOURS[1:], len(methods)), strict=True)):
-            plus = one["difference"]
+        for place, stats in enumerate(methods.values()):
+            colour = look(place + 1)["color"]
+            plus = stats["difference"]
             if plus["interval"] is not None:
                 axes.plot(plus["interval"], [place] * 2, color=colour, linewidth=3)
             axes.plot([plus["difference"]], [place], "o", color=colour, markersize=10)
@@ -81,36 +97,40 @@ def differences(values: Mapping[str, Any], folder: Path) -> str | None:
     return "differences"
 
 
-def validation(found: Mapping[str, Seeds], score: str, folder: Path) -> str | None:
+def validation(methods: Mapping[str, Seeds], score: str, folder: Path) -> str | None:
     """The validation score while training, mean and range over seeds."""
-    lines = {name: [one[f"eval/{score}"] for one in seeds if f"eval/{score}" in one] for name, seeds in found.items()}
-    return _panels({"": lines}, f"validation {score} (%)", "validation", folder, legend=True)
+    tag = f"eval/{score}"
+    lines = {name: [curves[tag] for curves in seeds if tag in curves] for name, seeds in methods.items()}
+    return _panels({"": lines}, f"validation {score} (%)", "validation", folder)
 
 
-def loss_parts(found: Mapping[str, Seeds], folder: Path) -> str | None:
-    """A panel a method: what its loss is made of."""
-    return _panels(_by_method(found, "train/part/"), "part of the loss", "parts", folder, log=True)
+def loss_parts(methods: Mapping[str, Seeds], folder: Path) -> str | None:
+    """A panel per method: the parts of its loss."""
+    return _panels(_by_method(methods, ("train/part/",)), "part of the loss", "parts", folder, log=True)
 
 
-def diagnostics(found: Mapping[str, Seeds], folder: Path) -> str | None:
-    """A panel a method: what its terms are really doing, ratios and cosines."""
-    kept = ("over_base", "over_value", "cosine", "over_radius")
-    return _panels(_by_method(found, "train_diagnostics/", kept), "ratio or cosine", "diagnostics", folder)
+def diagnostics(methods: Mapping[str, Seeds], folder: Path) -> str | None:
+    """A panel per method: what its terms are really doing, ratios and cosines."""
+    panels = _by_method(methods, DIAGNOSTICS, ("over_base", "over_value", "cosine", "over_radius"))
+    return _panels(panels, "ratio or cosine", "diagnostics", folder)
 
 
-def _by_method(found: Mapping[str, Seeds], prefix: str, kept: Sequence[str] = ("",)) -> dict[str, dict[str, Any]]:
-    panels = {}
-    for name, seeds in found.items():
-        tags = [tag for tag in (seeds[0] if seeds else {}) if tag.startswith(prefix) and any(k in tag for k in kept)]
-        lines = {tag.removeprefix(prefix): [one[tag] for one in seeds if tag in one] for tag in tags}
-        if lines:
-            panels[name] = lines
+def _by_method(
+    methods: Mapping[str, Seeds], prefixes: tuple[str, ...], quantities: Sequence[str] = ("",)
+) -> dict[str, dict[str, Any]]:
+    """The curves of every method by tag, without prefix."""
+    panels: dict[str, dict[str, Any]] = {}
+    for name, seeds in methods.items():
+        for prefix in prefixes:
+            tags = [tag for tag in (seeds[0] if seeds else {}) if tag.startswith(prefix)]
+            for tag in (tag for tag in tags if any(quantity in tag for quantity in quantities)):
+                lines = [curves[tag] for curves in seeds if tag in curves]
+                panels.setdefault(name, {})[tag.removeprefix(prefix)] = lines
     return panels
 
 
 def _panels(
-    panels: Mapping[str, Mapping[str, Sequence[Curve]]], label: str, name: str, folder: Path,
-    *, log: bool = False, legend: bool = True,
+    panels: Mapping[str, Mapping[str, Sequence[Curve]]], label: str, name: str, folder: Path, *, log: bool = False
 ) -> str | None:  # fmt: skip
     """Lines in panels: the mean over seeds, and the range as a band."""
     panels = {title: lines for title, lines in panels.items() if any(lines.values())}
@@ -121,22 +141,20 @@ def _panels(
     with figure(*files(folder, name), width=5.5 * across if across > 1 else 8, height=4 * down) as drawn:
         for place, (title, lines) in enumerate(panels.items()):
             axes = drawn.add_subplot(down, across, place + 1)
-            looks = zip(lines.items(), _round(COLOURS, len(lines)), _round(MARKERS, len(lines)), strict=True)
-            for (tag, found), colour, marker in looks:
-                steps, middle, low, high = mean_curve(found)
+            for index, (tag, seeds) in enumerate(lines.items()):
+                steps, middle, low, high = _mean_curve(seeds)
                 every = max(1, len(steps) // 6)
-                axes.plot(steps, middle, color=colour, marker=marker, markevery=every, label=tag)
-                axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+                axes.plot(steps, middle, **look(index), markevery=every, label=tag)
+                axes.fill_between(steps, low, high, color=look(index)["color"], alpha=0.15, linewidth=0)
             scale = f" ({_log_scale(axes, lines)})" if log else ""
             axes.set(title=title, xlabel="step", ylabel=f"{label}{scale}")
-            if legend:
-                axes.legend(fontsize=10)
+            axes.legend(fontsize=10)
     return name
 
 
 def _log_scale(axes: Any, lines: Mapping[str, Sequence[Curve]]) -> str:
     """A logarithmic axis, which is linear around 0 where parts are negative; what it is called."""
-    values = np.array([value for found in lines.values() for curve in found for _, value in curve])
+    values = np.array([value for seeds in lines.values() for curve in seeds for _, value in curve])
     if (values > 0).all():
         axes.set_yscale("log")
         return "log"
@@ -146,6 +164,11 @@ def _log_scale(axes: Any, lines: Mapping[str, Sequence[Curve]]) -> str:
     return "log on both sides of 0"
 
 
-def _round(looks: Sequence[str], count: int) -> list[str]:
-    """As many looks as are needed, from the beginning again after the last."""
-    return [looks[place % len(looks)] for place in range(count)]
+def _mean_curve(seeds: Sequence[Curve]) -> tuple[list[int], list[float], list[float], list[float]]:
+    """Steps that all seeds have, with the mean, the lowest and the highest value."""
+    curves = [dict(curve) for curve in seeds]
+    steps = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
+    values = np.array([[curve[step] for step in steps] for curve in curves])
+    if not steps:
+        return [], [], [], []
+    return steps, values.mean(0).tolist(), values.min(0).tolist(), values.max(0).tolist()

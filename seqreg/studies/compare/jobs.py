@@ -1,4 +1,4 @@
-"""The trainings of a comparison: started, watched, ended with it, and gone on with."""
+"""The runs of a comparison as processes: started, watched, and ended with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seqreg.errors import BadInput, Interrupted
-from seqreg.studies.compare.comparison import Job, Plan
+from seqreg.studies.compare.plan import ComparisonPlan, Job
 from seqreg.workbench.run.run_directory import LOCK, RunRecord
 from seqreg.workbench.scores.results import METRICS, main_split, scores_of
 from seqreg.workbench.text.atomic_files import open_own, write_text
@@ -23,6 +23,7 @@ from seqreg.workbench.text.escape import plain
 from seqreg.workbench.text.terminal import say, warn
 
 FINISHED, FAILED, OPEN = "finished", "failed", "open"
+STOPPED = "stopped; the same command resumes it"
 _AGAIN = {2, 4, 130, 143}
 """Exit codes that are not the method's fault: refused input, a full disk, a signal. The same command tries again."""
 _EXPLAINED = {2, 3, 4}
@@ -30,13 +31,13 @@ _EXPLAINED = {2, 3, 4}
 
 
 @dataclass(frozen=True)
-class State:
-    """How one training stands.
+class JobState:
+    """How one run stands.
 
     Args:
         kind: "finished"; "failed" by itself, which counts; "open": not begun, stopped, or under way
         code: its last exit code, if it ended
-        line: what it said last
+        line: the line of its log that says why it ended
     """
 
     kind: str
@@ -44,36 +45,37 @@ class State:
     line: str = ""
 
 
-def record_of(job: Job) -> RunRecord | None:
-    """The record of a training if it is finished, else None."""
+def finished_record(job: Job) -> RunRecord | None:
+    """The record of a run if it is finished, else None."""
     record = RunRecord.read(job.folder)
     return record if record is not None and record.finished else None
 
 
-def state(job: Job) -> State:
-    """How a training stands, from its files alone."""
-    if record_of(job) is not None:
-        return State(FINISHED, 0)
+def state(job: Job) -> JobState:
+    """How a run stands, from its files alone."""
+    if finished_record(job) is not None:
+        return JobState(FINISHED, 0)
     if not job.code.is_file():
-        return State(OPEN)
+        return JobState(OPEN)
     text = job.code.read_text(encoding="utf-8", errors="replace").strip()
-    if not text.removeprefix("-").isdecimal():  # a shell that could not write it: nothing is known of the training
-        return State(OPEN)
+    if not text.removeprefix("-").isdecimal():  # a shell that could not write it: nothing is known of the run
+        return JobState(OPEN)
     code = int(text)
-    return State(OPEN if code < 0 or code > 128 or code in _AGAIN or code == 0 else FAILED, code, _said(job, code))
+    return JobState(OPEN if code < 0 or code > 128 or code in _AGAIN or code == 0 else FAILED, code, _reason(job, code))
 
 
-def _said(job: Job, code: int) -> str:
-    """The line that tells why a training ended: its own where it has one to say, else the last."""
+def _reason(job: Job, code: int) -> str:
+    """The line of the log that says why a run ended: seqreg's where there is one, else the last."""
     if not job.log.is_file():
         return ""
-    lines = [one.strip() for one in job.log.read_text(encoding="utf-8", errors="replace").split("\n") if one.strip()]
-    own = [one for one in lines if one.startswith("seqreg: ") and not one.startswith("seqreg: warning")]
-    return plain(next(reversed(own if own and code in _EXPLAINED else lines), ""))
+    text = job.log.read_text(encoding="utf-8", errors="replace")
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    errors = [line for line in lines if line.startswith("seqreg: ") and not line.startswith("seqreg: warning")]
+    return plain(next(reversed(errors if errors and code in _EXPLAINED else lines), ""))
 
 
-def held(folder: Path) -> str:
-    """Who is working in the folder of a training; "" if nobody is."""
+def lock_holder(folder: Path) -> str:
+    """The process that works in the folder of a run; "" if none does."""
     path = folder / LOCK
     if not path.exists():
         return ""
@@ -86,12 +88,12 @@ def held(folder: Path) -> str:
 
 
 def work(
-    plan: Plan, jobs: Sequence[Job], most: int, before: int = 0, trust: bool = False
+    plan: ComparisonPlan, jobs: Sequence[Job], most: int, before: int = 0, trust: bool = False
 ) -> Generator[Job, None, None]:
-    """Run trainings, `most` at a time, and give each that has ended; they end with this process, however that ends.
+    """Train runs, `most` at a time, and yield each that has ended; they end with this process, however that ends.
 
     Args:
-        before: trainings of the comparison that were finished earlier, for the count
+        before: runs of the comparison that were finished earlier, for the count
     """
     pending, running = list(jobs), dict[Job, subprocess.Popen[bytes]]()
     began, told, ended = time.monotonic(), False, 0
@@ -102,13 +104,13 @@ def work(
                 left = (time.monotonic() - began) / ended * (len(jobs) - ended)
                 _ended(job, code, f"{before + ended} of {before + len(jobs)}, {_minutes(left)}")
                 yield job
-            free = next((job for job in pending if not held(job.folder)), None) if len(running) < most else None
+            free = next((job for job in pending if not lock_holder(job.folder)), None) if len(running) < most else None
             if free is not None:
                 pending.remove(free)
                 running[free] = start(plan, free, trust)
                 continue
             if pending and not running and not told:
-                say(f"waiting for {held(pending[0].folder)}, which works in {pending[0].folder}")
+                say(f"waiting for {lock_holder(pending[0].folder)}, which works in {pending[0].folder}")
                 told = True
             time.sleep(0.2)
     finally:
@@ -118,8 +120,8 @@ def work(
             process.wait()
 
 
-def start(plan: Plan, job: Job, trust: bool = False) -> subprocess.Popen[bytes]:
-    """Start one training; what it prints goes to its log."""
+def start(plan: ComparisonPlan, job: Job, trust: bool = False) -> subprocess.Popen[bytes]:
+    """Start one run; what it prints goes to its log."""
     job.folder.parent.mkdir(parents=True, exist_ok=True)
     job.code.unlink(missing_ok=True)
     say(f"{job.method}, seed {job.seed}: begins", "dim")
@@ -132,56 +134,56 @@ def start(plan: Plan, job: Job, trust: bool = False) -> subprocess.Popen[bytes]:
 
 
 def _end_with_parent() -> Callable[[], None] | None:
-    """On Linux the kernel sends SIGTERM when the comparison dies, by `kill -9` too; a training then saves and ends."""
+    """On Linux the kernel sends SIGTERM when the comparison dies, by `kill -9` too; a run then saves and ends."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)  # loaded here: nothing may be loaded between fork and exec
 
-    def ask() -> None:
+    def end_with_parent() -> None:
         libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
-    return ask
+    return end_with_parent
 
 
 def _minutes(seconds: float) -> str:
     return f"about {seconds / 60:.1f} minutes left" if seconds else "nothing left"
 
 
-def scored(job: Job) -> str:
-    """The score of a finished training in words, with what spoils it."""
+def score_in_words(job: Job) -> str:
+    """The score of a finished run, and whether its output has collapsed."""
     if not (job.folder / METRICS).is_file():
         return "finished"
     scores = scores_of(job.folder)["scores"]
-    split = main_split(scores, any("rougeL" in found for found in scores.values()))
-    found = scores[split]
-    name = "rougeL" if "rougeL" in found else next(iter(found.get("intervals", {})), "score")
-    return f"{name} {found[name]:.2f} on {split}" + (", collapsed" if found.get("collapsed") else "")
+    split = main_split(scores, any("rougeL" in numbers for numbers in scores.values()))
+    numbers = scores[split]
+    name = "rougeL" if "rougeL" in numbers else next(iter(numbers.get("intervals", {})), "score")
+    return f"{name} {numbers[name]:.2f} on {split}" + (", collapsed" if numbers.get("collapsed") else "")
 
 
 def _ended(job: Job, code: int, where: str) -> None:
     write_text(job.code, f"{code}\n")
-    found = state(job)
-    if found.kind == FINISHED:
-        say(f"{job.method}, seed {job.seed}: {scored(job)}  ({where})")
+    ended = state(job)
+    if ended.kind == FINISHED:
+        say(f"{job.method}, seed {job.seed}: {score_in_words(job)}  ({where})")
     else:
-        warn(f"{job.method}, seed {job.seed}: exit code {code}: {found.line}  ({where}; {job.log})")
+        warn(f"{job.method}, seed {job.seed}: exit code {code}: {ended.line}  ({where}; {job.log})")
     if code == 2:
-        raise BadInput(f"{job.method}, seed {job.seed}: {found.line.removeprefix('seqreg: ')}")
+        raise BadInput(f"{job.method}, seed {job.seed}: {ended.line.removeprefix('seqreg: ')}")
 
 
-def words(plan: Plan, job: Job, trust: bool) -> list[str]:
-    """The arguments of one training. Trust is given each time, and never written down with the plan."""
+def words(plan: ComparisonPlan, job: Job, trust: bool) -> list[str]:
+    """The arguments of one run. Trust is given each time, and never written with the plan."""
     return [*plan.words(job), *(["--trust-remote-code"] if trust else [])]
 
 
-def lines(plan: Plan, jobs: Sequence[Job], trust: bool = False) -> list[str]:
-    """One line of shell for every training, which leaves the same files as a training that was started here."""
-    found = []
+def shell_lines(plan: ComparisonPlan, jobs: Sequence[Job], trust: bool = False) -> list[str]:
+    """One line of shell for every run, which leaves the same files as a run that was started here."""
+    lines = []
     for job in jobs:
         log, code = shlex.quote(str(job.log)), shlex.quote(str(job.code))
-        made = f"mkdir -p {shlex.quote(str(job.folder.parent))}; rm -f {code}"
-        found.append(f"{made}; {shlex.join(['seqreg', *words(plan, job, trust)])} >> {log} 2>&1; echo $? > {code}")
-    return found
+        prepare = f"mkdir -p {shlex.quote(str(job.folder.parent))}; rm -f {code}"
+        lines.append(f"{prepare}; {shlex.join(['seqreg', *words(plan, job, trust)])} >> {log} 2>&1; echo $? > {code}")
+    return lines
 
 
 def launcher_words(template: str) -> list[str]:
@@ -208,10 +210,10 @@ def submit(template: str, commands: Sequence[str]) -> None:
         except OSError as error:
             raise BadInput(f"--launcher: {parts[0]}: {error.strerror}") from None
         if result.returncode:
-            so_far = f"{place} of {len(commands)} trainings are submitted"
+            so_far = f"{place} of {len(commands)} runs are submitted"
             raise BadInput(f"--launcher: {parts[0]} ended with exit code {result.returncode}: {so_far}")
 
 
 def stop(number: int, _: object) -> None:
-    """For SIGTERM: end the trainings in good order, then ourselves."""
-    raise Interrupted(number, "stopped; the same command goes on")
+    """For SIGTERM: end the runs in good order, then ourselves."""
+    raise Interrupted(number, STOPPED)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import difflib
+import re
+import shlex
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -11,14 +14,11 @@ from typing import Any
 import jinja2
 
 from seqreg.errors import BadInput
-from seqreg.studies.common import findings
-from seqreg.studies.common.curves import curves
-from seqreg.studies.common.findings import Finding
-from seqreg.studies.compare import conclusions, samples
-from seqreg.studies.compare import figures as report_figures
+from seqreg.studies.common.findings import FOLDER, Finding, findings
+from seqreg.studies.compare import conclusions, figures, results
 from seqreg.studies.compare.export import latex_page, markdown_page
-from seqreg.studies.compare.jobs import record_of
-from seqreg.studies.compare.results import Gathered, gather
+from seqreg.studies.compare.jobs import finished_record
+from seqreg.studies.compare.results import Results
 from seqreg.version import __version__
 from seqreg.workbench.config.lookup import inside
 from seqreg.workbench.run import disk
@@ -27,11 +27,13 @@ from seqreg.workbench.text.atomic_files import writable, write_text
 
 TEMPLATE = "report.html"
 _KINDS = {".svg": "image/svg+xml", ".png": "image/png"}
+Words = tuple[str, bool]
+"""Some words of a text, and whether they differ from the reference."""
 
 
 @dataclass(frozen=True)
-class Study:
-    """A finding and what it is about: the comparison, or one of its runs."""
+class AttachedFinding:
+    """The finding of another study, and what it is about: the comparison, or one of its runs."""
 
     about: str
     finding: Finding
@@ -40,9 +42,9 @@ class Study:
     @property
     def figures(self) -> list[str]:
         """Each figure once, though it may be there in two forms."""
-        chosen = {Path(name).stem: name for name in sorted(self.finding.figures, key=lambda one: one.endswith(".svg"))}
-        stems = dict.fromkeys(Path(name).stem for name in self.finding.figures)
-        return [picture(inside(self.folder, chosen[stem])) for stem in stems]
+        names = {Path(name).stem: name for name in self.finding.figures}
+        names |= {Path(name).stem: name for name in self.finding.figures if name.endswith(".svg")}
+        return [picture(inside(self.folder, name)) for name in names.values()]
 
 
 def report(folder: Path, output: Path | None, *, markdown: bool = False, latex: bool = False) -> Path:
@@ -53,81 +55,131 @@ def report(folder: Path, output: Path | None, *, markdown: bool = False, latex: 
     writable(target, "--output ")
     if target.is_dir():
         raise BadInput(f"--output {target}: is a folder: name a file")
-    found = gather(folder)
+    compared = results.load(folder)
     with disk.writing(folder):
-        finding = conclusions.judge(folder)
-        studied = studies(found)
+        finding, others = conclusions.judge(folder), attached_findings(compared)
         if markdown:
-            page = markdown_page(finding, [(one.about, one.finding) for one in studied], commands(found))
+            page = markdown_page(finding, [(other.about, other.finding) for other in others], commands(compared))
         elif latex:
-            page = latex_page(finding, [(one.about, one.finding) for one in studied])
+            page = latex_page(finding, [(other.about, other.finding) for other in others])
         else:
-            page = html(found, finding, studied)
+            page = html(compared, finding, others)
         target.parent.mkdir(parents=True, exist_ok=True)
         write_text(target, page)
     return target
 
 
-def studies(found: Gathered) -> list[Study]:
-    """What else was found out about the comparison and its runs."""
-    places = [("all methods", found.folder)]
-    places += [(f"{job.method}, seed {job.seed}", job.folder) for job in found.plan.jobs(found.folder)]
+def attached_findings(compared: Results) -> list[AttachedFinding]:
+    """The findings of other studies of the comparison and of its runs."""
+    places = [("all methods", compared.folder)]
+    places += [(f"{job.method}, seed {job.seed}", job.folder) for job in compared.plan.jobs(compared.folder)]
     return [
-        Study(about, finding, place / findings.FOLDER)
+        AttachedFinding(about, finding, place / FOLDER)
         for about, place in places
-        for finding in findings.findings(place)
+        for finding in findings(place)
         if finding.kind != conclusions.KIND
     ]
 
 
-def commands(found: Gathered) -> list[str]:
-    """What repeats every number."""
-    import shlex
+def commands(compared: Results) -> list[str]:
+    """What repeats every number: the comparison, its page, and every run alone."""
+    plan, folder = compared.plan, compared.folder
+    lines = [["report", str(folder)], *(plan.words(job) for job in plan.jobs(folder))]
+    return [plan.command(folder), *(shlex.join(["seqreg", *words]) for words in lines)]
 
-    whole = [found.plan.command(found.folder), shlex.join(["seqreg", "report", str(found.folder)])]
-    return whole + [shlex.join(["seqreg", *found.plan.words(job)]) for job in found.plan.jobs(found.folder)]
 
-
-def html(found: Gathered, finding: Finding, studied: list[Study]) -> str:
+def html(compared: Results, finding: Finding, others: list[AttachedFinding]) -> str:
     """The page."""
-    place, values = found.folder / findings.FOLDER, finding.values
-    traced = {
-        name: [curves(found.folder / name / f"seed-{seed}") for seed in method.metrics]
-        for name, method in found.methods.items()
+    place, values, plan = compared.folder / FOLDER, finding.values, compared.plan
+    curves = {
+        name: [figures.read_curves(compared.folder / name / f"seed-{seed}") for seed in method.metrics]
+        for name, method in compared.methods.items()
     }
-    drawn = {
-        "scores": report_figures.scores(values, place),
-        "differences": report_figures.differences(values, place),
-        "cost": report_figures.cost(values, place),
-        "validation": report_figures.validation(traced, found.metric, place),
-        "parts": report_figures.loss_parts(traced, place),
-        "diagnostics": report_figures.diagnostics(traced, place),
-    }
-    pictures = {name: picture(place / f"{name}.svg") for name, file in drawn.items() if file}
-    first = found.folder / found.plan.baseline / f"seed-{next(iter(found.methods[found.plan.baseline].metrics))}"
+    drawn = [
+        figures.scores(values, place), figures.differences(values, place), figures.cost(values, place),
+        figures.validation(curves, compared.metric, place), figures.loss_parts(curves, place),
+        figures.diagnostics(curves, place),
+    ]  # fmt: skip
+    seed, metrics = next(iter(compared.baseline.metrics.items()))
+    recipe = compared.folder / plan.baseline / f"seed-{seed}" / "config.yaml"
     return page(
-        finding=finding, values=values, plan=found.plan, pictures=pictures, studies=studied,
-        samples=samples.samples(found), commands=commands(found), about=_about(found), version=__version__,
-        recipe=(first / "config.yaml").read_text(encoding="utf-8"),
+        finding=finding, values=values, plan=plan, studies=others, samples=samples(compared),
+        pictures={name: picture(place / f"{name}.svg") for name in drawn if name},
+        commands=commands(compared), about=_about(compared), version=__version__,
+        recipe=recipe.read_text(encoding="utf-8"), versions=metrics.get("versions", {}),
         changes=next(table for table in finding.tables if table.title == conclusions.CHANGES),
         others=[table for table in finding.tables[2:] if table.title != conclusions.CHANGES],
-        versions=next(iter(found.methods[found.plan.baseline].metrics.values())).get("versions", {}),
-        failures=[one for method in found.methods.values() for one in method.failed],
+        failures=[run for method in compared.methods.values() for run in method.failed],
     )  # fmt: skip
 
 
-def _about(found: Gathered) -> list[tuple[str, str]]:
+def _about(compared: Results) -> list[tuple[str, str]]:
     """What a reader wants to know first: the model, the task, how large the test set is, and when it was trained."""
-    settings = found.plan.resolved.get(found.plan.baseline, {})
-    name, made = settings.get("model.name"), settings.get("model.architecture")
-    ended = [(job.folder / RECORD).stat().st_mtime for job in found.plan.jobs(found.folder) if record_of(job)]
+    plan = compared.plan
+    settings = plan.resolved.get(plan.baseline, {})
+    name, architecture = settings.get("model.name"), settings.get("model.architecture")
+    ended = [(job.folder / RECORD).stat().st_mtime for job in plan.jobs(compared.folder) if finished_record(job)]
     days = sorted({datetime.fromtimestamp(time).date().isoformat() for time in ended})
     return [
-        ("model", str(name) if name else f"{made} from scratch"),
-        ("task", str(settings.get("task.title", found.plan.recipe))),
-        ("test set", f"{found.examples} examples ({found.split})"),
+        ("model", str(name) if name else f"{architecture} from scratch"),
+        ("task", str(settings.get("task.title", plan.recipe))),
+        ("test set", f"{compared.examples} examples ({compared.split})"),
         ("trained", " to ".join(dict.fromkeys([days[0], days[-1]]))),
     ]
+
+
+@dataclass(frozen=True)
+class SampleOutput:
+    """One text of a method, with its score."""
+
+    method: str
+    seed: int
+    pieces: list[Words]
+    score: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One example, and what every method and seed made of it."""
+
+    index: int
+    reference: str
+    outputs: list[SampleOutput]
+
+
+def samples(compared: Results, count: int = 8) -> list[Sample]:
+    """Half of them the first examples, half those on which the methods' first seed differs most."""
+    if not compared.texts:
+        return []
+    firsts = [next(iter(method.predictions.values())) for method in compared.scored]
+    scores = [[line[compared.metric] for line in lines] for lines in firsts]
+    spread = [max(example) - min(example) for example in zip(*scores, strict=True)]
+    places = range(len(spread))
+    apart = sorted(places, key=lambda place: -spread[place])
+    chosen = list(dict.fromkeys([*places[: count // 2], *apart]))[:count]
+    return [_sample(compared, place, str(firsts[0][place]["reference"])) for place in chosen]
+
+
+def _sample(compared: Results, place: int, reference: str) -> Sample:
+    outputs = []
+    for method in compared.scored:
+        for seed, predictions in method.predictions.items():
+            line = predictions[place]
+            words = marked(str(line["prediction"]), reference)
+            outputs.append(SampleOutput(method.name, seed, words, 100 * line[compared.metric]))
+    return Sample(place, reference, outputs)
+
+
+def marked(text: str, reference: str) -> list[Words]:
+    """A text in pieces: words in the order of the reference, and words that are not.
+
+    >>> marked("the cat sat", "the dog sat")
+    [('the ', False), ('cat ', True), ('sat', False)]
+    """
+    words, wanted = (re.findall(r"\S+\s*", some) for some in (text, reference))
+    plain = [[word.strip().lower() for word in some] for some in (words, wanted)]
+    matcher = difflib.SequenceMatcher(None, plain[0], plain[1], autojunk=False)
+    return [("".join(words[a:b]), kind != "equal") for kind, a, b, _, _ in matcher.get_opcodes() if b > a]
 
 
 def page(**known: Any) -> str:

@@ -1,133 +1,145 @@
-"""All numbers of a comparison, from what its trainings left behind."""
+"""All numbers of a comparison, from the results of its runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from seqreg.metrics import statistics
-from seqreg.metrics.statistics import Difference, Summary
+from seqreg.metrics.rouge.score import rouge
+from seqreg.metrics.statistics import Difference
 from seqreg.metrics.variety import spread, variety
-from seqreg.studies.compare.results import Gathered, agreement
+from seqreg.studies.compare.results import MethodResults, Results
 from seqreg.workbench.text.atomic_files import to_json, write_text
 
 BOTH, TWO_LEVEL = "seeds and examples", "two-level bootstrap"
+_PAIRS = 10
+"""Pairs of seeds that agreement is measured on at most."""
 
 
-def measure(found: Gathered) -> dict[str, Any]:
+def measure(results: Results) -> dict[str, Any]:
     """All numbers of a comparison; `without` are methods that have no score, `chance` what intervals count."""
-    planned = found.plan.methods[1:]
-    tested = {name: difference(found, name) for name in planned if found.methods[name].metrics}
+    base, planned, seeds = results.plan.baseline, results.plan.methods[1:], results.plan.seeds
+    tested = {name: difference(results, name) for name in planned if results.methods[name].metrics}
     corrected = _corrected(tested, planned)
-    what, costs = found.costs()
+    what, costs = results.costs()
     methods = {}
-    for name, method in found.methods.items():
-        if not method.metrics:
-            continue
-        pairs = len(found.common(name))
+    for method in results.scored:
+        name, pairs = method.name, len(results.common_seeds(method.name))
         methods[name] = {
-            **asdict(_summary(found, name)),
-            "seeds": sorted(method.metrics),
-            "scores": list(found.scores(name).values()),
-            "failed": len(method.failed),
-            "open": len(method.open),
-            "agreement": agreement(method, found.texts),
+            **_summary(results, name), "seeds": sorted(method.metrics), "scores": list(results.scores(name).values()),
+            "failed": len(method.failed), "open": len(method.open), "agreement": agreement(method, results.texts),
             "seconds": float(np.median(list(costs[name].values()))),
-            "time": _ratio(found, name, costs),
-            "collapse": _collapse(found, name),
-        }
+            "time": _relative_cost(costs[name], costs[base], results.common_seeds(name)),
+            "collapse": _collapse(method, results.texts),
+        }  # fmt: skip
         if name in tested:
+            failed = {job.seed for some in (method, results.baseline) for job, _ in some.failed}
             methods[name] |= {
                 "difference": asdict(tested[name]), "holm": corrected[name], "pairs": pairs,
                 "reachable": statistics.reachable(pairs, len(planned)),
-                "missing": statistics.missing(pairs, found.plan.alpha, len(planned)),
-                "waiting": len(found.plan.seeds) - pairs - len(_failed(found, name)),
+                "missing": statistics.missing(pairs, results.plan.alpha, len(planned)),
+                "waiting": len(seeds) - pairs - len(failed),
             }  # fmt: skip
+    first = next(iter(results.baseline.metrics.values()))
     return {
-        "metric": found.metric, "split": found.split, "alpha": found.plan.alpha, "tests": len(planned),
-        "cost": what, "examples": found.examples, "examples_needed": statistics.EXAMPLES,
-        "baseline": found.plan.baseline, "planned": len(found.plan.seeds), "methods": methods,
+        "metric": results.metric, "split": results.split, "alpha": results.plan.alpha, "tests": len(planned),
+        "cost": what, "examples": results.examples, "examples_needed": statistics.EXAMPLES,
+        "baseline": base, "planned": len(seeds), "methods": methods,
         "without": {
             name: {"failed": len(method.failed), "open": len(method.open)}
-            for name, method in found.methods.items() if not method.metrics
+            for name, method in results.methods.items() if not method.metrics
         },
-        "chance": BOTH if all(one.test == TWO_LEVEL for one in tested.values()) else "seeds alone",
-        "signature": next(iter(found.methods[found.plan.baseline].metrics.values()))["scores"][found.split].get(
-            "signature", ""
-        ),
-        "others": {key: _other(found, key) for key in found.others},
+        "chance": BOTH if all(test.test == TWO_LEVEL for test in tested.values()) else "seeds alone",
+        "signature": first["scores"][results.split].get("signature", ""),
+        "others": {key: _other(results, key) for key in results.others},
     }  # fmt: skip
 
 
 def _corrected(tested: Mapping[str, Difference], planned: Sequence[str]) -> dict[str, float | None]:
     """Holm's correction for all tests that were planned: one that cannot be made yet, or never, counts as p = 1."""
-    known = {name: one.p for name, one in tested.items() if one.p is not None}
-    found = dict(zip(planned, statistics.holm([known.get(name, 1.0) for name in planned]), strict=True))
-    return {name: found[name] if name in known else None for name in tested}
+    known = {name: test.p for name, test in tested.items() if test.p is not None}
+    holm = dict(zip(planned, statistics.holm([known.get(name, 1.0) for name in planned]), strict=True))
+    return {name: holm[name] if name in known else None for name in tested}
 
 
-def _failed(found: Gathered, name: str) -> set[int]:
-    """Seeds that failed with a method or with the baseline."""
-    return {job.seed for one in (name, found.plan.baseline) for job, _ in found.methods[one].failed}
-
-
-def difference(found: Gathered, name: str, metric: str | None = None) -> Difference:
+def difference(results: Results, name: str, metric: str | None = None) -> Difference:
     """A method against the baseline: seeds and examples for texts, seeds for everything else."""
-    base, seeds = found.plan.baseline, found.common(name)
-    if found.texts and seeds:
+    base, seeds = results.plan.baseline, results.common_seeds(name)
+    if results.texts and seeds:
         return statistics.two_level(
-            found.by_example(base, seeds, metric), found.by_example(name, seeds, metric), resamples=19_999
+            results.by_example(base, seeds, metric), results.by_example(name, seeds, metric), resamples=19_999
         )
-    scores = [list(found.scores(one, metric).values()) for one in (base, name)]
-    return statistics.welch(scores[0], scores[1])
+    return statistics.welch(*(list(results.scores(method, metric).values()) for method in (base, name)))
 
 
-def _summary(found: Gathered, name: str, metric: str | None = None) -> Summary:
-    return statistics.summary(list(found.scores(name, metric).values()))
+def _summary(results: Results, name: str, metric: str | None = None) -> dict[str, Any]:
+    return asdict(statistics.summary(list(results.scores(name, metric).values())))
 
 
-def _other(found: Gathered, key: str) -> dict[str, Any]:
+def _other(results: Results, key: str) -> dict[str, Any]:
     """Another score: described, with intervals, and without a verdict, for that would need a larger correction."""
-    rows = {}
-    for name, method in found.methods.items():
-        if method.metrics:
-            plus = difference(found, name, key) if name != found.plan.baseline else None
-            rows[name] = {**asdict(_summary(found, name, key)), "difference": asdict(plus) if plus else None}
-    return rows
+    base = results.plan.baseline
+    return {
+        name: {
+            **_summary(results, name, key),
+            "difference": None if name == base else asdict(difference(results, name, key)),
+        }
+        for name in (method.name for method in results.scored)
+    }
 
 
-def _ratio(found: Gathered, name: str, costs: Mapping[str, Mapping[int, float]]) -> float | None:
-    """What a training costs over what the baseline's does, median over seeds."""
-    mine, base = costs[name], costs[found.plan.baseline]
-    ratios = [mine[seed] / base[seed] for seed in found.common(name) if base[seed]]
+def _relative_cost(costs: Mapping[int, float], base: Mapping[int, float], seeds: Sequence[int]) -> float | None:
+    """What a run costs over what the baseline's does, median over seeds."""
+    ratios = [costs[seed] / base[seed] for seed in seeds if base[seed]]
     return float(np.median(ratios)) if ratios else None
 
 
-def _collapse(found: Gathered, name: str) -> dict[str, Any]:
+def _collapse(method: MethodResults, texts: bool) -> dict[str, Any]:
     """How varied the predictions of a method are, mean over seeds, and with how many seeds they have collapsed."""
-    seeds = [_varied(rows, found.texts) for rows in found.methods[name].rows.values()]
-    means = {key: float(np.mean([one[key] for one in seeds])) for key in seeds[0] if key != "collapsed"}
-    return {**means, "collapsed": sum(bool(one["collapsed"]) for one in seeds), "of": len(seeds)}
+    seeds = []
+    for lines in method.predictions.values():
+        predictions, references = ([line.get(key) for line in lines] for key in ("prediction", "reference"))
+        numbers = isinstance(predictions[0], float)
+        seeds.append(spread(predictions, references) if numbers else variety(predictions, references, texts=texts))
+    means = {key: float(np.mean([seed[key] for seed in seeds])) for key in seeds[0] if key != "collapsed"}
+    return {**means, "collapsed": sum(bool(seed["collapsed"]) for seed in seeds), "of": len(seeds)}
 
 
-def _varied(rows: Sequence[Mapping[str, Any]], texts: bool) -> dict[str, float]:
-    said, truth = ([row.get(key) for row in rows] for key in ("prediction", "reference"))
-    if isinstance(said[0], float):
-        return spread(said, truth)
-    return variety(said, truth, texts=texts)
+def agreement(method: MethodResults, texts: bool) -> dict[str, float] | None:
+    """How alike two seeds of a method predict, mean over pairs: share of equal predictions; of texts ROUGE-L too.
+
+    None for a single seed, and for numbers, which are never quite equal.
+    """
+    if any(isinstance(lines[0]["prediction"], float) for lines in method.predictions.values()):
+        return None
+    predictions = [[str(line["prediction"]) for line in lines] for lines in method.predictions.values()]
+    pairs = list(combinations(predictions, 2))[:_PAIRS]
+    if not pairs:
+        return None
+    equal = [np.array([one == other for one, other in zip(*pair, strict=True)]) for pair in pairs]
+    shares = {"equal": 100 * float(np.mean([same.mean() for same in equal]))}
+    if texts:  # equal texts count as 1: also two that are empty
+        scores = [rouge(*pair, kinds=("rougeL",), resamples=1).scores["rougeL"][:, 2] for pair in pairs]
+        alike = [float(np.where(same, 1.0, score).mean()) for same, score in zip(equal, scores, strict=True)]
+        shares["rougeL"] = 100 * float(np.mean(alike))
+    return shares
 
 
-def write_examples(found: Gathered, path: Path) -> None:
+def write_examples(results: Results, path: Path) -> None:
     """Scores of every example, so that anybody can test again; of a regression the predictions."""
-    methods = [method for method in found.methods.values() if method.rows]
-    first = next(iter(methods[0].rows.values()))
-    key = found.metric if found.texts else "correct" if "correct" in first[0] else "prediction"
+    first = next(iter(results.baseline.predictions.values()))
+    key = results.metric if results.texts else "correct" if "correct" in first[0] else "prediction"
     lines = []
     for place in range(len(first)):
-        scores = {m.name: {str(seed): rows[place][key] for seed, rows in m.rows.items()} for m in methods}
+        scores = {
+            method.name: {str(seed): predictions[place][key] for seed, predictions in method.predictions.items()}
+            for method in results.scored
+        }
         lines.append(to_json({"index": place, "score": key, "methods": scores}) + "\n")
     write_text(path, "".join(lines))

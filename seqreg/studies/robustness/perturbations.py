@@ -16,14 +16,14 @@ from seqreg.integrations.hf import context
 from seqreg.metrics import text_noise as corruption
 from seqreg.noise import norm, rms
 from seqreg.objective import BaseLoss
-from seqreg.studies.common.trained_model import Batch, Delta, Subject
+from seqreg.studies.common.trained_model import Batch, Delta, TrainedModel
 from seqreg.terms.freelb import FreeLB
 from seqreg.workbench.data.examples import Example
 
 STEPS = 5
 """Of the ascent."""
 
-Change = Callable[[Subject, Sequence[Example], Batch], Delta]
+Change = Callable[[TrainedModel, Sequence[Example], Batch], Delta]
 """What to add to the embeddings of some examples, whose batch this is."""
 
 
@@ -42,20 +42,20 @@ def other_source(examples: Sequence[Example], seed: int) -> list[Example]:
     """Everyone has the source of another, and the reference of their own."""
     step = 1 + seed % max(len(examples) - 1, 1)
     others = [*examples[step:], *examples[:step]]
-    return [replace(one, source=other.source, second=other.second) for one, other in zip(examples, others, strict=True)]
+    pairs = zip(examples, others, strict=True)
+    return [replace(example, source=other.source, second=other.second) for example, other in pairs]
 
 
 def _texts(examples: Sequence[Example], change: Callable[[str], str]) -> list[Example]:
     return [
-        replace(one, source=change(one.source), second=None if one.second is None else change(one.second))
-        for one in examples
+        replace(e, source=change(e.source), second=None if e.second is None else change(e.second)) for e in examples
     ]
 
 
 def embedding_noise(scale: float, seed: int) -> Change:
     """Normal noise of `scale` times the RMS of an example's embeddings; it depends on the example, not on its batch."""
 
-    def change(_: Subject, examples: Sequence[Example], batch: Batch) -> Delta:
+    def change(_: TrainedModel, examples: Sequence[Example], batch: Batch) -> Delta:
         def noise(embeds: Tensor) -> Tensor:
             delta = torch.zeros_like(embeds)
             for row, (example, mask) in enumerate(zip(examples, batch["attention_mask"].bool(), strict=True)):
@@ -84,8 +84,8 @@ def attack(radius: float, seed: int, *, ascent: bool) -> Change:
     }
     term = FreeLB(steps=STEPS, projection="rescale", dropout="off", **sizes)  # l2, over the sentence
 
-    def change(one: Subject, examples: Sequence[Example], batch: Batch) -> Delta:
-        ctx = Evaluation(context(one.model, batch))
+    def change(model: TrainedModel, examples: Sequence[Example], batch: Batch) -> Delta:
+        ctx = Evaluation(context(model.model, batch))
         (site,) = ctx.sites(term.where)
         with torch.random.fork_rng():
             torch.manual_seed(_number("attack", seed, examples[0]))

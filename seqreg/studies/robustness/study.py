@@ -1,9 +1,8 @@
-"""`seqreg robustness`: what is left of a trained model's answers when its source is disturbed."""
+"""`seqreg robustness`: what is left of a trained model's answers when its source is perturbed."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,35 +13,28 @@ from seqreg.errors import BadInput, nearest
 from seqreg.metrics import text_noise
 from seqreg.metrics.calibration import Outcomes
 from seqreg.metrics.classification import pearson
-from seqreg.studies.common import trained_model
-from seqreg.studies.common.display import Tell, place, progress, show
-from seqreg.studies.common.findings import Finding
-from seqreg.studies.common.trained_model import Material, Subject
-from seqreg.studies.robustness import perturbations
-from seqreg.studies.robustness import report as robustness_report
-from seqreg.workbench.config import run_config
-from seqreg.workbench.config.cards import Card
+from seqreg.studies.common.findings import BatchDone, Finding, command, output_folder, progress
+from seqreg.studies.common.trained_model import TrainedModel, load_all
+from seqreg.studies.robustness import figures, perturbations, report
+from seqreg.studies.robustness.report import CLEAN, ConditionScore
 from seqreg.workbench.data import loading
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.scores.evaluate import score_classes
-from seqreg.workbench.text.terminal import quiet
 
-RATES, SCALES, RADII = (0.05, 0.1, 0.2), (0.1, 0.3, 1.0), (0.01, 0.03, 0.1)
 DEFAULT = ("embeddings", "characters", "words", "adversary", "order", "source")
 NOISES = (*DEFAULT, *(name for name in text_noise.KINDS if name not in DEFAULT))
-CLEAN = "none"
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A way to disturb a source: `level` is a rate, a scale or a radius."""
+    """A way to perturb a source: `level` is a rate, a scale or a radius."""
 
     noise: str
     level: float = 0.0
     seed: int = 0
 
     def change(self) -> perturbations.Change | None:
-        """Of the embeddings; None where it is none."""
+        """Of the embeddings; None where it leaves them alone."""
         if self.noise == "embeddings":
             return perturbations.embedding_noise(self.level, self.seed)
         if self.noise in ("adversary", "random"):
@@ -58,196 +50,142 @@ class Condition:
 
 
 @dataclass(frozen=True)
+class NoiseGrid:
+    """Kinds of noise, the levels of each, and how often each is drawn."""
+
+    noises: Sequence[str] = DEFAULT
+    rates: Sequence[float] = (0.05, 0.1, 0.2)
+    scales: Sequence[float] = (0.1, 0.3, 1.0)
+    radii: Sequence[float] = (0.01, 0.03, 0.1)
+    draws: int = 3
+
+    def __post_init__(self) -> None:
+        for noise in self.noises:
+            if noise not in NOISES:
+                raise BadInput(f"--noise {noise}: unknown; {nearest(noise, NOISES)}")
+        for key, levels in self.levels.items():
+            most = 1.0 if key == "rates" else float("inf")
+            for level in levels:
+                if not 0 < level <= most or level == float("inf"):
+                    raise BadInput(f"--{key}: {level:g}: expected numbers above 0{' and up to 1' if most == 1 else ''}")
+            if not 1 <= len(levels) <= 100 or len(set(levels)) < len(levels):
+                raise BadInput(f"--{key}: expected at least one number, at most 100, and none twice")
+        if not 1 <= self.draws <= 1000:
+            raise BadInput(f"--draws {self.draws}: expected 1 to 1000")
+
+    @property
+    def levels(self) -> dict[str, Sequence[float]]:
+        return {"rates": self.rates, "scales": self.scales, "radii": self.radii}
+
+    def conditions(self) -> list[Condition]:
+        """In the order of the noises; an ascent is followed by random noise of the same norm."""
+        others = {"embeddings": self.scales, "adversary": self.radii, "order": (1.0,), "source": (1.0,)}
+        return [
+            Condition(kind, level, seed)
+            for noise in dict.fromkeys(self.noises)
+            for kind in ((noise, "random") if noise == "adversary" else (noise,))
+            for level in sorted(others.get(noise, self.rates))
+            for seed in range(self.draws)
+        ]
+
+    def words(self) -> list[str]:
+        """The options of the command."""
+        levels = [f"--{key}={','.join(f'{level:g}' for level in levels)}" for key, levels in self.levels.items()]
+        return [*(f"--noise={noise}" for noise in self.noises), *levels, f"--draws={self.draws}"]
+
+
+@dataclass(frozen=True)
 class Answers:
-    """What a model says about all examples: class scores [n, C], numbers [n, 1], or texts; and the mean loss."""
+    """What a model answers to all examples: class scores [n, C], numbers [n, 1], or texts; and the mean loss."""
 
     outputs: Any
     loss: float
 
 
-@dataclass(frozen=True)
-class Row:
-    """One condition of one run: score and agreement with the clean answers in percent, loss a label or a token."""
-
-    run: str
-    noise: str
-    level: float
-    seed: int
-    score: float
-    agreement: float
-    loss: float
-
-
-def command(
-    words: Sequence[str], noises: Sequence[str], levels: Mapping[str, str], *, as_json: bool, **options: Any
-) -> None:
-    """What `seqreg robustness` does: measure, and print."""
-    folders = [Path(word) for word in words if "=" not in word or Path(word).is_dir()]
-    if not folders:
-        raise BadInput("no run: give the output folder of at least one training")
-    overrides = [word for word in words if Path(word) not in folders]
-    chosen: dict[str, Any] = {key: _numbers(key, text) for key, text in levels.items()}
-    quiet()
-    found = robustness(folders, noises=noises or DEFAULT, overrides=overrides, **chosen, **options)
-    show(found, place(folders, options["output"]), as_json=as_json)
-
-
-def _numbers(key: str, text: str) -> list[float]:
-    try:
-        return [float(word) for word in text.split(",")]
-    except ValueError:
-        raise BadInput(f"--{key} {text}: expected numbers with commas between, such as 0.1,0.2") from None
-
-
 def robustness(
-    folders: Sequence[Path],
-    *,
-    noises: Sequence[str] = DEFAULT,
-    rates: Sequence[float] = RATES,
-    scales: Sequence[float] = SCALES,
-    radii: Sequence[float] = RADII,
-    draws: int = 3,
-    split: str | None = None,
-    limit: int = 500,
-    output: Path | None = None,
-    overrides: Sequence[str] = (),
-    trust: bool = False,
-) -> Finding:
-    """Ask every run under every condition, draw, and write down what was found."""
-    _check(noises, rates, scales, radii, draws, limit)
-    where, names = place(folders, output), _names(folders, overrides)
-    asked = conditions(noises, rates, scales, radii, draws)
-    runs = [trained_model.prepare(folder, overrides, trust=trust) for folder in folders]
-    chosen, shared = _examples(runs, split, limit)
-    card = runs[0].card
-    rows: list[Row] = []
-    for name, run in zip(names, runs, strict=True):
-        one = run.open(trust=trust)
-        batches = -(-len(shared) // run.run.config.evaluation.per_device_eval_batch_size)
-        with progress(batches * (len(asked) + 1)) as tell:
-            rows += examine(one, name, shared, asked, tell)
-    words = ["seqreg", "robustness", *map(str, folders), *overrides, *(f"--noise={noise}" for noise in noises)]
-    words += [f"--{key}={','.join(f'{x:g}' for x in values)}" for key, values in _levels(rates, scales, radii).items()]
-    words += [f"--draws={draws}", f"--limit={limit}", *([f"--split={split}"] if split else [])]
-    about = f"{len(shared)} examples of {chosen}"
-    finding = Finding(
-        "robustness", f"Robustness of {', '.join(names)}", shlex.join(words),
-        robustness_report.summary(rows, card, about), robustness_report.tables(rows, card, about),
-        robustness_report.draw(where, rows, card),
-        {"examples": len(shared), "split": chosen, "draws": draws, "rows": [asdict(row) for row in rows]},
-    )  # fmt: skip
-    finding.write(where)
-    return finding
-
-
-def _examples(runs: Sequence[Material], split: str | None, limit: int) -> tuple[str, list[Example]]:
-    """The split, and the examples of it that all runs have."""
-    shared: list[Example] = []
-    for run in runs:
-        chosen = run.split(split)
-        found = loading.sample(run.splits.sets[chosen], limit)
-        if (shared and found != shared) or len(found) < 2:
-            what = f"other examples than {runs[0].folder}" if shared else "fewer than two examples"
-            raise BadInput(f"{run.folder}: {chosen} has {what}: runs are compared on the same, two or more")
-        shared = found
-    return chosen, shared
-
-
-def _levels(rates: Sequence[float], scales: Sequence[float], radii: Sequence[float]) -> dict[str, Sequence[float]]:
-    return {"rates": rates, "scales": scales, "radii": radii}
-
-
-def _check(
-    noises: Sequence[str],
-    rates: Sequence[float],
-    scales: Sequence[float],
-    radii: Sequence[float],
-    draws: int,
-    limit: int,
-) -> None:
-    for noise in noises:
-        if noise not in NOISES:
-            raise BadInput(f"--noise {noise}: unknown; {nearest(noise, NOISES)}")
-    for key, values in _levels(rates, scales, radii).items():
-        most = 1.0 if key == "rates" else float("inf")
-        for value in values:
-            if not 0 < value <= most or value == float("inf"):
-                raise BadInput(f"--{key}: {value:g}: expected numbers above 0{' and up to 1' if most == 1 else ''}")
-        if not 1 <= len(values) <= 100 or len(set(values)) < len(values):
-            raise BadInput(f"--{key}: expected at least one number, at most 100, and none twice")
-    if not 1 <= draws <= 1000:
-        raise BadInput(f"--draws {draws}: expected 1 to 1000")
+    folders: Sequence[Path], *, split: str | None = None, limit: int = 500, output: Path | None = None,
+    overrides: Sequence[str] = (), trust: bool = False, **noise: Any,
+) -> Finding:  # fmt: skip
+    """Score every run under every condition, draw, and write what was found; `noise` as in `NoiseGrid`."""
+    grid = NoiseGrid(**noise)
     if limit < 2:
         raise BadInput(f"--limit {limit}: expected at least 2 examples")
+    output, conditions = output_folder(folders, output), grid.conditions()
+    models = load_all(folders, overrides, trust=trust)
+    split_name, examples = _shared_examples(list(models.values()), split, limit)
+    scores: list[ConditionScore] = []
+    for name, model in models.items():
+        with progress(model.count_batches(examples) * (len(conditions) + 1)) as done:
+            scores += examine(model, name, examples, conditions, done)
+        model.unload()
+    words = ["robustness", *folders, *overrides, *grid.words(), f"--limit={limit}"]
+    about, card = f"{len(examples)} examples of {split_name}", model.card
+    return Finding(
+        "robustness", f"Robustness of {', '.join(models)}", command(*words, *([f"--split={split}"] if split else [])),
+        report.summary(scores, card, about), report.tables(scores, card, about), figures.draw(output, scores, card),
+        {"examples": len(examples), "split": split_name, "draws": grid.draws, "rows": [asdict(s) for s in scores]},
+    ).write(output)  # fmt: skip
 
 
-def _names(folders: Sequence[Path], overrides: Sequence[str]) -> list[str]:
-    """Short names that tell runs apart: their methods, their folders' names, or their whole paths."""
-    methods = [run_config.load(folder, overrides, build_terms=False).config.method for folder in folders]
-    for names in (methods, [folder.resolve().name for folder in folders], [str(folder) for folder in folders]):
-        if len(set(names)) == len(folders):
-            return names
-    raise BadInput(f"{', '.join(map(str, folders))}: the same run twice")
+def _shared_examples(models: Sequence[TrainedModel], split: str | None, limit: int) -> tuple[str, list[Example]]:
+    """The split, and the examples of it, which must be the same for all models."""
+    shared: list[Example] = []
+    for model in models:
+        name = model.split(split)
+        examples = loading.sample(model.splits.sets[name], limit)
+        if (shared and examples != shared) or len(examples) < 2:
+            what = f"other examples than {models[0].folder}" if shared else "fewer than two examples"
+            raise BadInput(f"{model.folder}: {name} has {what}: runs are compared on the same, two or more")
+        shared = examples
+    return name, shared
 
 
-def conditions(
-    noises: Sequence[str], rates: Sequence[float], scales: Sequence[float], radii: Sequence[float], draws: int
-) -> list[Condition]:
-    """All of them, in the order of the noises; an ascent is followed by random noise of the same norm."""
-    found: list[Condition] = []
-    for noise in dict.fromkeys(noises):
-        levels = {"embeddings": scales, "adversary": radii, "order": (1.0,), "source": (1.0,)}.get(noise, rates)
-        found += [Condition(noise, level, seed) for level in sorted(levels) for seed in range(draws)]
-        if noise == "adversary":
-            found += [Condition("random", level, seed) for level in sorted(levels) for seed in range(draws)]
-    return found
-
-
-def examine(one: Subject, name: str, examples: Sequence[Example], asked: Sequence[Condition], tell: Tell) -> list[Row]:
-    """The rows of one run, the clean one first."""
+def examine(
+    model: TrainedModel, name: str, examples: Sequence[Example], conditions: Sequence[Condition], done: BatchDone
+) -> list[ConditionScore]:
+    """The scores of one model, those of the clean source first."""
     clean: Answers | None = None
-    rows = []
-    for condition in [Condition(CLEAN), *asked]:
+    scores = []
+    for condition in [Condition(CLEAN), *conditions]:
         what = f"{name}: {condition.noise} {condition.level:g}"
-        answers = ask(one, condition.texts(examples), condition.change(), tell, what)
+        answers = answer(model, condition.texts(examples), condition.change(), done, what)
         clean = clean or answers
-        score, same = _score(answers.outputs, examples, one.card), agreement(answers.outputs, clean.outputs, one.card)
-        rows.append(Row(name, condition.noise, condition.level, condition.seed, score, same, answers.loss))
-    return rows
+        score, same = _score(answers.outputs, examples, model), agreement(answers.outputs, clean.outputs, model)
+        scores.append(ConditionScore(name, **asdict(condition), score=score, agreement=same, loss=answers.loss))
+    return scores
 
 
-def ask(
-    one: Subject, examples: Sequence[Example], change: perturbations.Change | None, tell: Tell, what: str
+def answer(
+    model: TrainedModel, examples: Sequence[Example], change: perturbations.Change | None, done: BatchDone, what: str
 ) -> Answers:
     """All answers under one condition."""
     outputs: list[Any] = [None] * len(examples)
     losses: list[Any] = []
-    for rows, batch in one.batches(examples):
-        delta = None if change is None else change(one, [examples[row] for row in rows], batch)
-        pieces = one.pieces(batch, delta)
-        for piece in pieces:
-            logits = piece.logits()
-            regression = one.card.kind == "regression"
-            losses.append((logits[:, 0] - piece.labels) ** 2 if regression else Outcomes.of(logits, piece.labels).nll)
-        found = one.texts(one.generate(batch, delta)) if one.generates else list(pieces[0].logits())
-        for row, answer in zip(rows, found, strict=True):
-            outputs[row] = answer
-        tell(what)
-    return Answers(outputs if one.generates else np.stack(outputs), float(np.concatenate(losses).mean()))
+    for chosen, batch in model.batches(examples):
+        delta = None if change is None else change(model, [examples[index] for index in chosen], batch)
+        predictions = model.predictions(batch, delta)
+        for some in predictions:
+            logits, regression = some.logits(), model.card.kind == "regression"
+            losses.append((logits[:, 0] - some.labels) ** 2 if regression else Outcomes.of(logits, some.labels).nll)
+        answers = model.texts(model.generate(batch, delta)) if model.generates else list(predictions[0].logits())
+        for index, output in zip(chosen, answers, strict=True):
+            outputs[index] = output
+        done(what)
+    return Answers(outputs if model.generates else np.stack(outputs), float(np.concatenate(losses).mean()))
 
 
-def _score(outputs: Any, examples: Sequence[Example], card: Card) -> float:
-    """The task's own score, in percent."""
-    if card.kind == "generation":
-        return 100 * float(trained_model.rouge_l(outputs, [example.target or "" for example in examples], card).mean())
-    return score_classes(outputs, examples, card, resamples=0).metrics["score"]
+def _score(outputs: Any, examples: Sequence[Example], model: TrainedModel) -> float:
+    """The task's score, in percent."""
+    if model.generates:
+        return 100 * float(model.rouge_l(outputs, [example.target or "" for example in examples]).mean())
+    return score_classes(outputs, examples, model.card, resamples=0).metrics["score"]
 
 
-def agreement(outputs: Any, clean: Any, card: Card) -> float:
+def agreement(outputs: Any, clean: Any, model: TrainedModel) -> float:
     """With the clean answers, in percent: equal classes, Pearson's correlation of numbers, or ROUGE-L of texts."""
-    if card.kind == "classification":
+    if model.card.kind == "classification":
         return 100 * float((outputs.argmax(-1) == clean.argmax(-1)).mean())
-    if card.kind == "regression":
+    if model.card.kind == "regression":
         return 100.0 if np.array_equal(outputs, clean) else 100 * pearson(outputs[:, 0], clean[:, 0])
     same = [a == b for a, b in zip(outputs, clean, strict=True)]
-    return 100 * float(np.where(same, 1.0, trained_model.rouge_l(outputs, clean, card)).mean())
+    return 100 * float(np.where(same, 1.0, model.rouge_l(outputs, clean)).mean())

@@ -16,7 +16,8 @@ import transformers
 from seqreg.cli.check import check
 from seqreg.cli.predict import predict
 from seqreg.errors import BadInput
-from seqreg.studies.common import encoders, trained_model
+from seqreg.studies.collapse.encoders import Encoder
+from seqreg.studies.common.trained_model import TrainedModel
 from seqreg.workbench.config import run_config
 from seqreg.workbench.data import models
 from seqreg.workbench.data.tokenizers import train_tokenizer
@@ -91,7 +92,7 @@ def test_w1_a_pretrained_model_gets_a_new_head_and_nothing_else(kind: str, tmp_p
     body = {key.removeprefix(f"{model.base_model_prefix}."): value for key, value in kept.items()}
     same = [key for key, value in model.base_model.state_dict().items() if key in body and body[key].equal(value)]
     assert len(same) >= len(model.base_model.state_dict()) - 4  # ties, and a pooler that is new
-    encoders.load(str(folder))
+    Encoder.load(str(folder))
 
 
 @pytest.mark.parametrize("kind", ["BartForConditionalGeneration", "BartModel", "T5ForConditionalGeneration"])
@@ -135,7 +136,7 @@ def test_w1_a_generator_without_its_decoder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"missing \(model.decoder"):
         train.train(run_with(folder, tmp_path, seq2seq=True))
     with pytest.raises(BadInput, match=r"missing \(decoder"):
-        encoders.load(str(folder))
+        Encoder.load(str(folder))
 
 
 def test_w1_another_number_of_classes_names_the_setting(tmp_path: Path) -> None:
@@ -165,7 +166,7 @@ def test_w1_a_trained_run_is_read_whole_by_every_command(part: str, finished: Pa
     for attempt in (
         lambda: train.evaluate_run(folder),
         lambda: predict(folder, str(source), str(tmp_path / "out.jsonl")),
-        lambda: trained_model.load(folder),
+        lambda: TrainedModel.load(folder),
     ):
         with pytest.raises(BadInput, match=r"missing \(.*" + part.partition(".")[0]):
             attempt()
@@ -203,7 +204,7 @@ def test_b8_an_attention_from_the_hub_is_refused(key: str, tmp_path: Path, monke
         with pytest.raises(BadInput, match=r"config.json asks for \w+='somebody/kernel', which is code from the hub"):
             train.train(run_with(folder, tmp_path, *settings))
     with pytest.raises(BadInput, match="code from the hub"):
-        encoders.load(str(folder))
+        Encoder.load(str(folder))
 
 
 @pytest.mark.parametrize(("change", "said"), [(renamed, "missing"), (without("decoder.layers.0"), "missing")])

@@ -12,9 +12,10 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from seqreg.cli import commands, predict
+from seqreg.cli import predict, training
 from seqreg.errors import BadInput
 from seqreg.metrics.variety import collapse, variety
+from seqreg.studies.common import trained_model
 from seqreg.workbench.config import cards, run_config
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.run import train
@@ -131,7 +132,7 @@ def test_w11_predict_says_how_many_are_empty(writer_run: Path, tmp_path: Path, m
     lines = told(monkeypatch)
     (tmp_path / "in.txt").write_text("a\nb\nc\n")
     answers: Any = iter(["", "x", ""])
-    monkeypatch.setattr(predict, "decode", lambda ids, *_: [next(answers) for _ in ids])
+    monkeypatch.setattr(trained_model, "decode", lambda ids, *_: [next(answers) for _ in ids])
     assert predict.predict(writer_run, str(tmp_path / "in.txt"), str(tmp_path / "out.txt")) == 3
     assert lines == ["seqreg: warning: 2 of 3 predictions are empty"]
 
@@ -149,4 +150,4 @@ def test_b11_evaluate_does_not_write_into_a_folder_of_something_else(tmp_path: P
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
     with pytest.raises(BadInput, match="the folder is not empty, and holds no scores of seqreg"):
-        commands.evaluate(tmp_path / "run", None, tmp_path / "mine", [])
+        training.evaluate(tmp_path / "run", output=tmp_path / "mine")

@@ -1,4 +1,4 @@
-"""The YAML files of studies: which tasks are probed, and which trainings follow each other."""
+"""The YAML files of studies: which tasks are probed, and which runs follow each other."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from seqreg.workbench.config.cards import Card
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.config.schema import Natural, Section, checked
 from seqreg.workbench.config.settings import Data
-from seqreg.workbench.data import loading as datasets
+from seqreg.workbench.data import loading
 from seqreg.workbench.data.examples import Example
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 S = TypeVar("S", bound=Section)
 
 
-class Probed(Section):
-    """A task that is probed.
+class TaskEntry(Section):
+    """A task in a file of tasks.
 
     Args:
         task: a card by name or path; `data` as in a recipe
@@ -39,11 +39,11 @@ class Probed(Section):
 class ProbeFile(Section):
     """What `seqreg probe --tasks` reads."""
 
-    tasks: list[Probed] = Field(min_length=1, max_length=1000)
+    tasks: list[TaskEntry] = Field(min_length=1, max_length=1000)
 
 
-class Step(Section):
-    """One training of a chain: what would be said to `seqreg train`.
+class ChainStep(Section):
+    """One run of a chain, as given to `seqreg train`.
 
     Args:
         name: of its task in tables and folders; by default the variants, or the recipe
@@ -60,31 +60,31 @@ class Step(Section):
         return self.name or "-".join(self.variants) or Path(self.recipe).stem
 
 
-class Plan(Section):
+class ChainPlan(Section):
     """What `seqreg chain` reads.
 
     Args:
-        steps: trainings, each from the encoder of the one before
+        steps: runs, each from the encoder of the one before
         settings: `key=value` for all of them
         seeds: every method is trained with each
         output: the folder of the study; runs/chain-<name of the file> by default
     """
 
-    steps: list[Step] = Field(min_length=2, max_length=1000)
+    steps: list[ChainStep] = Field(min_length=2, max_length=1000)
     settings: list[str] = []
     seeds: list[Natural] = Field(default=[1], min_length=1, max_length=1000)
     output: str | None = None
 
     @model_validator(mode="after")
-    def _own(self) -> Plan:
-        """What a chain says about every training is not said a second time, and then not heard."""
+    def _sets_seed_and_output(self) -> ChainPlan:
+        """A chain chooses the seed and the output of every run: refuse others, which would be ignored."""
         for word in [*self.settings, *(word for step in self.steps for word in step.settings)]:
             if word.partition("=")[0].strip() in ("seed", "output"):
                 raise ValueError(f"settings: {word}: a chain sets it itself: see seeds and output of the plan")
         return self
 
     @model_validator(mode="after")
-    def _named(self) -> Plan:
+    def _names_are_unique(self) -> ChainPlan:
         titles = [step.title for step in self.steps]
         for title in titles:
             if not _NAME.fullmatch(title):
@@ -102,8 +102,12 @@ def read(kind: type[S], path: Path) -> S:
 
 
 @dataclass(frozen=True)
-class Task:
-    """A task that is probed, with its rows: those that a linear classifier is fitted to, and those that judge it."""
+class ProbeTask:
+    """A task that is probed: examples that a linear classifier is fitted to, and those that it is scored on.
+
+    Args:
+        run: how text is generated, for a task that a model is scored on and not probed
+    """
 
     name: str
     card: Card
@@ -114,31 +118,27 @@ class Task:
     run: Run | None = None
 
     @classmethod
-    def of(cls, name: str, card: Card, data: Data, rows: int, run: Run | None = None) -> Task:
-        """Load a task's rows, at most so many of a split.
-
-        Args:
-            run: how text is generated, for a task that a model is scored on and not probed
-        """
+    def load(cls, name: str, card: Card, data: Data, most: int, run: Run | None = None) -> ProbeTask:
+        """Load the examples of a task, at most so many of a split."""
         if card.kind == "regression" or (card.kind == "generation" and run is None):
             raise BadInput(f"{name}: a linear probe is a classifier, and {card.title} is {card.kind}")
-        splits = datasets.load(card, data)
+        splits = loading.load(card, data)
         split = splits.evaluations(card)[0]
-        train = datasets.sample(splits.sets["train"], rows)
-        if run is None and len({one.label for one in train}) < 2:
-            raise BadInput(f"{name}: all {len(train)} training rows have one label: nothing can be probed")
-        return cls(name, card, data, train, datasets.sample(splits.sets[split], rows), split, run)
+        train = loading.sample(splits.sets["train"], most)
+        if run is None and len({example.label for example in train}) < 2:
+            raise BadInput(f"{name}: all {len(train)} training examples have one label: nothing can be probed")
+        return cls(name, card, data, train, loading.sample(splits.sets[split], most), split, run)
 
 
-def tasks(path: Path, rows: int) -> list[Task]:
-    """The tasks of a file for `seqreg probe --tasks`, with their rows."""
-    found = []
-    for one in read(ProbeFile, path).tasks:
-        card, _ = cards.load(one.task)
-        values = {"max_source_length": card.lengths.source, "max_target_length": card.lengths.target, **one.data}
+def read_tasks(path: Path, most: int) -> list[ProbeTask]:
+    """The tasks of a file for `seqreg probe --tasks`, with their examples."""
+    tasks = []
+    for entry in read(ProbeFile, path).tasks:
+        card, _ = cards.load(entry.task)
+        values = {"max_source_length": card.lengths.source, "max_target_length": card.lengths.target, **entry.data}
         data = checked(Data, values, lambda key: f"{path}: data")
-        found.append(Task.of(one.name or Path(one.task).stem, card, data, rows))
-    names = [one.name for one in found]
+        tasks.append(ProbeTask.load(entry.name or Path(entry.task).stem, card, data, most))
+    names = [task.name for task in tasks]
     if len(set(names)) < len(names):
         raise BadInput(f"{path}: tasks are called {', '.join(names)}: give each a name of its own")
-    return found
+    return tasks

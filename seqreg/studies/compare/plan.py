@@ -1,20 +1,20 @@
-"""What a comparison is made of: a recipe, methods and seeds. It is written down once, and never silently changed."""
+"""The plan of a comparison: a recipe, methods and seeds. It is written once, and never silently changed."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seqreg.errors import BadInput
+from seqreg.studies.common.seeds import read_seeds, write_seeds
 from seqreg.workbench.config import methods, run_config
 from seqreg.workbench.config.methods import BASELINE
 from seqreg.workbench.config.overlay import assigned
 from seqreg.workbench.config.run_config import Run
-from seqreg.workbench.config.schema import LARGEST
 from seqreg.workbench.text.atomic_files import write_text
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ PLAN = "comparison.json"
 
 @dataclass(frozen=True)
 class Job:
-    """One training of a comparison; its log and exit code are beside its folder."""
+    """One run of a comparison; its log and exit code are beside its folder."""
 
     method: str
     seed: int
@@ -41,7 +41,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """What is compared, and how.
 
     Args:
@@ -49,12 +49,12 @@ class Plan:
         settings: the same; those of a term are for the methods that have it
         methods: the baseline first; "r3f+rdrop" is both terms together
         seeds: the same for all methods
-        alpha: the error that is allowed over all differences together
+        alpha: the family-wise error rate over all differences
         resolved: all settings of every method, so that a recipe that was edited is noticed
         extended: what the plan was before seeds or methods were added
-        given: how the command line gave a method, where that is not its name
+        given: methods as the command line gave them, where that is not their name
         terms: the names of the terms of every method
-        keep_models: of every method that of the "best" seed by its validation score, "all" or "none"
+        keep_models: the models to keep of every method: "best" by validation score, "all" or "none"
     """
 
     recipe: str
@@ -74,11 +74,11 @@ class Plan:
         return self.methods[0]
 
     def jobs(self, folder: Path) -> list[Job]:
-        """All trainings, seed by seed, so that a comparison that is stopped early is balanced."""
+        """All runs, seed by seed, so that a comparison that is stopped early is balanced."""
         return [Job(method, seed, folder / method / f"seed-{seed}") for seed in self.seeds for method in self.methods]
 
     def words(self, job: Job) -> list[str]:
-        """The arguments of `seqreg` for one training."""
+        """The arguments of `seqreg` for one run."""
         chosen = methods.parse(self.given.get(job.method, job.method)).parts
         terms = [word for part in chosen for word in ("--terms", str(part)) if part != methods.MethodPart(BASELINE)]
         variants = [word for name in self.variants for word in ("--variant", name)]
@@ -86,7 +86,7 @@ class Plan:
         return ["train", self.recipe, *terms, *variants, *settings, f"seed={job.seed}", assigned("output", job.folder)]
 
     def command(self, folder: Path) -> str:
-        """What makes the whole comparison, for people."""
+        """What repeats the comparison."""
         given = [self.given.get(name, name) for name in self.methods]
         terms = [word for method in given[1:] for word in ("-t", method)]
         first = ["--baseline", given[0]] if self.baseline != BASELINE else []
@@ -105,20 +105,21 @@ class Plan:
 def make(
     recipe: str, terms: Sequence[str], seeds: str, *, variants: Sequence[str] = (), settings: Sequence[str] = (),
     alpha: float = 0.05, baseline: str = BASELINE,
-) -> tuple[Plan, Run]:  # fmt: skip
-    """A plan whose every method is known to resolve, and the run of the first of its trainings."""
+) -> tuple[ComparisonPlan, Run]:  # fmt: skip
+    """A plan whose every method is known to resolve, and the run of its baseline."""
     from seqreg.workbench.run.run_directory import settings_of
 
     for key in ("seed", "output"):
-        if any(one.partition("=")[0].strip() == key for one in settings):
+        if any(setting.partition("=")[0].strip() == key for setting in settings):
             raise BadInput(f"{key}=: a comparison sets it itself; --{'seeds' if key == 'seed' else key} says which")
     if not 0 < alpha < 1:
         raise BadInput(f"--alpha {alpha}: expected a number between 0 and 1, such as 0.05")
     given = methods.several([baseline, *terms])
     if len(given) < 2:
         raise BadInput("nothing to compare with the baseline: name at least one recipe of terms, such as --terms r3f")
-    runs = resolved(recipe, given, variants, settings)
-    plan = Plan(
+    runs = {name: run_config.resolve_method(recipe, name, text, variants, settings) for name, text in given.items()}
+    methods.check_reach(settings, {term for run in runs.values() for term in run.config.terms})
+    plan = ComparisonPlan(
         recipe, list(given), read_seeds(seeds), list(variants), list(settings), alpha,
         {name: {k: v for k, v in settings_of(run).items() if k != "seed"} for name, run in runs.items()},
         given={name: text for name, text in given.items() if text != name},
@@ -127,15 +128,8 @@ def make(
     return plan, runs[plan.baseline]
 
 
-def resolved(recipe: str, given: Mapping[str, str], variants: Sequence[str], settings: Sequence[str]) -> dict[str, Run]:
-    """The run of every method."""
-    runs = {name: run_config.resolve_method(recipe, name, text, variants, settings) for name, text in given.items()}
-    methods.check_reach(settings, {term for run in runs.values() for term in run.config.terms})
-    return runs
-
-
-def check_filed(plan: Plan, job: Job, record: RunRecord) -> None:
-    """Refuse a finished training that was not made with the method and the seed that it is filed under."""
+def check_record(plan: ComparisonPlan, job: Job, record: RunRecord) -> None:
+    """Refuse a finished run that was not trained with the method and the seed of its folder."""
     from seqreg.workbench.run.run_directory import ROWS, WORLD
 
     was, wanted = record.settings, {**plan.resolved.get(job.method, {}), "seed": job.seed}
@@ -149,46 +143,21 @@ def check_filed(plan: Plan, job: Job, record: RunRecord) -> None:
             )
 
 
-def read_seeds(text: str) -> list[int]:
-    """A number of seeds, which are 1, 2, 3 ..., or the seeds themselves with commas between."""
-    try:
-        found = [int(one) for one in text.split(",") if one.strip()]
-    except ValueError:
-        found = []
-    if "," not in text and len(found) == 1:
-        found = list(range(1, found[0] + 1)) if found[0] <= 1000 else []
-    wrong = not found or len(found) > 1000 or min(found) < 0 or max(found) > LARGEST or len(set(found)) < len(found)
-    if wrong:
-        raise BadInput(f"--seeds {text}: expected how many, such as 5, or different ones with commas, such as 3,7,11")
-    return found
-
-
-def write_seeds(seeds: Sequence[int]) -> str:
-    """What `read_seeds` reads as these.
-
-    >>> write_seeds([1, 2, 3]), write_seeds([3, 7]), write_seeds([5])
-    ('3', '3,7', '5,')
-    """
-    if list(seeds) == list(range(1, len(seeds) + 1)):
-        return str(len(seeds))
-    return ",".join(map(str, seeds)) + ("," if len(seeds) == 1 else "")
-
-
-def read(folder: Path) -> Plan:
+def read(folder: Path) -> ComparisonPlan:
     """The plan of a comparison's folder."""
     path = folder / PLAN
     if not path.is_file():
         raise BadInput(f"{folder}: not a comparison of seqreg: it has no {PLAN}")
     try:
-        return Plan(**json.loads(path.read_text(encoding="utf-8")))
+        return ComparisonPlan(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise BadInput(f"{path}: cannot be read ({error})") from None
 
 
-def settle(folder: Path, plan: Plan, extend: bool) -> Plan:
+def settle(folder: Path, plan: ComparisonPlan, extend: bool) -> ComparisonPlan:
     """The plan to work by: a new one, or the one that is there, which must be the same or be extended."""
     if not (folder / PLAN).exists():
-        if folder.exists() and (not folder.is_dir() or any(one.name != ".lock" for one in folder.iterdir())):
+        if folder.exists() and (not folder.is_dir() or any(path.name != ".lock" for path in folder.iterdir())):
             raise BadInput(f"--output {folder}: there is something else: choose another")
         return plan
     old = read(folder)
@@ -207,7 +176,7 @@ def settle(folder: Path, plan: Plan, extend: bool) -> Plan:
     return replace(plan, extended=before)
 
 
-def differences(old: Plan, new: Plan, skip: Sequence[str] = ()) -> list[str]:
+def differences(old: ComparisonPlan, new: ComparisonPlan, skip: Sequence[str] = ()) -> list[str]:
     """One line for every setting that differs."""
     keys = [key for key in ("recipe", "variants", "settings", "methods", "seeds", "alpha") if key not in skip]
     pairs = [(key, getattr(old, key), getattr(new, key)) for key in keys]

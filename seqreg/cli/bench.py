@@ -1,0 +1,154 @@
+"""The command `seqreg bench`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from seqreg.cli.options import Json, print_result
+from seqreg.errors import BadInput
+from seqreg.workbench.text.atomic_files import writable
+from seqreg.workbench.text.escape import plain
+from seqreg.workbench.text.terminal import console
+
+if TYPE_CHECKING:
+    from seqreg.bench.measure import Bench
+
+app = typer.Typer()
+
+
+@app.command()
+def bench(
+    size: Annotated[
+        Literal["tiny", "small", "bart-base"],
+        typer.Option(help="The model and batch; `tiny` takes minutes, `bart-base` an hour."),
+    ] = "small",
+    terms: Annotated[
+        Optional[list[str]], typer.Option("--terms", "-t", help="Only these terms; may be repeated. All by default.")
+    ] = None,
+    rounds: Annotated[
+        Optional[int], typer.Option(min=1, max=100_000, help="Every step is timed once per round.")
+    ] = None,
+    threads: Annotated[
+        int,
+        typer.Option(
+            min=1, max=1024, help="Threads of torch. One is timed by CPU time, which other work leaves alone."
+        ),
+    ] = 1,
+    presets: Annotated[bool, typer.Option(help="Also measure what released code computes, and how.")] = True,
+    rouge: Annotated[bool, typer.Option("--rouge", help="Measure ROUGE beside rouge-score instead.")] = False,
+    batches: Annotated[bool, typer.Option("--batches", help="Measure padding on Gigaword's lengths instead.")] = False,
+    as_json: Json = False,
+    plot: Annotated[Optional[Path], typer.Option(help="Also draw the table: a .png, .svg or .pdf file.")] = None,
+) -> None:
+    """Measure what a training step costs with every term, against the plain step of transformers.
+
+    Time, floating-point operations and peak memory, on the CPU; the variants take turns.
+
+    seqreg bench --terms r3f --terms rdrop
+
+    seqreg bench --size bart-base --no-presets --plot cost.png
+
+    seqreg bench --rouge
+    """
+    if rouge and batches:
+        raise BadInput("--rouge and --batches: each is measured alone")
+    if (rouge or batches) and (terms or rounds or plot):
+        raise BadInput("--rouge and --batches measure no steps: leave out --terms, --rounds and --plot")
+    if plot is not None:
+        _check_plot(plot)
+    if rouge:
+        _rouge(as_json)
+    elif batches:
+        _padding(as_json)
+    else:
+        _steps(size, terms, rounds or (9 if size == "bart-base" else 5), threads, presets, as_json, plot)
+
+
+def _check_plot(plot: Path) -> None:
+    if plot.suffix not in (".png", ".svg", ".pdf"):
+        raise BadInput(f"--plot {plot}: expected a file that ends in .png, .svg or .pdf")
+    writable(plot, "--plot ")
+    if not plot.absolute().parent.is_dir():
+        raise BadInput(f"--plot {plot}: the folder does not exist")
+    if plot.is_dir() or not os.access(plot if plot.exists() else plot.absolute().parent, os.W_OK):
+        raise BadInput(f"--plot {plot}: it cannot be written; a folder, or not yours to write?")
+
+
+def _steps(
+    size: str, terms: list[str] | None, rounds: int, threads: int, presets: bool, as_json: bool, plot: Path | None
+) -> None:
+    from seqreg.bench import measure
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("preparing")
+
+        def tell(what: str, done: int, total: int) -> None:
+            progress.update(task, description=what, completed=done, total=total)
+            if not console.is_terminal and done % 10 == 0:
+                console.print(f"  {done} of {total}: {what}")
+
+        measured = measure.measure(size, terms, rounds, threads, presets, tell)
+    if as_json:
+        print_result(measured, as_json=True)
+    else:
+        _print_steps(measured)
+    if plot is not None:  # after the numbers, which are not lost if it fails
+        measure.plot(measured, str(plot))
+        console.print(f"Drawn in {plain(plot)}", markup=False)
+
+
+def _print_steps(measured: Bench) -> None:
+    out = Console(highlight=False)
+    out = out if out.is_terminal else Console(highlight=False, width=110)
+    table = Table(title=f"One training step, {measured.size}")
+    table.add_column("step", no_wrap=True)
+    for name in ("time", "range", "FLOPs", "memory", "of the limit"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for step in measured.rows:
+        memory = "" if step.memory is None else f"{step.memory:.2f}x"
+        spread = f"{step.time_range[0]:.2f} to {step.time_range[1]:.2f}"
+        table.add_row(step.name, f"{step.time:.2f}x", spread, f"{step.flops:.2f}x", memory, f"{step.of_peak:.0%}")
+    out.print(table)
+    out.print(
+        f"Ratios to plain transformers: medians over rounds ({measured.rounds}) in turns, with their range; "
+        f"{measured.threads} thread(s). Memory: the peak with parameters, without an optimizer. "
+        f"Limit: the {measured.peak / 1e9:.0f} GFLOP/s of a large matrix product on this machine."
+    )
+    if any("preset" in step.name for step in measured.rows):
+        out.print("A preset is what released code computes; 'from logits', also the way it does.")
+
+
+def _rouge(as_json: bool) -> None:
+    """ROUGE beside rouge-score on a test set of CNN/DailyMail's size."""
+    from seqreg.bench import rouge_speed
+
+    console.print("  scoring 11,490 generated summaries; rouge-score on 300 of them, scaled")
+    times: dict[str, Any] = rouge_speed.compare(progress=console.is_terminal)
+    table = Table(title=f"ROUGE-1, 2, L and Lsum with stemming, {times['pairs']:,.0f} pairs")
+    for name in ("", "seconds", "times faster"):
+        table.add_column(name, justify="right" if name else "left")
+    table.add_row(f"rouge-score (scaled from {times['sample']:.0f} pairs)", f"{times['reference_seconds']:.1f}", "1.0x")
+    table.add_row("seqreg", f"{times['seconds']:.1f}", f"{times['ratio']:.1f}x")
+    same = "agree to the last bit" if times["equal"] else "DIFFER"
+    print_result(times, table, f"All scores of the sample {same}.", as_json=as_json)
+
+
+def _padding(as_json: bool) -> None:
+    """The share of padding in batches of Gigaword's lengths."""
+    from seqreg.bench import batch_padding
+
+    shares = batch_padding.compare()
+    table = Table(title="Share of padding, source and target tokens, Gigaword's lengths")
+    for name in ("batch size", "random", "grouped by source", "grouped by sum", "ours"):
+        table.add_column(name, justify="right")
+    for size, wastes in shares.items():
+        table.add_row(str(size), *(f"{wastes[key]:.1%}" for key in ("random", "source", "sum", "ours")))
+    print_result(shares, table, as_json=as_json)

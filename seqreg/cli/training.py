@@ -1,0 +1,206 @@
+"""Commands that train a model, and use it: train, check, quickstart, evaluate, predict, replay."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from seqreg.cli.options import Json, Recipe, Settings, Terms, Trained, Trust, Variants, print_result
+from seqreg.errors import BadInput
+from seqreg.workbench.config import run_config
+from seqreg.workbench.scores.results import METRICS, score_table
+from seqreg.workbench.text.atomic_files import writable
+from seqreg.workbench.text.escape import plain
+from seqreg.workbench.text.terminal import console, quiet
+
+app = typer.Typer()
+
+
+@app.command()
+def train(
+    recipe: Recipe,
+    settings: Settings = None,
+    terms: Terms = None,
+    variant: Variants = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the output folder.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Only resume from a checkpoint: an error if there is none.")
+    ] = False,
+    allow_change: Annotated[
+        Optional[list[str]],
+        typer.Option("--allow-change", help="Resume although this setting has changed; may be repeated."),
+    ] = None,
+    as_json: Json = False,
+    trust: Trust = False,
+) -> None:
+    """Train a recipe, evaluate it, and write the model, its scores and its curves.
+
+    The same command again resumes a run that was stopped, and does nothing if the run is finished.
+
+    seqreg train quickstart --terms r3f
+
+    seqreg train gigaword --terms r3f --variant tiny data.path=gigaword.jsonl output=runs/try
+
+    seqreg train glue --variant rte --terms r4f terms.r3f.weight=0.7 seed=3
+
+    seqreg train quickstart optimisation.learning_rate=1e-3 --allow-change optimisation.learning_rate
+    """
+    run = run_config.resolve(
+        recipe, terms=terms or (), variants=variant or (), overrides=settings or (), trust=trust,
+        paths=run_config.PATHS,
+    )  # fmt: skip
+    from seqreg.workbench.run import train
+
+    quiet()
+    output = run.config.output
+    writable(output, "output=")
+    metrics = train.train(run, overwrite=overwrite, resume=resume, allow_change=allow_change or ())
+    if not metrics:  # not the first process
+        return
+    print_result({**metrics, "output": output}, score_table({metrics["method"]: metrics}), as_json=as_json)
+    if run.note:
+        console.print(run.note, soft_wrap=True)
+    console.print(f"Everything is in {plain(output)}")
+    if run.config.logging.tensorboard:
+        console.print(f"Curves: tensorboard --logdir {plain(output)}")
+
+
+@app.command()
+def check(
+    recipe: Recipe,
+    settings: Settings = None,
+    terms: Terms = None,
+    variant: Variants = None,
+    as_json: Json = False,
+    trust: Trust = False,
+) -> None:
+    """Look at a recipe and its data without training: settings, lengths, what is truncated, what the terms cost.
+
+    seqreg check gigaword --terms r3f --terms rdrop --variant tiny data.path=gigaword.jsonl
+    """
+    run = run_config.resolve(
+        recipe, terms=terms or (), variants=variant or (), overrides=settings or (), trust=trust,
+        paths=run_config.PATHS,
+    )  # fmt: skip
+    from seqreg.cli import check
+
+    quiet()
+    outline = check.check(run)
+    print_result(outline, outline, as_json=as_json)
+
+
+@app.command()
+def quickstart(
+    words: Annotated[
+        Optional[list[str]], typer.Argument(help="Terms, r3f by default, and `key=value` for the fine-tuning.")
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder of all its runs.")] = Path(
+        "runs/quickstart-people"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Pretrain a small BART, fine-tune it without and with a term, and show what is left of the first task.
+
+    Offline, on generated news, in two minutes. The model is pretrained once.
+
+    seqreg quickstart
+
+    seqreg quickstart smart optimisation.max_steps=200
+    """
+    from seqreg.cli import quickstart
+
+    pretraining, fine_tuning = quickstart.plan(words or [], output)
+    quiet()
+    scores = quickstart.quickstart(pretraining, fine_tuning)
+    print_result(scores, quickstart.score_table(scores), quickstart.CAVEAT, as_json=as_json)
+    console.print(f"Curves: tensorboard --logdir {plain(output)}")
+
+
+@app.command()
+def evaluate(
+    run: Trained,
+    settings: Settings = None,
+    data: Annotated[Optional[Path], typer.Option(help="Score on this file instead of the splits of the task.")] = None,
+    output: Annotated[Optional[Path], typer.Option(help="Write here instead of into the run's folder.")] = None,
+    as_json: Json = False,
+    trust: Trust = False,
+) -> None:
+    """Score a trained model again, on its task or on a file of your own.
+
+    seqreg evaluate runs/gigaword-tiny/r3f
+
+    seqreg evaluate runs/gigaword-tiny/r3f --data more.jsonl --output runs/more generation.num_beams=8
+    """
+    if output is not None:
+        writable(output, "--output ")
+        if output.exists() and not output.is_dir():
+            raise BadInput(f"--output {output}: a file is in the way")
+        if output.exists() and not (output / METRICS).is_file() and any(output.iterdir()):
+            raise BadInput(f"--output {output}: the folder is not empty, and holds no scores of seqreg: choose another")
+    run_config.check_trained(run)
+    if data is not None and not os.path.isfile(data):
+        raise BadInput(f"{data}: no such file")
+    paths = ["data.path"] if data is None else []
+    run_config.resolve(str(run / "config.yaml"), overrides=settings or (), paths=paths, build_terms=False)
+    from seqreg.workbench.run.train import evaluate_run
+
+    quiet()
+    metrics = evaluate_run(run, file=data, output=output, overrides=tuple(settings or ()), trust=trust)
+    if metrics:
+        print_result(metrics, score_table({metrics.get("method", run.name): metrics}), as_json=as_json)
+        console.print(f"Scores and predictions are in {plain(output or run)}")
+
+
+@app.command()
+def predict(
+    run: Trained,
+    source: Annotated[
+        str,
+        typer.Argument(help="Text, one example per line; - for text on stdin; a JSONL, CSV, TSV or Parquet file."),
+    ],
+    settings: Settings = None,
+    output: Annotated[str, typer.Option("--output", "-o", help="A file; - for the standard output.")] = "-",
+    as_json: Annotated[bool, typer.Option("--json", help="Predictions as JSONL: one JSON object per line.")] = False,
+    trust: Trust = False,
+) -> None:
+    """Predict with a trained model; predictions are written as they come.
+
+    seqreg predict runs/gigaword-tiny/r3f articles.txt -o headlines.txt
+
+    seqreg predict runs/gigaword-tiny/r3f articles.jsonl -o predictions.jsonl
+
+    echo "australian shares closed down" | seqreg predict runs/gigaword-tiny/r3f -
+    """
+    run_config.check_trained(run)
+    if source != "-" and not os.path.isfile(source):
+        raise BadInput(f"{source}: no such file")
+    run_config.load(run, settings or (), build_terms=False)
+    from seqreg.cli import predict
+
+    quiet()
+    count = predict.predict(run, source, output, tuple(settings or ()), trust=trust, as_json=as_json)
+    if output != "-":
+        console.print(f"{count} predictions in {plain(output)}")
+        print_result({"predictions": count, "output": output}, as_json=as_json)
+
+
+@app.command()
+def replay(
+    crash: Annotated[Path, typer.Argument(help="A folder that a run wrote: RUN/crash/step-N.")],
+    trust: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Compute a step again that was not finite, and say where the first nonfinite number came from.
+
+    seqreg replay runs/gigaword/r3f/crash/step-12
+    """
+    if not os.path.isdir(crash):
+        raise BadInput(f"{crash}: no such folder; a run writes one as RUN/crash/step-N")
+    from seqreg.workbench.run import replay
+
+    quiet()
+    replayed = replay.replay(crash, trust=trust)
+    print_result(replayed, replay.shown(replayed), as_json=as_json)
