@@ -267,7 +267,7 @@ def test_a_killed_comparison_takes_its_runs_along_and_is_resumed(tmp_path: Path)
     while jobs.lock_holder(begun) and time.monotonic() < end:
         time.sleep(0.01)
     assert not jobs.lock_holder(begun)
-    assert "the same command goes on" in begun.with_name("seed-1.log").read_text()
+    assert "run the same command to resume" in begun.with_name("seed-1.log").read_text()
     again = seqreg(*words)
     printed, _ = again.communicate(timeout=300)
     assert again.returncode == 0
