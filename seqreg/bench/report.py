@@ -40,15 +40,15 @@ def steps(
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
         task = progress.add_task("preparing")
 
-        def tell(what: str, done: int, whole: int) -> None:
-            progress.update(task, description=what, completed=done, total=whole)
+        def tell(what: str, done: int, total: int) -> None:
+            progress.update(task, description=what, completed=done, total=total)
             if not console.is_terminal and done % 10 == 0:
-                console.print(f"  {done} of {whole}: {what}")
+                console.print(f"  {done} of {total}: {what}")
 
-        found = bench.measure(size, terms or None, rounds, threads, presets, tell)
-    _show(found, as_json)
+        result = bench.measure(size, terms or None, rounds, threads, presets, tell)
+    _show(result, as_json)
     if plot is not None:  # after the numbers, which are not lost if it fails
-        bench.plot(found, str(plot))
+        bench.plot(result, str(plot))
         console.print(f"Drawn in {plain(plot)}", markup=False)
 
 
@@ -62,28 +62,28 @@ def _check_plot(plot: Path) -> None:
         raise BadInput(f"--plot {plot}: it cannot be written; a folder, or not yours to write?")
 
 
-def _show(found: Bench, as_json: bool) -> None:
+def _show(result: Bench, as_json: bool) -> None:
     if as_json:
-        print_json(found.json())
+        print_json(result.json())
         return
     out = Console(highlight=False)
     out = out if out.is_terminal else Console(highlight=False, width=110)
-    out.print(table(found))
+    out.print(table(result))
     out.print(
-        f"Ratios to plain transformers: medians over rounds ({found.rounds}) in turns, with their range; "
-        f"{found.threads} thread(s). Memory: the peak with parameters, without an optimizer. "
-        f"Limit: the {found.peak / 1e9:.0f} GFLOP/s of a large matrix product on this machine."
+        f"Ratios to plain transformers: medians over rounds ({result.rounds}) in turns, with their range; "
+        f"{result.threads} thread(s). Memory: the peak with parameters, without an optimizer. "
+        f"Limit: the {result.peak / 1e9:.0f} GFLOP/s of a large matrix product on this machine."
     )
-    if any("preset" in row.name for row in found.rows):
+    if any("preset" in row.name for row in result.rows):
         out.print("A preset is what released code computes; 'from logits', also the way it does.")
 
 
-def table(found: Bench) -> Table:
-    shown = Table(title=f"One training step, {found.size}")
+def table(result: Bench) -> Table:
+    shown = Table(title=f"One training step, {result.size}")
     shown.add_column("step", no_wrap=True)
     for name in ("time", "range", "FLOPs", "memory", "of the limit"):
         shown.add_column(name, justify="right", no_wrap=True)
-    for row in found.rows:
+    for row in result.rows:
         memory = "" if row.memory is None else f"{row.memory:.2f}x"
         spread = f"{row.time_range[0]:.2f} to {row.time_range[1]:.2f}"
         shown.add_row(row.name, f"{row.time:.2f}x", spread, f"{row.flops:.2f}x", memory, f"{row.of_peak:.0%}")
@@ -95,18 +95,18 @@ def scores(*, as_json: bool) -> None:
     from seqreg.bench import rouge_speed
 
     console.print("  scoring 11,490 generated summaries; rouge-score on 300 of them, scaled")
-    found = rouge_speed.compare(progress=console.is_terminal)
+    speed = rouge_speed.compare(progress=console.is_terminal)
     if as_json:
-        print_json(found)
+        print_json(speed)
         return
-    shown = Table(title=f"ROUGE-1, 2, L and Lsum with stemming, {found['pairs']:,.0f} pairs")
+    shown = Table(title=f"ROUGE-1, 2, L and Lsum with stemming, {speed['pairs']:,.0f} pairs")
     for name in ("", "seconds", "times faster"):
         shown.add_column(name, justify="right" if name else "left")
-    shown.add_row(f"rouge-score (scaled from {found['sample']:.0f} pairs)", f"{found['reference_seconds']:.1f}", "1.0x")
-    shown.add_row("seqreg", f"{found['seconds']:.1f}", f"{found['ratio']:.1f}x")
+    shown.add_row(f"rouge-score (scaled from {speed['sample']:.0f} pairs)", f"{speed['reference_seconds']:.1f}", "1.0x")
+    shown.add_row("seqreg", f"{speed['seconds']:.1f}", f"{speed['ratio']:.1f}x")
     out = Console(highlight=False)
     out.print(shown)
-    same = "agree to the last bit" if found["equal"] else "DIFFER"
+    same = "agree to the last bit" if speed["equal"] else "DIFFER"
     out.print(f"All scores of the sample {same}.")
 
 
@@ -114,13 +114,13 @@ def padding(*, as_json: bool) -> None:
     """Measure the share of padding in batches of Gigaword's lengths."""
     from seqreg.bench import batch_padding
 
-    found = batch_padding.compare()
+    shares = batch_padding.compare()
     if as_json:
-        print_json(found)
+        print_json(shares)
         return
     shown = Table(title="Share of padding, source and target tokens, Gigaword's lengths")
-    for name in ("rows a batch", "random", "grouped by source", "grouped by sum", "ours"):
+    for name in ("batch size", "random", "grouped by source", "grouped by sum", "ours"):
         shown.add_column(name, justify="right")
-    for size, wastes in found.items():
+    for size, wastes in shares.items():
         shown.add_row(str(size), *(f"{wastes[key]:.1%}" for key in ("random", "source", "sum", "ours")))
     Console(highlight=False).print(shown)

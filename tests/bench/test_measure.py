@@ -161,7 +161,7 @@ def test_a_process_that_is_gone_is_named() -> None:
             with pytest.raises(Stopped, match="'plain seqreg' ended with code -9"):
                 worker.ask("seconds")
         finally:
-            worker.stop()
+            worker.close()
 
 
 def test_processes_leave_an_interrupt_to_the_command(capfd: pytest.CaptureFixture[str]) -> None:
@@ -184,8 +184,8 @@ def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_measured(tm
 
 
 def test_a_step_that_is_timed_once_lies_within_its_range() -> None:
-    plain = bench.Cost((1.0, 2.0, 4.0), 10, 100)
-    row = bench._row("heavy", bench.Cost((60.0,), 30, None), plain)
+    plain = bench.StepCost((1.0, 2.0, 4.0), 10, 100)
+    row = bench._row("heavy", bench.StepCost((60.0,), 30, None), plain)
     assert (row.time, row.time_range) == (30.0, (15.0, 60.0))
-    row = bench._row("light", bench.Cost((2.0, 6.0, 8.0), 30, 50), plain)
+    row = bench._row("light", bench.StepCost((2.0, 6.0, 8.0), 30, 50), plain)
     assert (row.time, row.time_range, row.flops, row.memory) == (3.0, (2.0, 3.0), 3.0, 0.5)
