@@ -1,6 +1,6 @@
 """What one training step costs, against the plain step of transformers: time, floating-point operations and memory.
 
-Every variant has a process of its own, as in a training, and they take turns on one machine, so that ratios mean
+Every variant has a process of its own, as in a training run, and they take turns on one machine, so that ratios mean
 something where it is busy with other things. Operations and memory are exact; times are medians over rounds.
 """
 
@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 from seqreg.bench.steps import HEAVY, HF, SIZES, Variant, variants
 from seqreg.bench.worker_process import Worker
 from seqreg.errors import BadInput, nearest
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class StepCost:
 
 
 @dataclass(frozen=True)
-class Row:
+class StepRatios:
     """A variant against the plain step of transformers; `time_range` is over rounds.
 
     Args:
@@ -58,7 +56,7 @@ class Bench:
     threads: int
     peak: float
     """Operations a second of a large matrix product."""
-    rows: tuple[Row, ...]
+    rows: tuple[StepRatios, ...]
 
 
 def measure(
@@ -87,27 +85,30 @@ def measure(
     if size == "bart-base":  # a quarter of an hour each
         others = [variant for variant in others if not variant.heavy]
     groups = _groups(others, SIZES[size].together - 1)
-    whole = sum(sum(1 if variant.heavy else rounds + 2 for variant in (plain, *group)) for group in groups)
+    total = sum(sum(1 if variant.heavy else rounds + 2 for variant in (plain, *group)) for group in groups)
     done = 0
 
     def tell(what: str) -> None:
         nonlocal done
         if progress is not None:
-            progress(what, done, whole)
+            progress(what, done, total)
         done += 1
 
-    rows: dict[str, Row] = {}
+    rows: dict[str, StepRatios] = {}
     peaks, achieved = [], []
     for group in groups:
-        with _team(size, [plain, *group], threads) as team:
+        with ExitStack() as exits:
+            team = [exits.enter_context(closing(Worker(size, each, threads))) for each in (plain, *group)]
+            for worker in team:
+                worker.wait()
             costs, peak = _take_turns(team, rounds, tell)
         rows |= {name: _row(name, cost, costs[HF]) for name, cost in costs.items() if name not in rows}
         peaks.append(peak)
         achieved.append(costs[HF].flops / statistics.median(costs[HF].seconds))
     tell("done")
     of_peak = statistics.median(achieved) / max(peaks)
-    shown = (dataclasses.replace(row, of_peak=of_peak * row.flops / row.time) for row in rows.values())
-    return Bench(size, rounds, threads, max(peaks), tuple(shown))
+    compared = tuple(dataclasses.replace(row, of_peak=of_peak * row.flops / row.time) for row in rows.values())
+    return Bench(size, rounds, threads, max(peaks), compared)
 
 
 def _groups(items: Sequence[Variant], most: int) -> list[Sequence[Variant]]:
@@ -116,19 +117,7 @@ def _groups(items: Sequence[Variant], most: int) -> list[Sequence[Variant]]:
     return [items[len(items) * i // count : len(items) * (i + 1) // count] for i in range(count)]
 
 
-@contextmanager
-def _team(size: str, members: Sequence[Variant], threads: int) -> Iterator[list[Worker]]:
-    team = [Worker(size, variant, threads) for variant in members]
-    try:
-        for worker in team:
-            worker.wait()
-        yield team
-    finally:
-        for worker in team:
-            worker.stop()
-
-
-def _take_turns(team: Sequence[Worker], rounds: int, tell: Tell) -> tuple[dict[str, StepCost], float]:
+def _take_turns(team: Sequence[Worker], rounds: int, tell: Callable[[str], None]) -> tuple[dict[str, StepCost], float]:
     """What each of them costs, and the operations a second of a large matrix product."""
     flops: dict[str, int] = {}
     memory: dict[str, int] = {}
@@ -151,10 +140,10 @@ def _take_turns(team: Sequence[Worker], rounds: int, tell: Tell) -> tuple[dict[s
     return {name: StepCost(tuple(seconds[name]), flops[name], memory.get(name)) for name in flops}, peak
 
 
-def _row(name: str, cost: StepCost, plain: StepCost) -> Row:
-    own = cost.seconds if len(cost.seconds) > 1 else cost.seconds * len(plain.seconds)  # a heavy one is timed once
-    ratios = sorted(seconds / other for seconds, other in zip(own, plain.seconds, strict=True))
-    return Row(
+def _row(name: str, cost: StepCost, plain: StepCost) -> StepRatios:
+    times = cost.seconds if len(cost.seconds) > 1 else cost.seconds * len(plain.seconds)  # a heavy one is timed once
+    ratios = sorted(seconds / other for seconds, other in zip(times, plain.seconds, strict=True))
+    return StepRatios(
         name,
         statistics.median(cost.seconds) / statistics.median(plain.seconds),
         (ratios[0], ratios[-1]),

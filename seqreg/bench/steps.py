@@ -16,7 +16,7 @@ from seqreg.criterion import Criterion
 from seqreg.errors import BadInput, nearest
 from seqreg.integrations.hf import context
 
-Step = Callable[[], None]
+StepFunction = Callable[[], None]
 SMOOTHING = 0.1
 HEAVY = 10
 """A term with more extra backwards than this is run once, and not at all on the largest model."""
@@ -78,7 +78,7 @@ CHEAPER: dict[str, dict[str, dict[str, Any]]] = {
 """Settings of terms that are measured besides the defaults."""
 
 
-def transformers_step(model: Any, batch: dict[str, torch.Tensor]) -> Step:
+def transformers_step(model: Any, batch: dict[str, torch.Tensor]) -> StepFunction:
     """The label-smoothed step that transformers' own Trainer makes."""
     smoother = LabelSmoother(SMOOTHING)
 
@@ -91,7 +91,7 @@ def transformers_step(model: Any, batch: dict[str, torch.Tensor]) -> Step:
     return step
 
 
-def criterion_step(criterion: Criterion, model: nn.Module, batch: dict[str, torch.Tensor]) -> Step:
+def criterion_step(criterion: Criterion, model: nn.Module, batch: dict[str, torch.Tensor]) -> StepFunction:
     def step() -> None:
         criterion(context(model, batch, step=0)).total.backward()  # type: ignore[no-untyped-call]
 
@@ -107,7 +107,7 @@ class Variant:
     settings: dict[str, Any] = field(default_factory=dict)
     fused: bool = True
 
-    def step(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> Step:
+    def step(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> StepFunction:
         if self.name == HF:
             return transformers_step(model, batch)
         terms = () if self.term is None else (build_term(self.term, self.settings),)
@@ -125,14 +125,14 @@ def variants(terms: Sequence[str] | None = None, presets: bool = True) -> list[V
         terms: only these; all by default
         presets: also what released code computes
     """
-    found = [Variant(HF), Variant(PLAIN)]
+    variants = [Variant(HF), Variant(PLAIN)]
     for term in dict.fromkeys(term_names() if terms is None else terms):
         if term not in term_names():
             raise BadInput(f"unknown term {term!r}; {nearest(term, term_names())}")
-        found.append(Variant(term, term))
-        found += [Variant(name, term, settings) for name, settings in CHEAPER.get(term, {}).items()]
+        variants.append(Variant(term, term))
+        variants += [Variant(name, term, settings) for name, settings in CHEAPER.get(term, {}).items()]
         for preset in term_class(term).presets if presets else ():
-            found.append(Variant(f"{term} preset={preset}", term, {"preset": preset}))
+            variants.append(Variant(f"{term} preset={preset}", term, {"preset": preset}))
             if term not in ("neftune", "jachess"):  # nothing of these is fused
-                found.append(Variant(f"{term} preset={preset}, from logits", term, {"preset": preset}, fused=False))
-    return found
+                variants.append(Variant(f"{term} preset={preset}, from logits", term, {"preset": preset}, fused=False))
+    return variants

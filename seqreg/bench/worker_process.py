@@ -1,7 +1,8 @@
 """One step in a process of its own: how long it takes, what it computes, what it holds.
 
 Steps that share a process share its memory too: one that frees large arrays leaves them to the next, which is then not
-given new pages by the system and looks cheaper than in a training. So every variant has a process, and they take turns.
+given new pages by the system and looks cheaper than in a training run. So every variant has a process, and they take
+turns.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from seqreg.bench.steps import SIZES, Step, Variant
+from seqreg.bench.steps import SIZES, StepFunction, Variant
 from seqreg.errors import Stopped
 from seqreg.fused.head import release_buffers
 
@@ -43,13 +44,13 @@ ATTENTION: dict[Any, Callable[..., int]] = {
 """Shapes to operations of what torch's counter knows on other devices and overlooks on the CPU."""
 
 
-def count_flops(step: Step) -> int:
+def count_flops(step: StepFunction) -> int:
     with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:
         step()
     return int(counter.get_total_flops())
 
 
-def peak_memory(step: Step, model: nn.Module) -> int:
+def peak_memory(step: StepFunction, model: nn.Module) -> int:
     """Bytes that are allocated at the same time at most: parameters, and all that a step comes to hold."""
     gc.collect()  # what earlier steps left behind is not this one's to free
     release_buffers()  # what was kept from other steps is counted where it is needed
@@ -98,12 +99,12 @@ def _work(pipe: Connection, size: str, variant: Variant, threads: int) -> None:
         begin = _clock()
         return count_flops(step), _clock() - begin
 
-    def memory() -> int:
-        return peak_memory(step, model)
-
     answers: dict[str, Callable[[], Any]] = {
-        "seconds": seconds, "operations": operations, "memory": memory, "peak": matmul_peak
-    }  # fmt: skip
+        "seconds": seconds,
+        "operations": operations,
+        "memory": lambda: peak_memory(step, model),
+        "peak": matmul_peak,
+    }
     with contextlib.suppress(EOFError, ConnectionError):  # nobody asks any more
         pipe.send("ready")
         while True:
@@ -137,7 +138,7 @@ class Worker:
                 f"the process of {self.variant.name!r} ended with code {self._process.exitcode}; -9: too little memory"
             ) from None
 
-    def stop(self) -> None:
+    def close(self) -> None:
         if self._process.is_alive():
             self._process.terminate()
         self._process.join()

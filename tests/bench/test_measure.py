@@ -162,7 +162,7 @@ def test_a_process_that_is_gone_is_named() -> None:
             with pytest.raises(Stopped, match="'plain seqreg' ended with code -9"):
                 worker.ask("seconds")
         finally:
-            worker.stop()
+            worker.close()
 
 
 def test_processes_leave_an_interrupt_to_the_command(capfd: pytest.CaptureFixture[str]) -> None:

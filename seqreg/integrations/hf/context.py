@@ -25,7 +25,7 @@ class HFForward(Forward):
     """Runs a transformers model, wrapped or not, on the inputs of one batch (without its labels)."""
 
     def __init__(
-        self, model: nn.Module, inputs: Mapping[str, Any], task: hf.Task, labels: Tensor | None = None
+        self, model: nn.Module, inputs: Mapping[str, Any], task: hf.ModelTask, labels: Tensor | None = None
     ) -> None:
         self.model, self.inputs, self.task = model, dict(inputs), task
         module = hf.unwrap(model)
@@ -268,7 +268,7 @@ def _unlabelled(model: nn.Module, batch: Mapping[str, Any], step: int | None, co
     return Context(forward, None, kind=kind, mask=counted, step=step, count=count, training=module.training)
 
 
-def _checked(labels: Tensor, batch: Mapping[str, Any], model: Any, task: hf.Task, kind: Kind) -> Tensor:
+def _checked(labels: Tensor, batch: Mapping[str, Any], model: Any, task: hf.ModelTask, kind: Kind) -> Tensor:
     """The labels of a batch, checked before anything runs."""
     ids, mask = batch.get("input_ids"), batch.get("attention_mask")
     if isinstance(ids, Tensor) and (ids.dim() != 2 or len(labels) != len(ids) or ids.numel() == 0):
@@ -316,7 +316,7 @@ def labels_of(batch: Any) -> Tensor:
     return labels
 
 
-def _warn_of_padding(labels: Tensor, mask: Any, model: Any, task: hf.Task) -> None:
+def _warn_of_padding(labels: Tensor, mask: Any, model: Any, task: hf.ModelTask) -> None:
     pad = hf.special(model, "pad_token_id")
     if task == "seq2seq" and pad is not None and pad != hf.special(model, "eos_token_id") and (labels == pad).any():
         warnings.warn(f"labels contain the padding token {pad}, which will be learnt: use {IGNORE}", stacklevel=4)
@@ -325,7 +325,7 @@ def _warn_of_padding(labels: Tensor, mask: Any, model: Any, task: hf.Task) -> No
         warnings.warn(f"labels on padding will be learnt: set them to {IGNORE}", stacklevel=4)
 
 
-def _kind(labels: Tensor, model: Any, task: hf.Task) -> Kind:
+def _kind(labels: Tensor, model: Any, task: hf.ModelTask) -> Kind:
     if task != "classification":
         return "tokens"
     problem = getattr(model.config, "problem_type", None)
@@ -360,7 +360,7 @@ def count(model: nn.Module, batches: Iterable[Mapping[str, Any]], accelerator: A
     return Count(labels, sequences, world)
 
 
-def _label_mask(labels: Tensor, model: Any, task: hf.Task) -> Tensor:
+def _label_mask(labels: Tensor, model: Any, task: hf.ModelTask) -> Tensor:
     if _kind(labels, model, task) == "regression":
         return torch.ones(len(labels), dtype=torch.bool, device=labels.device)
     return (labels[:, 1:] if task == "causal" else labels) != IGNORE

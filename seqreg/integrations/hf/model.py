@@ -17,9 +17,9 @@ from seqreg.errors import BadInput
 from seqreg.integrations.embedding_hook import Stack
 from seqreg.losses import IGNORE
 
-Task = Literal["seq2seq", "causal", "tokens", "classification"]
+ModelTask = Literal["seq2seq", "causal", "tokens", "classification"]
 
-_CLASSES: dict[Task, set[str]] = {
+_CLASSES: dict[ModelTask, set[str]] = {
     "seq2seq": {"EncoderDecoderModel", *auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.values()},
     "tokens": {
         *auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values(),
@@ -49,7 +49,7 @@ def unwrap(model: Any) -> PreTrainedModel:
     return model
 
 
-def task_of(model: PreTrainedModel) -> Task:
+def task_of(model: PreTrainedModel) -> ModelTask:
     """What the model was made for, from its class; a subclass counts as what it inherits from."""
     for cls in type(model).__mro__:
         for task, names in _CLASSES.items():
@@ -102,7 +102,7 @@ def _coefficient(model: PreTrainedModel, name: str) -> float:
     raise BadInput(f"{type(model).__name__} has no router_{name} to weigh its balance with: output_router_logits=False")
 
 
-def classes_of(model: PreTrainedModel, task: Task) -> int:
+def classes_of(model: PreTrainedModel, task: ModelTask) -> int:
     """How many classes the head has."""
     head = model.get_output_embeddings() if task != "classification" else None
     return int(model.config.num_labels if head is None else head.weight.shape[0])
