@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from seqreg import terms
 from seqreg.criterion import Criterion
-from seqreg.errors import BadInput, nearest
+from seqreg.errors import BadInput, check_keys, nearest
 from seqreg.schedules import SCHEDULES, Weight
 from seqreg.selective_update import ChildTuningD, ChildTuningF, SelectiveUpdate, Update
 from seqreg.term import Cost, Term
@@ -86,9 +86,7 @@ def build_weight(value: Any) -> Weight:
     if not isinstance(name, str) or name not in SCHEDULES:
         raise BadInput(f"unknown schedule {name!r}; {nearest(str(name), SCHEDULES)}")
     schedule = SCHEDULES[name]
-    known = {f.name for f in fields(schedule)}
-    for key in settings.keys() - known:
-        raise BadInput(f"schedule {name}: unknown setting {key!r}; {nearest(key, known)}")
+    check_keys(f"schedule {name}", settings, (f.name for f in fields(schedule)))
     return schedule(**{**settings, "weight": build_weight(settings.get("weight", 1.0))})
 
 
@@ -101,7 +99,10 @@ def build_term(name: str, settings: Mapping[str, Any] | None = None) -> Term:
         settings.setdefault("name", name)
     cls = term_class(settings.pop("term", name))
     if "weight" in settings:
-        settings["weight"] = build_weight(settings["weight"])
+        try:
+            settings["weight"] = build_weight(settings["weight"])
+        except BadInput as error:
+            raise BadInput(str(error), key="weight", value=settings["weight"]) from None
     if missing := sorted(getattr(cls, "__abstractmethods__", ())):
         raise BadInput(f"term {name!r}: {cls.__name__} is abstract: it lacks {', '.join(missing)}")
     try:
@@ -134,9 +135,7 @@ def build_update(config: Mapping[str, Any]) -> Update:
         raise BadInput(f"update: unknown {name!r}; {nearest(str(name), UPDATES)}")
     if not isinstance(settings, Mapping):
         raise BadInput(f"update: {name}={settings!r}: expected a mapping of settings, such as {{}}")
-    known = inspect.signature(UPDATES[name]).parameters
-    for key in settings.keys() - known.keys():
-        raise BadInput(f"update {name}: unknown setting {key!r}; {nearest(str(key), known)}")
+    check_keys(f"update {name}", settings, inspect.signature(UPDATES[name]).parameters)
     return UPDATES[name](**settings)
 
 
@@ -148,9 +147,7 @@ def build_criterion(config: Mapping[str, Any]) -> Criterion:
     """
     if not isinstance(config, Mapping):
         raise BadInput(f"criterion: expected a mapping, such as {{'terms': {{'r3f': {{}}}}}}, not {config!r}")
-    known = {"label_smoothing", "smoothing", "per", "fused", "terms"}
-    for key in config.keys() - known:
-        raise BadInput(f"criterion: unknown setting {key!r}; {nearest(key, known)}")
+    check_keys("criterion", config, ("label_smoothing", "smoothing", "per", "fused", "terms"))
     settings = dict(config)
     chosen = settings.pop("terms", {})
     if not isinstance(chosen, Mapping):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 DISK = frozenset(
     (
@@ -31,13 +31,26 @@ NAMES = frozenset((errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR, errno.EINVAL, 
 
 
 class BadInput(ValueError):  # noqa: N818 - reads as what it is
-    """One line that names the offending value and the fix; `more` are lines of detail below it."""
+    """One line that names the offending value and the fix.
+
+    Args:
+        line: the line
+        more: lines of detail below it
+        key, value: the setting that it is about
+        fix: the line without key and value; all of it by default
+    """
 
     code = 2
 
-    def __init__(self, line: str, *more: str) -> None:
+    def __init__(self, line: str, *more: str, key: str = "", value: object = None, fix: str = "") -> None:
         super().__init__("\n".join((line, *more)))
-        self.lines = (line, *more)
+        self.lines, self.key, self.value, self.fix = (line, *more), key, value, fix or line
+
+    def under(self, path: str, settings: Mapping[str, object]) -> tuple[str, str]:
+        """The dotted key that it is about, where `settings` are those under a path, and a line that begins with it."""
+        if self.key not in settings:
+            return path, str(self)
+        return f"{path}.{self.key}", f"{path}.{self.key}={settings[self.key]!r}: {self.fix}"
 
 
 class Advice(UserWarning):
@@ -88,3 +101,11 @@ def nearest(name: str, options: Iterable[str]) -> str:
     options = sorted(options)
     close = difflib.get_close_matches(name, options, n=1)
     return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(options)}"
+
+
+def check_keys(owner: str, given: Iterable[object], known: Iterable[str]) -> None:
+    """Refuse a setting that does not exist, with the nearest that does."""
+    known = set(known)
+    for key in given:
+        if key not in known:
+            raise BadInput(f"{owner}: unknown setting {key!r}; {nearest(str(key), known)}", key=str(key))

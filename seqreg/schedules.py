@@ -21,7 +21,8 @@ def weight_at(weight: Weight, step: int | None) -> float:
     if isinstance(weight, str):
         raise BadInput(f"weight={weight!r} is text, not a number{yaml_hint(weight)}")
     if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight <= sys.float_info.max:
-        raise BadInput(f"weight={weight!r}{at}: expected a finite number >= 0")
+        fix = "expected a finite number >= 0"
+        raise BadInput(f"weight={weight!r}{at}: {fix}", key="weight", value=weight, fix="" if at else fix)
     return float(weight)
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 from torch import Tensor
 
 from seqreg.context import Context, Evaluation
-from seqreg.errors import BadInput, nearest, yaml_hint
+from seqreg.errors import BadInput, check_keys, nearest, yaml_hint
 from seqreg.forward import Dropout, ExtraPass, Pass, Perturbation
 from seqreg.objective import Part, WeightedSum
 from seqreg.schedules import Weight, weight_at
@@ -38,14 +38,12 @@ class _Settings(ABCMeta):
         if preset is not None:
             if not isinstance(preset, str) or preset not in term.presets:
                 hint = nearest(str(preset), term.presets) if term.presets else "it has none"
-                raise BadInput(f"{cls.__name__}: unknown preset {preset!r}; {hint}")
+                raise BadInput(f"{cls.__name__}: unknown preset {preset!r}; {hint}", key="preset", value=preset)
             settings = {**term.presets[preset], **settings}
-        known = {f.name for f in fields(term)}
-        for key in settings.keys() - known:
-            raise BadInput(f"{cls.__name__}: unknown setting {key!r}; {nearest(key, known)}")
+        check_keys(cls.__name__, settings, (f.name for f in fields(term)))
         for f in fields(term):
             if f.default is MISSING and f.default_factory is MISSING and f.name not in settings:
-                raise BadInput(f"{cls.__name__}: the setting {f.name!r} is missing")
+                raise BadInput(f"{cls.__name__}: the setting {f.name!r} is missing", key=f.name)
         return super().__call__(**settings)
 
 
@@ -90,7 +88,7 @@ class Term(ABC, metaclass=_Settings):
         try:
             weight_at(self.weight, 0)
         except BadInput as error:
-            raise BadInput(f"{self.name}: {error}") from None
+            raise BadInput(f"{self.name}: {error}", key="weight", value=self.weight, fix=error.fix) from None
 
     def _check_types(self) -> None:
         try:
@@ -113,7 +111,8 @@ class Term(ABC, metaclass=_Settings):
 
     def refuse(self, setting: str, fix: str) -> typing.NoReturn:
         """Raise for a bad setting: one line that names it, its value and the fix."""
-        raise BadInput(f"{self.name}: {setting}={getattr(self, setting)!r}: {fix}")
+        value = getattr(self, setting)
+        raise BadInput(f"{self.name}: {setting}={value!r}: {fix}", key=setting, value=value, fix=fix)
 
     @property
     def uses_inner_gradient(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -77,14 +76,9 @@ def _term(name: str, settings: Any, where: str) -> Term:
     try:
         term = build_term(name, settings)
     except BadInput as error:
-        message = str(error)
-        found = re.search(r"unknown (?:setting|preset|schedule) '([^']+)'|\b(\w+)=", message)
-        word = next(filter(None, found.groups()), "") if found else ""
-        for key, value in settings.items() if isinstance(settings, Mapping) else ():
-            if word in (key, value):
-                message = message.removeprefix(f"{name}: {key}={value!r}: ")
-                raise BadInput(f"{where}: terms.{name}.{key}={value!r}: {message}") from None
-        raise BadInput(f"{where}: terms.{name}: {message}") from None
+        path = f"terms.{name}"
+        key, line = error.under(path, settings if isinstance(settings, Mapping) else {})
+        raise BadInput(f"{where}: {f'{path}: ' if key == path else ''}{line}") from None
     if term.needs_unlabelled:
         raise BadInput(f"{where}: terms.{name}.mode='alternate': fairseq has no unlabelled rows; choose 'joint'")
     return term

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -326,24 +325,23 @@ def _refuse_modules(config: Config, stack: Overlay) -> None:
 def _check_terms(run: Run) -> None:
     """Build the criterion, so that a misspelt term or setting is found before anything else happens."""
     config, stack = run.config, run.origins
-    try:
-        terms = run.criterion.terms if config.terms else ()
-    except BadInput as error:
-        message = str(error)
-        found = re.search(r"unknown (?:setting|preset|schedule) '([^']+)'|\b(\w+)=", message)
-        word = next(filter(None, found.groups()), "") if found else ""
-        for name, settings in config.terms.items():
-            for key, value in (settings or {}).items():
-                if word in (key, value):
-                    where, what = stack.origin(f"terms.{name}.{key}"), f"terms.{name}.{key}={value!r}"
-                    raise BadInput(f"{where}: {what}: {message.removeprefix(f'{name}: {key}={value!r}: ')}") from None
-        named = [f"terms.{name}" for name in config.terms if f"{name!r}" in message or name == word]
-        raise BadInput(f"{stack.origin(named[0] if named else 'terms')}: {message}") from None
-    for name, term in zip(config.terms, terms, strict=True):
+    for name, settings in config.terms.items():
+        from seqreg.build import build_term  # which imports torch
+
+        try:
+            term = build_term(name, settings)
+        except BadInput as error:
+            key, line = error.under(f"terms.{name}", settings or {})
+            raise BadInput(f"{stack.origin(key)}: {line}") from None
         if term.needs_unlabelled and config.data.unlabelled is None:
             key = f"terms.{name}.mode"
             fix = "set data.unlabelled=FILE, texts without labels, or choose 'joint'"
             raise BadInput(f"{stack.origin(key)}: {key}='alternate': {fix}")
+    try:
+        if config.terms:
+            _ = run.criterion
+    except BadInput as error:
+        raise BadInput(f"{stack.origin('terms')}: {error}") from None
     try:
         if config.optimisation.update:
             config.update()
