@@ -317,7 +317,11 @@ def test_alternate_runs_and_resumes_exactly(tmp_path: Path) -> None:
 def test_unlabelled_rows_go_round_in_epochs(tmp_path: Path) -> None:
     unlabelled = [{"input_ids": torch.tensor([i, 2]), "attention_mask": torch.tensor([1, 1])} for i in range(4, 9)]
     one = trainer("bart", tmp_path, JacHess(), unlabeled_dataset=unlabelled)
-    seen = [int(i) for step in range(5) for i in one._unlabelled_batch(step)["input_ids"][:, 0]]
+    seen = [
+        int(i)
+        for step in range(5)
+        for i in one._batch(one.unlabeled_dataset, one._unlabelled_indices(step))["input_ids"][:, 0]
+    ]
     assert len(seen) == 20
     for epoch in range(4):
         assert sorted(seen[5 * epoch : 5 * epoch + 5]) == [4, 5, 6, 7, 8]
