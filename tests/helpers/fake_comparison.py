@@ -1,4 +1,4 @@
-"""Comparisons that were never trained: the files that trainings would have left, with numbers that we choose."""
+"""Comparisons that were never trained: the files that runs would have left, with numbers that we choose."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def comparison(
     """A finished comparison; `shifts` are how much better each method is, in points."""
     plan, _ = comparisons.make("quickstart", list(shifts), seeds)
     plan.write(folder)
-    dice = np.random.default_rng(0)
-    hard = dice.normal(50, 10, examples)
+    rng = np.random.default_rng(0)
+    hard = rng.normal(50, 10, examples)
     for job in plan.jobs(folder):
-        effect = shifts.get(job.method, 0.0) + dice.normal(0, 0.5)
+        effect = shifts.get(job.method, 0.0) + rng.normal(0, 0.5)
         if (job.method, job.seed) in failed:
             job.folder.mkdir(parents=True)
             job.log.write_text("  step 3\nseqreg: 3 steps in a row were not finite\n")
             job.code.write_text("3\n")
         elif kind == "texts":
-            scores = np.clip(hard + effect + dice.normal(0, 3, examples), 0, 100) / 100
+            scores = np.clip(hard + effect + rng.normal(0, 3, examples), 0, 100) / 100
             _texts(plan, job, scores, curves, job.method in collapsed)
         else:
-            _classes(plan, job, dice.random(examples) < (60 + effect) / 100, job.method in collapsed)
+            _classes(plan, job, rng.random(examples) < (60 + effect) / 100, job.method in collapsed)
     return plan
 
 

@@ -65,11 +65,11 @@ def _inside(folder: Path) -> Iterator[None]:
 
 
 def texts(count: int, seed: int) -> list[dict[str, Any]]:
-    dice, found = random.Random(seed), []
+    rng, found = random.Random(seed), []
     for _ in range(count):
-        clues = {task: dice.choice(words) for task, words in CLUES.items()}
-        words = dice.choices(WORDS, k=5) + list(clues.values())
-        dice.shuffle(words)
+        clues = {task: rng.choice(words) for task, words in CLUES.items()}
+        words = rng.choices(WORDS, k=5) + list(clues.values())
+        rng.shuffle(words)
         found.append({"text": " ".join(words), **clues})
     return found
 

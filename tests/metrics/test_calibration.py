@@ -35,9 +35,9 @@ seeds = st.integers(0, 10**6)
 
 def drawn(rows: int, classes: int = 4, temperature: float = 1.0, seed: int = 0) -> Draw:
     """Logits, and labels that are drawn from them at a temperature."""
-    dice = np.random.default_rng(seed)
-    logits = dice.normal(size=(rows, classes)) * 3
-    return logits, (logits / temperature + dice.gumbel(size=logits.shape)).argmax(-1)
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(rows, classes)) * 3
+    return logits, (logits / temperature + rng.gumbel(size=logits.shape)).argmax(-1)
 
 
 def softmax(logits: Any) -> Any:
@@ -57,9 +57,9 @@ def test_ece_equals_torchmetrics(bins: int) -> None:
 
 @pytest.mark.parametrize("bins", [2, 4, 8, 16])
 def test_ece_equals_torchmetrics_on_the_edges_of_bins(bins: int) -> None:
-    dice = np.random.default_rng(bins)
-    sure = dice.integers(8, 16, size=400) / 16  # all are edges of 16 bins, and none is 1
-    correct = dice.random(400) < 0.6
+    rng = np.random.default_rng(bins)
+    sure = rng.integers(8, 16, size=400) / 16  # all are edges of 16 bins, and none is 1
+    correct = rng.random(400) < 0.6
     exact = TORCHMETRICS._ce_compute(torch.tensor(sure), torch.tensor(correct), bins)
     found = binned(sure, correct, bins).error
     assert found == pytest.approx(float(exact), abs=1e-12)
@@ -79,8 +79,8 @@ def test_certainty_is_in_the_last_bin_and_decimals_are_on_their_edges() -> None:
 
 @given(sizes, st.integers(1, 20), seeds, st.sampled_from([1, 2, 6]))
 def test_equal_mass_against_a_slow_loop(rows: int, bins: int, seed: int, digits: int) -> None:
-    dice = np.random.default_rng(seed)
-    sure, correct = dice.random(rows).round(digits), dice.random(rows) < 0.5  # one digit: many are equal
+    rng = np.random.default_rng(seed)
+    sure, correct = rng.random(rows).round(digits), rng.random(rows) < 0.5  # one digit: many are equal
     groups: dict[int, list[int]] = {}
     for index in range(rows):
         surer_than = sum(other < sure[index] for other in sure)
@@ -88,7 +88,7 @@ def test_equal_mass_against_a_slow_loop(rows: int, bins: int, seed: int, digits:
     slow = sum(abs(sum(sure[i] for i in g) - sum(int(correct[i]) for i in g)) for g in groups.values()) / rows
     found = binned(sure, correct, bins, "mass")
     assert found.error == pytest.approx(slow, abs=1e-12)
-    order = dice.permutation(rows)
+    order = rng.permutation(rows)
     assert binned(sure[order], correct[order], bins, "mass").error == pytest.approx(found.error, abs=1e-12)
     assert found.count.sum() == rows
     if len(set(sure)) == rows >= bins:
@@ -134,8 +134,8 @@ def test_a_planted_temperature_is_found(planted: float) -> None:
 @settings(max_examples=150)
 @given(sizes, st.integers(2, 5), seeds, st.sampled_from([1e-3, 0.3, 5.0, 200.0]))
 def test_a_fit_never_makes_things_worse(rows: int, classes: int, seed: int, scale: float) -> None:
-    dice = np.random.default_rng(seed)
-    logits, labels = dice.normal(size=(rows, classes)) * scale, dice.integers(classes, size=rows)
+    rng = np.random.default_rng(seed)
+    logits, labels = rng.normal(size=(rows, classes)) * scale, rng.integers(classes, size=rows)
     found = fit_temperature(lambda: [(logits, labels)])
     assert COLDEST - 1e-12 <= found.value <= HOTTEST + 1e-9
     assert found.after <= found.before
@@ -165,8 +165,8 @@ def test_overconfidence_is_seen_and_cured() -> None:
 
 @given(st.integers(1, 6), seeds)
 def test_risk_and_coverage_against_a_slow_loop(rows: int, seed: int) -> None:
-    dice = np.random.default_rng(seed)
-    sure, risk = dice.integers(0, 3, size=rows) / 2, dice.random(rows)
+    rng = np.random.default_rng(seed)
+    sure, risk = rng.integers(0, 3, size=rows) / 2, rng.random(rows)
     curves = []
     for order in itertools.permutations(range(rows)):  # all orders that put the surest first
         if all(sure[a] >= sure[b] for a, b in itertools.pairwise(order)):
@@ -205,8 +205,8 @@ def test_bad_input_is_refused() -> None:
 
 
 def test_classes_that_are_impossible_weigh_nothing() -> None:
-    dice = np.random.default_rng(0)
-    logits, labels = 3 * dice.normal(size=(50, 4)), dice.integers(4, size=50)
+    rng = np.random.default_rng(0)
+    logits, labels = 3 * rng.normal(size=(50, 4)), rng.integers(4, size=50)
     wider = np.concatenate([logits, np.full((50, 1), -np.inf)], axis=1)
     fitted = [fit_temperature(lambda given=given: [(given, labels)]).value for given in (wider, logits)]
     assert fitted[0] == pytest.approx(fitted[1], rel=1e-9)

@@ -14,8 +14,8 @@ from seqreg.metrics.classification import classification, f1, matthews, pearson,
 @pytest.mark.parametrize("classes", [2, 3, 5])
 @pytest.mark.parametrize("seed", range(20))
 def test_classes_equal_scikit_learn(classes: int, seed: int) -> None:
-    dice = np.random.default_rng(seed)
-    truth, guess = dice.integers(classes, size=(2, 57))
+    rng = np.random.default_rng(seed)
+    truth, guess = rng.integers(classes, size=(2, 57))
     scores, _ = classification(["accuracy", "matthews"], guess, truth, resamples=0)
     assert scores["accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(truth, guess), abs=1e-15)
     assert scores["matthews"] == pytest.approx(sklearn.metrics.matthews_corrcoef(truth, guess), abs=1e-12)
@@ -25,8 +25,8 @@ def test_classes_equal_scikit_learn(classes: int, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_numbers_equal_scipy(seed: int) -> None:
-    dice = np.random.default_rng(seed)
-    truth, guess = dice.integers(0, 6, 83) * 1.0, dice.normal(size=83).round(1)  # with ties
+    rng = np.random.default_rng(seed)
+    truth, guess = rng.integers(0, 6, 83) * 1.0, rng.normal(size=83).round(1)  # with ties
     assert pearson(guess, truth) == pytest.approx(scipy.stats.pearsonr(guess, truth).statistic, abs=1e-12)
     assert spearman(guess, truth) == pytest.approx(scipy.stats.spearmanr(guess, truth).statistic, abs=1e-12)
 
@@ -40,11 +40,11 @@ def test_what_is_undefined_is_zero() -> None:
 
 
 def test_intervals_hold_the_score_and_narrow_with_more_examples() -> None:
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     widths = []
     for size in (100, 1600):
-        truth = dice.integers(2, size=size)
-        guess = np.where(dice.random(size) < 0.8, truth, 1 - truth)
+        truth = rng.integers(2, size=size)
+        guess = np.where(rng.random(size) < 0.8, truth, 1 - truth)
         scores, intervals = classification(["accuracy"], guess, truth)
         low, high = intervals["accuracy"]
         assert low < scores["accuracy"] < high

@@ -34,9 +34,9 @@ def test_a_summary_by_hand() -> None:
 
 def test_bca_by_efrons_formula() -> None:
     """Bias from the share of resamples below the mean, acceleration from the jackknife, then two quantiles."""
-    dice = np.random.default_rng(5)
-    x = dice.lognormal(size=12)
-    means = x[dice.integers(0, 12, (200_000, 12))].mean(1)
+    rng = np.random.default_rng(5)
+    x = rng.lognormal(size=12)
+    means = x[rng.integers(0, 12, (200_000, 12))].mean(1)
     z0 = stats.norm.ppf((means < x.mean()).mean() + (means == x.mean()).mean() / 2)
     left_out = np.array([np.delete(x, i).mean() for i in range(12)])
     away = left_out.mean() - left_out
@@ -86,8 +86,8 @@ def test_holm_by_its_definition() -> None:
     ps = [0.01, 0.04, None, 0.03, 0.005]
     assert statistics.holm(ps) == pytest.approx([0.03, 0.06, None, 0.06, 0.02])
     assert statistics.holm([0.6, 0.9]) == [1.0, 1.0]
-    dice = np.random.default_rng(0)
-    for ps in dice.random((20, 6)) ** 3:  # reject in steps, until one is kept
+    rng = np.random.default_rng(0)
+    for ps in rng.random((20, 6)) ** 3:  # reject in steps, until one is kept
         for alpha in (0.01, 0.05, 0.2):
             rejected = set()
             for rank, place in enumerate(np.argsort(ps)):
@@ -110,13 +110,13 @@ def test_reachable_p_is_that_of_the_permutation_test() -> None:
 
 def test_two_level_has_the_variance_of_both_kinds_of_chance() -> None:
     """Its interval is Student's for seeds alone, and the normal one for examples alone."""
-    dice = np.random.default_rng(3)
-    first, seeds = np.zeros((5, 400)), dice.normal(1, 0.5, 5)
+    rng = np.random.default_rng(3)
+    first, seeds = np.zeros((5, 400)), rng.normal(1, 0.5, 5)
     found = statistics.two_level(first, np.repeat(seeds[:, None], 400, 1), resamples=100_000)
     reach = stats.t.ppf(0.975, 4) * seeds.std(ddof=1) / math.sqrt(5)
     assert found.interval is not None
     assert found.interval[1] - found.difference == pytest.approx(reach, rel=0.05)
-    examples = dice.normal(1, 5, 400)
+    examples = rng.normal(1, 5, 400)
     found = statistics.two_level(first, np.repeat(examples[None], 5, 0), resamples=100_000)
     assert found.interval is not None
     assert found.interval[1] - found.difference == pytest.approx(1.96 * examples.std() / 20, rel=0.02)
@@ -151,8 +151,8 @@ def test_two_level_rejects_a_true_null_at_its_level(world: simulate.World) -> No
 
 
 def test_two_level_finds_what_is_there() -> None:
-    world, dice = simulate.WORLDS[0], np.random.default_rng(2)
-    draws = [world.draw(dice) for _ in range(60)]
+    world, rng = simulate.WORLDS[0], np.random.default_rng(2)
+    draws = [world.draw(rng) for _ in range(60)]
     found = [statistics.two_level(first, second + 2.0, resamples=999).p for first, second in draws]
     assert np.mean([p is not None and p <= 0.05 for p in found]) > 0.9
 

@@ -118,5 +118,5 @@ def meant(key: str) -> str | None:
     >>> meant("optimisation.lr"), meant("model.path"), meant("max_grad_norm"), meant("optimisation.nonsense")
     ('optimisation.learning_rate', 'model.name', 'optimisation.max_grad_norm', None)
     """
-    found = _MEANT.get(key) or _MEANT.get(key.rpartition(".")[2])
-    return None if found == key else found
+    other = _MEANT.get(key) or _MEANT.get(key.rpartition(".")[2])
+    return None if other == key else other
