@@ -24,7 +24,7 @@ Promise = Literal["E", "W", "S", "H", "P"]
 Does = Literal["refused", "warned", "skipped", "handled", "cannot occur"]
 PROMISES = {
     "E": "refused before training, exit code 2, one line with the place and the fix, nothing written",
-    "W": "a warning with numbers, and it goes on",
+    "W": "a warning with numbers, and the run continues",
     "S": "left out and counted; stopped above a share",
     "H": "handled, with the right numbers",
     "P": "a promise of docs/reliability.md",

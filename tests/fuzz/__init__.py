@@ -5,7 +5,7 @@
 The command runs in this process, from its arguments to its exit code; only what comes after the input has been read
 and checked (models, training) is left out, but for the kind "model". What these kinds find is shrunk to a small one and
 printed. The kinds of `WHOLE` run all of it, training included, in a process of their own with a limit on time and
-memory, in a folder with a trained run; they go on after a fault, and print all of them.
+memory, in a folder with a trained run; they continue after a fault, and print all of them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SHARES = {
     "environment": 0.5,
 }  # fmt: skip
 QUICK = [*forked_process.TINY, "optimisation.warmup_steps=0", "optimisation.max_steps=1"]
-"""A training of one step."""
+"""A run of one step."""
 WHOLE = ("typed setting", "term setting", "model folder", "run folder", "option", "environment")
 
 

@@ -58,7 +58,7 @@ def leaves(section: type[Section], prefix: str = "") -> dict[str, Any]:
 
 SETTINGS = leaves(Config)
 LONGER = ("steps", "epochs", "accumulation", "patience")
-"""Settings that may make a training long, and are right all the same."""
+"""Settings that may make a run long, and are right all the same."""
 
 
 def out_of_place(hint: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Comparisons that were never trained: the files that trainings would have left, with numbers that we choose."""
+"""Comparisons that were never trained: the files that runs would have left, with numbers that we choose."""
 
 from __future__ import annotations
 

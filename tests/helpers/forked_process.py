@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import nltk as _nltk  # noqa: F401 - what a training would import when it needs it
+import nltk as _nltk  # noqa: F401 - what a training run would import when it needs it
 import torch
 import torch.utils.tensorboard as _board  # noqa: F401
 

@@ -15,7 +15,7 @@ TIMES = ("seconds", "runtime", "per_second")
 
 
 def log(folder: Path) -> str:
-    """Everything that a run in a folder has printed, on one line."""
+    """Everything that the run in a folder has printed, on one line."""
     path = folder.with_suffix(".log")
     return " ".join(path.read_text().split()) if path.exists() else ""
 

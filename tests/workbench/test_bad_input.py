@@ -30,8 +30,6 @@ def test_row(number: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [number for number in sorted(ROWS) if ROWS[number].test])
 def test_a_row_that_is_tested_elsewhere_is(number: int) -> None:
     path, _, name = ROWS[number].test.partition("::")
-    if not (ROOT / path).exists():
-        pytest.skip(f"{path} is not in this tree")
     tests = ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
     assert name in {node.name for node in tests if isinstance(node, ast.FunctionDef)}
 

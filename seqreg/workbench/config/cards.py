@@ -22,6 +22,11 @@ class Generation(Section):
 
     Args:
         max_length: tokens of the output, its special ones included
+        min_length: the same at least
+        num_beams: of beam search; 1 for greedy decoding
+        length_penalty: exponent of the length that scores of beams are divided by
+        no_repeat_ngram_size: no n-gram of this size comes twice; 0 for no such rule
+        early_stopping: end when as many beams as `num_beams` are complete
     """
 
     max_length: int = Field(default=64, ge=2, le=32_768)
@@ -61,7 +66,13 @@ class HubSplit(Section):
 
 
 class Generated(Section):
-    """Synthetic news (`seqreg.workbench.data.synthetic_news`): which kind, and how many examples of every split."""
+    """Synthetic news (`seqreg.workbench.data.synthetic_news`).
+
+    Args:
+        kind: of news
+        rows: examples of every split
+        seed: that decides all of them
+    """
 
     kind: NewsKind = "city"
     rows: dict[str, Annotated[int, Field(ge=1, le=100_000)]]
@@ -70,7 +81,7 @@ class Generated(Section):
     @model_validator(mode="after")
     def _not_endless(self) -> Generated:
         if sum(self.rows.values()) > 300_000:
-            raise ValueError(f"rows={self.rows}: {sum(self.rows.values()):,} rows in all: at most 300,000 are made")
+            raise ValueError(f"rows={self.rows}: {sum(self.rows.values()):,} examples in all: at most 300,000 are made")
         return self
 
 
@@ -141,14 +152,23 @@ class Card(Section):
     """A dataset.
 
     Args:
+        title: for people
+        kind: what is predicted: a text, a class or a number
+        hub, generated: where the examples come from, if not from data.path
+        files, columns: how they look
+        labels: the names of the classes
+        clean: clean-ups of texts, in this order
+        lengths: tokens after which a text is cut
         rule: how the splits came about, in words
         splits: name -> split on the hub. "train", "validation" and "test" have a role; all others are evaluated too
-        drop: labels whose rows are left out
+        drop: labels whose examples are left out
         sentences: how ROUGE-Lsum finds sentences
         words: how ROUGE finds words; "unicode" for text that is not in Latin letters
-        holdout: training rows that become the validation set, the same ones always and stratified by label, so that the
-            validation set that is distributed can be the test set; at most a tenth of the training rows, 0 for none
+        metric: the scores
+        holdout: training examples that become the validation set, the same ones always and stratified by label, so that
+            the validation set that is distributed can be the test set; at most a tenth of them, 0 for none
         average: report the mean over the sets that a model is judged by in the end, as XNLI does; not over validation
+        generation: how text is generated
     """
 
     title: str

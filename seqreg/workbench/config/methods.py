@@ -55,10 +55,10 @@ def parse(text: str) -> MethodSpec:
     if not equals or ":" in name or not _NAME.fullmatch(name):
         name, rest = "", text
     parts = []
-    for one in _NEXT_RECIPE.split(rest):
-        recipe, colon, given = one.partition(":")
+    for part in _NEXT_RECIPE.split(rest):
+        recipe, colon, given = part.partition(":")
         settings = _NEXT_SETTING.split(given) if given else []
-        if not recipe or (colon and not settings) or not all(part.partition("=")[1] for part in settings):
+        if not recipe or (colon and not settings) or not all("=" in setting for setting in settings):
             raise BadInput(f"--terms {text}: {_HOW}")
         parts.append(MethodPart("baseline" if recipe == "none" else recipe, tuple(settings)))
     name = name or "+".join(part.label for part in parts)
@@ -71,15 +71,15 @@ def parse(text: str) -> MethodSpec:
 
 def several(texts: Sequence[str]) -> dict[str, str]:
     """Methods by name, as they were given; two that would have one name are refused."""
-    found: dict[str, str] = {}
+    chosen: dict[str, str] = {}
     for text in texts:
         method = parse(text)
-        if parse(found.setdefault(method.name, text)).parts != method.parts:
+        if parse(chosen.setdefault(method.name, text)).parts != method.parts:
             raise BadInput(
-                f"--terms {found[method.name]} and --terms {text}: both would be called {method.name!r}: "
+                f"--terms {chosen[method.name]} and --terms {text}: both would be called {method.name!r}: "
                 "give one another name, such as mine=r3f"
             )
-    return found
+    return chosen
 
 
 def term_of(setting: str) -> str | None:
@@ -94,7 +94,7 @@ def term_of(setting: str) -> str | None:
 
 def reaching(settings: Sequence[str], terms: Collection[str]) -> list[str]:
     """The settings that are meant for a method of these terms: all but those of terms that it does not have."""
-    return [one for one in settings if term_of(one) is None or term_of(one) in terms]
+    return [setting for setting in settings if term_of(setting) in (None, *terms)]
 
 
 def check_reach(settings: Sequence[str], terms: Collection[str]) -> None:

@@ -4,77 +4,67 @@ from __future__ import annotations
 
 ALIASES = {
     "optimisation": ("training", "train", "trainer", "optimization", "training_args"),
-    "optimisation.learning_rate": ("lr", "learning_rate", "max_lr", "peak_lr"),
-    "optimisation.max_steps": ("max_steps", "num_steps", "total_steps", "num_training_steps", "max_updates", "steps"),
-    "optimisation.num_train_epochs": ("num_train_epochs", "num_epochs", "max_epochs", "epoch", "epochs"),
-    "optimisation.per_device_train_batch_size": (
-        "per_device_train_batch_size", "train_batch_size", "batch", "bs", "batch_size",
-    ),
+    "optimisation.learning_rate": ("lr", "max_lr", "peak_lr"),
+    "optimisation.max_steps": ("num_steps", "total_steps", "num_training_steps", "max_updates", "steps"),
+    "optimisation.num_train_epochs": ("num_epochs", "max_epochs", "epoch", "epochs"),
+    "optimisation.per_device_train_batch_size": ("train_batch_size", "batch", "bs", "batch_size"),
     "optimisation.gradient_accumulation_steps": (
-        "gradient_accumulation_steps", "accumulate_grad_batches", "gradient_accumulation", "grad_accum",
-        "update_freq", "accumulation",
+        "accumulate_grad_batches", "gradient_accumulation", "grad_accum", "update_freq", "accumulation",
     ),
-    "optimisation.warmup_steps": ("warmup_steps", "warmup_ratio", "num_warmup_steps", "warmup_updates", "warmup"),
-    "optimisation.lr_scheduler_type": ("lr_scheduler_type", "lr_scheduler", "scheduler", "lr_schedule", "schedule"),
-    "optimisation.optim": ("optim", "optimiser", "optimizer"),
+    "optimisation.warmup_steps": ("warmup_ratio", "num_warmup_steps", "warmup_updates", "warmup"),
+    "optimisation.lr_scheduler_type": ("lr_scheduler", "scheduler", "lr_schedule", "schedule"),
+    "optimisation.optim": ("optimiser", "optimizer"),
     "optimisation.adam_beta1": ("betas", "adam_betas", "beta1"),
     "optimisation.adam_beta2": ("beta2",),
-    "optimisation.adam_epsilon": ("adam_epsilon", "adam_eps", "eps", "epsilon"),
-    "optimisation.weight_decay": ("wd", "weight_decay"),
-    "optimisation.max_grad_norm": (
-        "max_grad_norm", "clip_norm", "grad_clip", "gradient_clipping", "gradient_clip_val",
-    ),
-    "optimisation.precision": ("bf16", "fp16", "fp32", "dtype", "torch_dtype", "mixed_precision", "amp", "precision"),
-    "optimisation.gradient_checkpointing": ("gradient_checkpointing", "checkpointing"),
+    "optimisation.adam_epsilon": ("adam_eps", "eps", "epsilon"),
+    "optimisation.weight_decay": ("wd",),
+    "optimisation.max_grad_norm": ("clip_norm", "grad_clip", "gradient_clipping", "gradient_clip_val"),
+    "optimisation.precision": ("bf16", "fp16", "fp32", "dtype", "torch_dtype", "mixed_precision", "amp"),
+    "optimisation.gradient_checkpointing": ("checkpointing",),
     "model": ("network", "net"),
-    "model.name": (
-        "name", "model.path", "model_name_or_path", "name_or_path", "model_name", "pretrained",
-        "from_pretrained",
-    ),
-    "model.tokenizer": ("tokenizer_name", "tokenizer"),
-    "model.architecture": ("model_type", "arch", "architecture"),
-    "model.settings": ("settings", "model.config", "config_overrides", "model_kwargs"),
-    "model.vocab_size": ("vocab_size", "vocab", "vocabulary_size", "vocabulary"),
+    "model.name": ("model.path", "model_name_or_path", "name_or_path", "model_name", "pretrained", "from_pretrained"),
+    "model.tokenizer": ("tokenizer_name",),
+    "model.architecture": ("model_type", "arch"),
+    "model.settings": ("model.config", "config_overrides", "model_kwargs"),
+    "model.vocab_size": ("vocab", "vocabulary_size", "vocabulary"),
     "data": ("dataset", "datasets"),
     "data.path": (
-        "path", "data.name", "data.file", "data.folder", "data.dir", "train_file", "validation_file",
-        "test_file", "data_dir", "dataset_name", "data_path", "data.train",
+        "data.name", "data.file", "data.folder", "data.dir", "train_file", "validation_file", "test_file",
+        "data_dir", "dataset_name", "data_path", "data.train",
     ),
     "data.max_source_length": (
-        "max_source_length", "max_seq_length", "max_input_length", "data.max_length", "model_max_length",
-        "max_source",
+        "max_seq_length", "max_input_length", "data.max_length", "model_max_length", "max_source",
     ),
-    "data.max_target_length": ("max_target_length", "max_target"),
-    "data.source_prefix": ("source_prefix", "prefix"),
-    "data.limit": ("limit", "max_train_samples", "max_eval_samples", "max_predict_samples", "max_samples"),
-    "data.dataloader_num_workers": ("dataloader_num_workers", "num_workers", "workers"),
-    "data.group_by_length": ("group_by_length", "length_column_name"),
-    "loss.label_smoothing": ("label_smoothing_factor", "label_smoothing", "smoothing"),
+    "data.max_target_length": ("max_target",),
+    "data.source_prefix": ("prefix",),
+    "data.limit": ("max_train_samples", "max_eval_samples", "max_predict_samples", "max_samples"),
+    "data.dataloader_num_workers": ("num_workers", "workers"),
+    "data.group_by_length": ("length_column_name",),
+    "loss.label_smoothing": ("label_smoothing_factor", "smoothing"),
     "terms": ("term", "regularizers", "regularizer"),
-    "terms.neftune.alpha": ("alpha", "neftune_noise_alpha"),
+    "terms.neftune.alpha": ("neftune_noise_alpha",),
     "generation": ("gen", "generate", "decoding"),
-    "generation.num_beams": ("generation_num_beams", "num_beams", "beams", "beam", "beam_size"),
-    "generation.max_length": (
-        "generation_max_length", "max_new_tokens", "val_max_target_length", "gen_max_length", "max_length",
-    ),
-    "generation.min_length": ("generation_min_length", "min_new_tokens", "min_length"),
-    "generation.length_penalty": ("lenpen", "length_penalty"),
+    "generation.num_beams": ("generation_num_beams", "beams", "beam", "beam_size"),
+    "generation.max_length": ("generation_max_length", "max_new_tokens", "val_max_target_length", "gen_max_length"),
+    "generation.min_length": ("generation_min_length", "min_new_tokens"),
+    "generation.length_penalty": ("lenpen",),
     "evaluation": ("eval", "validation"),
-    "evaluation.per_device_eval_batch_size": ("per_device_eval_batch_size", "eval_batch_size"),
-    "evaluation.eval_steps": ("eval_steps", "eval_strategy", "evaluation_strategy", "eval_every"),
-    "evaluation.load_best_model_at_end": ("load_best_model_at_end", "metric_for_best_model"),
-    "logging.logging_steps": ("logging_steps", "log_every", "log_interval"),
-    "logging.tensorboard": ("report_to", "tensorboard"),
+    "evaluation.per_device_eval_batch_size": ("eval_batch_size",),
+    "evaluation.eval_steps": ("eval_strategy", "evaluation_strategy", "eval_every"),
+    "evaluation.load_best_model_at_end": ("metric_for_best_model",),
+    "logging.logging_steps": ("log_every", "log_interval"),
+    "logging.tensorboard": ("report_to",),
     "checkpoints": ("checkpoint", "saving"),
-    "checkpoints.save_steps": ("save_steps", "save_strategy", "save_every"),
-    "checkpoints.save_total_limit": ("save_total_limit", "keep"),
+    "checkpoints.save_steps": ("save_strategy", "save_every"),
+    "checkpoints.save_total_limit": ("keep",),
     "seed": ("random_seed", "data_seed", "seeds"),
     "output": ("output_dir", "output_folder", "out", "out_dir", "save_dir"),
-    "data.train_fraction": ("train_fraction",),
-    "evaluation.eval_before_training": ("eval_before_training", "eval_on_start"),
+    "data.train_fraction": (),
+    "evaluation.eval_before_training": ("eval_on_start",),
 }  # fmt: skip
 """Our key -> words for it, for a hint. A word with a dot in it is a whole key; any other may follow any section."""
-_MEANT = {word: key for key, words in ALIASES.items() for word in words}
+_MEANT = {key.rpartition(".")[2]: key for key in ALIASES if "." in key}  # in another section, or in none
+_MEANT |= {word: key for key, words in ALIASES.items() for word in words}
 
 RETIRED = {
     "optimisation.steps": "max_steps",
@@ -117,5 +107,5 @@ def meant(key: str) -> str | None:
     >>> meant("optimisation.lr"), meant("model.path"), meant("max_grad_norm"), meant("optimisation.nonsense")
     ('optimisation.learning_rate', 'model.name', 'optimisation.max_grad_norm', None)
     """
-    found = _MEANT.get(key) or _MEANT.get(key.rpartition(".")[2])
-    return None if found == key else found
+    other = _MEANT.get(key) or _MEANT.get(key.rpartition(".")[2])
+    return None if other == key else other

@@ -1,4 +1,4 @@
-"""All settings of a run, with their bounds. What they mean is in the docstrings; a recipe is these as YAML."""
+"""All settings of a run, with their bounds and meaning; a recipe is these as YAML."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ class Model(Section):
         vocab_size: tokens of that tokenizer
         settings: of transformers' configuration, such as dropout
         new_head: draw a new classification head although the model has one, of another task
-        head: "r4f" normalises a classification head; `head_layers`, `head_warmup`: see `seqreg.integrations.hf.r4f`
+        head: "r4f" normalises the classification head; "plain" leaves it as it is
+        head_layers: "all" weight matrices of a normalised head (the paper), or only the last, "out_proj" (fairseq)
+        head_warmup: power iterations of a normalised head before the first pass (fairseq makes none)
     """
 
     name: str | None = None
@@ -66,22 +68,23 @@ def _pairs(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 class Data(Section):
-    """Which rows, and how much of each text.
+    """Which examples, and how much of each text.
 
     Args:
         path: a file or a folder to use instead of the hub, with the card's columns
         also: further tasks that a trained model is scored on, to see what it still knows: name -> file or folder, null
             for the hub. Lengths, generation and metric are those of the run
-        unlabelled: a file with the card's columns but no labels, for terms that take such rows: after every optimizer
-            step another is made on them, of those terms alone (`terms.jachess.mode: alternate`)
-        limit: at most so many rows of a split
-        holdout: training rows that become the validation set, where the card says so; the card's number by default
-        train_fraction: of the training rows, by a fixed shuffle: the same rows for every model and seed
+        unlabelled: a file with the card's columns but no labels, for terms that take such examples: after every
+            optimizer step another is made on them, of those terms alone (`terms.jachess.mode: alternate`)
+        limit: at most so many examples of a split, by its name
+        holdout: training examples that become the validation set, where the card says so; the card's number by default
+        train_fraction: of the training examples, by a fixed shuffle: the same ones for every model and seed
         source_prefix: put before every source text, as T5 wants it
-        group_by_length: put rows of like length into a batch, to save padding; all rows are read once before training
-        max_source_length, max_target_length: tokens; the card's by default
+        group_by_length: put examples of similar length into a batch, to save padding; all are read once before training
+        max_source_length: tokens after which a source text is cut; the card's by default
+        max_target_length: the same for the target
         dataloader_num_workers: processes that read ahead
-        max_empty_fraction: stop if a larger share of the training rows is left out because a text is empty
+        max_empty_fraction: stop if a larger share of the training examples is left out because a text is empty
     """
 
     path: str | None = None
@@ -99,7 +102,14 @@ class Data(Section):
 
 
 class Loss(Section):
-    """The base loss; see `seqreg.Criterion`."""
+    """The base loss; see `seqreg.Criterion`.
+
+    Args:
+        label_smoothing: 0.1 in most summarization recipes
+        smoothing: "torch" spreads it over all V classes, "fairseq" over the V - 1 others
+        per: what it is averaged over: "token", or "sequence" (fairseq's --sentence-avg)
+        fused: compute head and loss together in chunks of tokens; false computes everything from all logits, slower
+    """
 
     label_smoothing: Share = 0.0
     smoothing: Literal["torch", "fairseq"] = "torch"
@@ -111,13 +121,20 @@ class Optimisation(Section):
     """How it is trained.
 
     Args:
-        max_steps: optimizer steps; or `epochs`
-        per_device_train_batch_size: examples in one pass on one device; times
-            `gradient_accumulation_steps` times devices in one step
+        learning_rate: the highest, after the warm-up
+        max_steps: optimizer steps; or num_train_epochs, and the other null
+        num_train_epochs: passes over the training set
+        per_device_train_batch_size: examples in one pass on one device
+        gradient_accumulation_steps: passes per step; a step sees batch size x this x devices examples
         warmup_steps: steps, or below 1 a share of all steps, which fits any number of them
+        lr_scheduler_type: how the learning rate falls, in transformers' names; "polynomial" ends at 1e-7
+        optim: AdamW or Adafactor
+        adam_beta1, adam_beta2, adam_epsilon: of AdamW
+        weight_decay: of all weights but biases and norms
         max_grad_norm: the largest gradient norm; 0 for none
         precision: of the passes; weights are always float32
-        nonfinite_patience: a step that is not finite is not made; after so many in a row the training stops
+        gradient_checkpointing: compute activations again in the backward pass, to save memory
+        nonfinite_patience: a step that is not finite is not made; after so many in a row the run stops
         update: a change of the optimizer's step, by name with its settings: {selective: {ratio: 0.3}} (UEGR's backward
             stage), {child_tuning_f: {}} or {child_tuning_d: {}}; see `seqreg.selective_update`
     """
@@ -178,9 +195,11 @@ class Evaluation(Section):
 
     Args:
         eval_steps: evaluate on the validation set every so many steps; 0 for the end alone
+        per_device_eval_batch_size: examples in one pass on one device
         eval_before_training: also evaluate the untrained model
         load_best_model_at_end: keep the checkpoint with the best validation score instead of the last
-        confidence, resamples: of the bootstrap intervals; 0 resamples for none, where classes are predicted
+        confidence: of the bootstrap intervals
+        resamples: of the bootstrap; 0 for no intervals, where classes are predicted
     """
 
     eval_steps: Natural = 0
@@ -198,7 +217,8 @@ class Logging(Section):
         logging_steps: steps between two points of every curve
         tensorboard: write event files
         samples: outputs shown as text at every evaluation
-        diagnostics_steps, smoothness_steps: see `RegularizedTrainer`
+        diagnostics_steps: steps between two diagnostics of every term; 0 for none
+        smoothness_steps: steps between two measurements of smoothness, which cost extra passes; 0 for none
     """
 
     logging_steps: Count = 50
@@ -209,7 +229,7 @@ class Logging(Section):
 
 
 class Checkpoints(Section):
-    """What a run goes on from when it was stopped.
+    """What a run is resumed from when it was stopped.
 
     Args:
         save_steps: steps from one to the next; 0 for none by steps. These stay when the run is finished
@@ -223,7 +243,14 @@ class Checkpoints(Section):
 
 
 class Config(Section):
-    """All settings of a run."""
+    """All settings of a run.
+
+    Args:
+        task: the name of a task card, or the path of one
+        terms: regularizers by name, each with its settings; null or {} for its defaults
+        seed: of the weights, the order of examples and all that is drawn while training
+        output: the folder of the run
+    """
 
     known_elsewhere: ClassVar[bool] = True
     task: str

@@ -79,15 +79,14 @@ def settle(*, aloud: bool = True) -> str:
 
 def _remembered() -> str:
     """The highest level, tried once for every start of the machine and version of torch."""
-    path = _place()
+    path = _cache_file()
     if path is None:
         return highest()
     try:
-        known = path.read_text(encoding="utf-8").strip()
+        if (level := path.read_text(encoding="utf-8").strip()) in (ALL, *LEVELS):
+            return level
     except (OSError, UnicodeDecodeError):
-        known = ""
-    if known in (ALL, *LEVELS):
-        return known
+        pass  # not tried yet
     level = highest()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,8 +96,8 @@ def _remembered() -> str:
     return level
 
 
-def _place() -> Path | None:
-    """Where the answer is kept; None on a system that does not number its starts."""
+def _cache_file() -> Path | None:
+    """Where the level is remembered; None on a system that does not number its starts."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

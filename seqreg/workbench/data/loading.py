@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -175,14 +175,14 @@ def _carve(card: Card, data: Data, splits: Splits) -> None:
 
 
 def _stratified(examples: Sequence[Example], size: int) -> set[int]:
-    """Places of so many examples whose labels are distributed as all are: evenly spaced in the order of labels."""
+    """Indices of so many examples whose labels are distributed as all are: evenly spaced in the order of labels."""
     rng = random.Random(0)
     order = sorted(range(len(examples)), key=lambda index: (examples[index].label or 0, rng.random()))
     return {order[int((number + 0.5) * len(order) / size)] for number in range(size)}
 
 
-def _chosen(examples: Sequence[Example], places: Sequence[int]) -> Sequence[Example]:
-    return examples.select(places) if isinstance(examples, _Lazy) else [examples[place] for place in places]
+def _chosen(examples: Sequence[Example], indices: Sequence[int]) -> Sequence[Example]:
+    return examples.select(indices) if isinstance(examples, _HubExamples) else [examples[index] for index in indices]
 
 
 def _file_of(folder: Path, name: str, card: Card) -> Path | None:
@@ -260,24 +260,24 @@ def _generated(card: Card) -> Splits:
     return Splits(sets)
 
 
-class _Lazy(Sequence[Example]):
+class _HubExamples(Sequence[Example]):
     """Examples of a dataset that stays on disk; they are read and cleaned when asked for."""
 
-    def __init__(self, dataset: Any, make: Callable[[Record, str], Example | None], name: str) -> None:
-        self.dataset, self.make, self.name = dataset, make, name
+    def __init__(self, dataset: Any, card: Card, name: str) -> None:
+        self.dataset, self.card, self.name = dataset, card, name
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def select(self, places: Sequence[int]) -> _Lazy:
-        return _Lazy(self.dataset.select(places), self.make, self.name)
+    def select(self, indices: Sequence[int]) -> _HubExamples:
+        return _HubExamples(self.dataset.select(indices), self.card, self.name)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.select(range(*index.indices(len(self))))
         if not -len(self) <= index < len(self):
             raise IndexError(index)
-        return self.make(self.dataset[int(index)], f"{self.name} row {index}")
+        return example(self.card, self.dataset[int(index)], f"{self.name} row {index}")
 
 
 def _hub(card: Card, name: str) -> Sequence[Example]:
@@ -302,7 +302,7 @@ def _hub(card: Card, name: str) -> Sequence[Example]:
             f"data.path=FOLDER that has {', '.join(card.splits)} as .jsonl, .csv or .parquet with {columns}"
         ) from None
     used = loaded.filter(lambda record: _is_used(card, record, name == "train"))
-    return _Lazy(used, lambda record, where: example(card, record, where), f"{card.hub.repo} {name}")
+    return _HubExamples(used, card, f"{card.hub.repo} {name}")
 
 
 def _reason(error: Exception) -> str:

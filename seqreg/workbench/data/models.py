@@ -35,10 +35,10 @@ def load_tokenizer(config: Config, texts: Iterable[str], *, trust: bool = False)
 
 def stored_tokenizer(name: str, trust: bool) -> Any:
     """The tokenizer of a folder or of the hub. Where there is none, transformers makes one without a vocabulary."""
-    found = fetched(transformers.AutoTokenizer, name, "tokenizer", trust)
-    if len(found) <= len(set(found.all_special_ids)):
+    tokenizer = fetched(transformers.AutoTokenizer, name, "tokenizer", trust)
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         raise BadInput(f"{name}: there is no tokenizer: its vocabulary is empty; set model.tokenizer=NAME")
-    return found
+    return tokenizer
 
 
 def load_model(config: Config, card: Card, tokenizer: Any, *, trust: bool = False, trained: bool = False) -> Any:
@@ -109,8 +109,7 @@ def loaded(auto: Any, name: str, trust: bool, config: Any, *, new_head: bool) ->
     settings: dict[str, Any] = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
     model, report = fetched(auto, name, "model", trust, config=config, **settings)
     weights.check_loaded(model, report, name, new_head=new_head)
-    bad = weights.not_finite(model)
-    if bad:
+    if bad := weights.not_finite(model):
         raise BadInput(f"{name}: {bad}: the file of weights is spoilt")
     return model
 
@@ -129,20 +128,16 @@ def _check_attention(name: str, config: Any) -> None:
 
 
 def _check_generation(name: str) -> None:
-    """Refuse a generation_config.json that cannot be read: transformers would go on without it."""
+    """Refuse a generation_config.json that cannot be read: transformers would ignore it."""
     if os.path.isfile(os.path.join(name, transformers.utils.GENERATION_CONFIG_NAME)):
         fetched(transformers.GenerationConfig, name, transformers.utils.GENERATION_CONFIG_NAME, False)
 
 
 def _labels(card: Card) -> dict[str, Any]:
     names = card.labels or ["score"]
+    ids = {name: index for index, name in enumerate(names)}
     kind = "single_label_classification" if card.labels else "regression"
-    return {
-        "num_labels": len(names),
-        "id2label": dict(enumerate(names)),
-        "label2id": {name: index for index, name in enumerate(names)},
-        "problem_type": kind,
-    }
+    return {"num_labels": len(names), "id2label": dict(enumerate(names)), "label2id": ids, "problem_type": kind}
 
 
 def _from_scratch(auto: Any, config: Config, tokenizer: Any, labels: Mapping[str, Any], seq2seq: bool) -> Any:
@@ -183,19 +178,19 @@ def _check_kind(kind: str, where: str, seq2seq: bool, trust: bool = False) -> No
 def _check_tokens(model: Any, tokenizer: Any) -> None:
     """Warn of a tokenizer that is probably another model's: their special tokens are not the same."""
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        own, other = special(model, name), getattr(tokenizer, name)
-        if own is not None and other is not None and own != other:
-            warnings.warn(f"{name} is {own} in the model and {other} in the tokenizer: is it another's?", stacklevel=3)
+        id_, other = special(model, name), getattr(tokenizer, name)
+        if id_ is not None and other is not None and id_ != other:
+            warnings.warn(f"{name} is {id_} in the model and {other} in the tokenizer: is it another's?", stacklevel=3)
 
 
 def _fresh_config(config: Config, tokenizer: Any, labels: Mapping[str, Any]) -> Any:
     """A configuration from scratch, which fits the tokenizer and the lengths."""
     name = config.model.architecture or ""
     pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
-    room = max(config.data.max_source_length, config.data.max_target_length, config.generation.max_length) + 8
+    longest = max(config.data.max_source_length, config.data.max_target_length, config.generation.max_length)
     settings = {
         "vocab_size": len(tokenizer), "pad_token_id": pad, "bos_token_id": tokenizer.bos_token_id, "eos_token_id": eos,
-        "decoder_start_token_id": eos if name in _STARTS_WITH_EOS else pad, "max_position_embeddings": room,
+        "decoder_start_token_id": eos if name in _STARTS_WITH_EOS else pad, "max_position_embeddings": longest + 8,
         **labels, **config.model.settings,
     }  # fmt: skip
     if name in _STARTS_WITH_EOS:
@@ -228,7 +223,7 @@ def set_generation(model: Any, config: Config) -> None:
 
 
 def _check_fit(model: Any, tokenizer: Any, config: Config, seq2seq: bool) -> None:
-    """Refuse a tokenizer or lengths that the model has no room for, before they become an index error."""
+    """Refuse a tokenizer or lengths that are too large for the model, before they become an index error."""
     size = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > size:
         raise BadInput(
@@ -239,23 +234,20 @@ def _check_fit(model: Any, tokenizer: Any, config: Config, seq2seq: bool) -> Non
             "the tokenizer has no padding token, so batches cannot be made: set pad_token in its "
             "tokenizer_config.json, or choose another with model.tokenizer=NAME"
         )
-    room = positions(model)
-    lengths = {"data.max_source_length": config.data.max_source_length}
+    limit, lengths = positions(model), {"data.max_source_length": config.data.max_source_length}
     if seq2seq:
-        lengths |= {
-            "data.max_target_length": config.data.max_target_length,
-            "generation.max_length": config.generation.max_length,
-        }
+        lengths["data.max_target_length"] = config.data.max_target_length
+        lengths["generation.max_length"] = config.generation.max_length
     for key, length in lengths.items():
-        if room is not None and length > room:
-            raise BadInput(f"{key}={length}: the model has only {room} positions: set {key} to that or less")
+        if limit is not None and length > limit:
+            raise BadInput(f"{key}={length}: the model has only {limit} positions: set {key} to that or less")
 
 
 def positions(model: Any) -> int | None:
     """The longest text that a model has places for; None where there is no bound."""
     offset = model.config.pad_token_id + 1 if model.config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
-    room = getattr(model.config, "max_position_embeddings", None)
-    return None if room is None else int(room) - offset
+    size = getattr(model.config, "max_position_embeddings", None)
+    return None if size is None else int(size) - offset
 
 
 def fetched(auto: Any, name: str, what: str, trust: bool, **settings: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Rows of local files: JSONL, JSON, CSV, TSV and Parquet, with the file and line of whatever is wrong."""
+"""Readers of local files: JSONL, JSON, CSV, TSV and Parquet, with the file and line of whatever is wrong."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ COLUMNS = 10_000
 def read(
     path: Path, *, ending: str | None = None, header: Sequence[str] = (), known: Collection[str] = ()
 ) -> Iterator[tuple[str, Record]]:
-    """Every row of a file, with the place to name when it is wrong.
+    """Every record of a file, with the place to name when it is wrong.
 
     Args:
         ending: of the format, where the name of the file does not tell
-        header: names of the columns of a table whose first line has none of the `known` names: it is a row then
+        header: names of the columns of a table whose first line has none of the `known` names: it is a record then
     """
     ending = ending or path.suffix
     if ending not in ENDINGS:
@@ -54,29 +54,32 @@ def lines(path: Path, most: int = LINE) -> Iterator[tuple[int, str]]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> Record:
-    row = dict(pairs)
-    if len(row) != len(pairs):
+    record = dict(pairs)
+    if len(record) != len(pairs):
         raise ValueError("a key is there twice")
-    return row
+    return record
 
 
 def _jsonl(path: Path) -> Iterator[tuple[str, Record]]:
+    _, first = next(lines(path), (1, ""))
+    return _json(path) if first.lstrip().startswith("[") else _objects(path)
+
+
+def _objects(path: Path) -> Iterator[tuple[str, Record]]:
     for number, line in lines(path):
-        if number == 1 and line.lstrip().startswith("["):
-            yield from _json(path)
-            return
+        where = f"{path}:{number}"
         if line.strip():
-            yield f"{path}:{number}", _object(line, f"{path}:{number}")
+            try:
+                record = json.loads(line, object_pairs_hook=_unique)
+            except (ValueError, RecursionError) as error:
+                raise BadInput(f"{where}: not a JSON object: {_fault(error)}") from None
+            yield where, _object(record, where)
 
 
-def _object(text: str, where: str) -> Record:
-    try:
-        row = json.loads(text, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{where}: not a JSON object: {_fault(error)}") from None
-    if not isinstance(row, dict):
-        raise BadInput(f"{where}: expected a JSON object, not {type(row).__name__}")
-    return row
+def _object(record: Any, where: str) -> Record:
+    if not isinstance(record, dict):
+        raise BadInput(f"{where}: expected a JSON object, not {type(record).__name__}")
+    return record
 
 
 def _fault(error: ValueError | RecursionError) -> str:
@@ -93,25 +96,24 @@ def _json(path: Path) -> Iterator[tuple[str, Record]]:
     if not text.strip():
         return
     try:
-        rows = json.loads(text, object_pairs_hook=_unique)
+        records = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         if path.suffix == ".json" and "Extra data" in str(error):  # JSON lines under another name
-            yield from ((f"{path}:{n}", _object(line, f"{path}:{n}")) for n, line in lines(path) if line.strip())
+            yield from _objects(path)
             return
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise BadInput(f"{path}{line}: not JSON: {_fault(error)}") from None
-    if not isinstance(rows, list):
-        raise BadInput(f"{path}: expected a list of JSON objects, not {type(rows).__name__}")
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row, dict):
-            raise BadInput(f"{path}: row {number}: expected a JSON object, not {type(row).__name__}")
-        yield f"{path}: row {number}", row
+    if not isinstance(records, list):
+        raise BadInput(f"{path}: expected a list of JSON objects, not {type(records).__name__}")
+    for number, record in enumerate(records, start=1):
+        where = f"{path}: row {number}"
+        yield where, _object(record, where)
 
 
 def _table(path: Path, tabs: bool, header: Sequence[str], known: Collection[str]) -> Iterator[tuple[str, Record]]:
     """CSV with quotes; TSV without, as GLUE is distributed."""
-    found = _cells(path, tabs)
-    where, names = next(found, ("", []))
+    rows = _cells(path, tabs)
+    where, names = next(rows, ("", []))
     if len(names) > COLUMNS:
         raise BadInput(f"{where}: {len(names):,} columns: at most {COLUMNS:,}")
     if header and len(names) == len(header) and not set(names) & set(known):
@@ -120,7 +122,7 @@ def _table(path: Path, tabs: bool, header: Sequence[str], known: Collection[str]
     for name, times in Counter(names).items():
         if times > 1:
             raise BadInput(f"{where}: two columns are called {name!r}")
-    for where, cells in found:
+    for where, cells in rows:
         if len(cells) != len(names):
             raise BadInput(f"{where}: {len(cells)} cells, but the first line names {len(names)} columns")
         yield where, dict(zip(names, cells, strict=True))

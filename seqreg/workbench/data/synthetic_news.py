@@ -1,4 +1,4 @@
-"""Short news stories with headlines, made by seeded grammars: text with real structure, and nothing to download.
+"""Synthetic news stories with headlines, from seeded grammars: text with real structure, and nothing to download.
 
 There are two kinds. They share names, places and most words, and differ in what happens and what a headline says.
 """
@@ -6,6 +6,7 @@ There are two kinds. They share names, places and most words, and differ in what
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from seqreg.workbench.config.cards import NewsKind
 
@@ -54,46 +55,42 @@ WELCOMES = (
 )
 
 
+def _facts(rng: random.Random, cities: int) -> dict[str, Any]:
+    """Who, where and when, which both kinds share."""
+    who, friend = rng.sample([f"{rng.choice(FIRST)} {name}" for name in rng.sample(LAST, 2)], 2)
+    places = dict(zip(("city", "elsewhere", "third"), rng.sample(CITIES, cities), strict=False))
+    (day, other_day), (job, other_job) = rng.sample(DAYS, 2), rng.sample(JOBS, 2)
+    people = {"who": who, "friend": friend, "job": job, "other_job": other_job}
+    return {**people, **places, "day": day, "other_day": other_day}
+
+
 def story(rng: random.Random) -> tuple[str, str]:
     """News of a city: an article of three to five sentences, and its headline that says who did what where."""
-    who, friend = rng.sample([f"{rng.choice(FIRST)} {name}" for name in rng.sample(LAST, 2)], 2)
-    city, elsewhere = rng.sample(CITIES, 2)
-    day, other_day = rng.sample(DAYS, 2)
-    job, other_job = rng.sample(JOBS, 2)
+    facts = _facts(rng, cities=2)
     past, now = rng.choice(sorted(EVENTS))
-    facts = {
-        "who": who, "friend": friend, "city": city, "elsewhere": elsewhere, "day": day, "other_day": other_day,
-        "job": job, "other_job": other_job, "past": past, "thing": rng.choice(EVENTS[past, now]),
-        "years": rng.randint(2, 30), "adjective": rng.choice(["old", "new", "small", "famous", "empty"]),
-    }  # fmt: skip
+    facts |= {"past": past, "thing": rng.choice(EVENTS[past, now]), "years": rng.randint(2, 30)}
+    facts["adjective"] = rng.choice(["old", "new", "small", "famous", "empty"])
     middle = [rng.choice(QUOTES), rng.choice(BACKGROUND)]
     rng.shuffle(middle)
     sentences = [rng.choice(LEADS), *middle[: rng.randint(1, 2)], rng.choice(ENDINGS)]
     if rng.random() < 0.3:  # the lead is not always first
         sentences[0], sentences[1] = sentences[1], sentences[0]
-    return " ".join(sentences).format(**facts), f"{who} {now} {facts['thing']} in {city}"
+    return " ".join(sentences).format(**facts), f"{facts['who']} {now} {facts['thing']} in {facts['city']}"
 
 
 def move(rng: random.Random) -> tuple[str, str]:
     """News of people: an article of two or three sentences, and its headline that says who begins what where."""
-    who, friend = rng.sample([f"{rng.choice(FIRST)} {name}" for name in rng.sample(LAST, 2)], 2)
-    city, elsewhere, third = rng.sample(CITIES, 3)
-    day, other_day = rng.sample(DAYS, 2)
-    job, other_job = rng.sample(JOBS, 2)
-    facts = {
-        "who": who, "friend": friend, "city": city, "elsewhere": elsewhere, "third": third, "day": day,
-        "other_day": other_day, "job": job, "other_job": other_job, "years": rng.randint(2, 30),
-    }  # fmt: skip
+    facts = _facts(rng, cities=3) | {"years": rng.randint(2, 30)}
     ending = rng.choice(ENDINGS).replace("elsewhere", "third")
     sentences = [rng.choice(MOVES), rng.choice(WELCOMES), *([ending] if rng.random() < 0.5 else [])]
     return " ".join(sentences).format(**facts), "{who} to work as {job} in {city} from {day}".format(**facts)
 
 
-def stories(rows: int, seed: int = 0, kind: NewsKind = "city") -> list[dict[str, str]]:
+def stories(count: int, seed: int = 0, kind: NewsKind = "city") -> list[dict[str, str]]:
     """Different stories of a kind, the same for the same seed."""
-    rng, found = random.Random(seed), dict[str, str]()
+    rng, summaries = random.Random(seed), dict[str, str]()
     make = {"city": story, "people": move}[kind]
-    while len(found) < rows:
+    while len(summaries) < count:
         document, summary = make(rng)
-        found[document] = summary
-    return [{"document": document, "summary": summary} for document, summary in found.items()]
+        summaries[document] = summary
+    return [{"document": document, "summary": summary} for document, summary in summaries.items()]

@@ -1,4 +1,4 @@
-"""Whether the weights of a model are those that its folder promises: all of them, of the right shapes, and finite."""
+"""Checks of the weights of a model: all of them are there, of the right shapes, and finite."""
 
 from __future__ import annotations
 
@@ -34,18 +34,17 @@ def check_loaded(model: Any, report: Mapping[str, Any], name: str, *, new_head: 
     if new_head:
         missing -= _drawn_anew(model, missing, parameters)
         unexpected = {key for key in unexpected if _in_body(model, key)}
-    found = [_listed("missing", missing), _listed("unexpected", unexpected)]
-    found.append(_listed("of another shape", [f"{key} {old} instead of {new}" for key, (old, new) in shapes.items()]))
-    told = ", ".join(filter(None, found))
-    if not told:
+    misshapen = [f"{key} {old} instead of {new}" for key, (old, new) in shapes.items()]
+    if not (missing or unexpected or misshapen):
         return
+    faults = [_listed("missing", missing), _listed("unexpected", unexpected), _listed("of another shape", misshapen)]
     body_fits = not any(_in_body(model, key) for key in {*missing, *unexpected, *shapes})
     hint = (
         "model.new_head=true draws a new head"
         if body_fits and shapes
         else "do config.json and model.settings belong to them?"
     )
-    raise BadInput(f"{name}: its weights do not fit {type(model).__name__}: {told}; {hint}")
+    raise BadInput(f"{name}: its weights do not fit {type(model).__name__}: {', '.join(filter(None, faults))}; {hint}")
 
 
 def _drawn_anew(model: Any, missing: Collection[str], parameters: Iterable[str]) -> set[str]:
@@ -64,8 +63,8 @@ def _in_body(model: Any, key: str) -> bool:
 def misfit(model: Any, missing: Iterable[str], unexpected: Collection[str]) -> str:
     """What `load_state_dict` found no weight for, or no place, in a few words; tied weights are stored once."""
     tied = getattr(model, "all_tied_weights_keys", {})
-    found = (_listed("missing", [key for key in missing if key not in tied]), _listed("unexpected", unexpected))
-    return ", ".join(filter(None, found))
+    faults = (_listed("missing", [key for key in missing if key not in tied]), _listed("unexpected", unexpected))
+    return ", ".join(filter(None, faults))
 
 
 def not_finite(model: Any) -> str:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Atomic writes, and paths that can be read or written."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ REMOVED = "model_removed.txt"
 def regular(path: Path) -> Path:
     """A path that can be read to its end: a file, not a folder, a pipe or a device, and not larger than the memory."""
     try:
-        found = path.stat()
+        status = path.stat()
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if not stat.S_ISREG(found.st_mode):
-        what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, a socket or a device"
+    if not stat.S_ISREG(status.st_mode):
+        what = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, a socket or a device"
         raise BadInput(f"{path}: {what}: expected a file; write what comes out of a pipe to one first")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if found.st_size > memory:
-        raise BadInput(f"{path}: {found.st_size:,} bytes, more than the memory of this machine ({memory:,})")
+    if status.st_size > memory:
+        raise BadInput(f"{path}: {status.st_size:,} bytes, more than the memory of this machine ({memory:,})")
     return path
 
 
@@ -45,9 +45,9 @@ def writable(path: str | Path, option: str) -> None:
         pass  # may be made; or others say what is in the way
     except (OSError, ValueError) as error:
         raise BadInput(f"{option}{path}: {getattr(error, 'strerror', None) or error}: choose another") from None
-    for one in (Path(path), *Path(path).parents):
-        if one.is_symlink() and not one.exists():
-            raise BadInput(f"{option}{path}: {one} is a link that leads nowhere: choose another")
+    for parent in (Path(path), *Path(path).parents):
+        if parent.is_symlink() and not parent.exists():
+            raise BadInput(f"{option}{path}: {parent} is a link that leads nowhere: choose another")
 
 
 def sync(path: Path) -> None:
@@ -60,7 +60,7 @@ def sync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file in one go: at any instant the old text or the new one is there. A link is replaced, not followed."""
+    """Write a file atomically: at any instant the old or the new text is there. A link is replaced, not followed."""
     aside = path.with_name(f"{ASIDE}{path.name}")
     try:
         aside.unlink(missing_ok=True)  # of a process that was killed
@@ -97,18 +97,14 @@ def finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: finite(one) for key, one in value.items()}
-    return [finite(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return {key: finite(inner) for key, inner in value.items()}
+    return [finite(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def digest(path: Path) -> str:
     """SHA-256 of a file."""
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
-
-
-def _digest(file: Any) -> str:  # Python 3.10
-    found = hashlib.sha256()
-    for block in iter(lambda: file.read(1 << 20), b""):
-        found.update(block)
-    return found.hexdigest()
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Text that somebody else wrote (a model, a dataset, a recipe), made safe for the place where it is shown."""
+"""Escaping of text from a model, a dataset or a recipe, for the place where it is shown."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def plain(text: object) -> str:
     >>> print(plain("a\x1b[31mb\n"))
     a\x1b[31mb\n
     """
-    return _UNSEEN.sub(lambda found: found.group().encode("unicode_escape").decode(), str(text))
+    return _UNSEEN.sub(lambda match: match.group().encode("unicode_escape").decode(), str(text))
 
 
 def one_line(text: str) -> str:
-    """A text in a file that has one a line: `<n>` for a line break of any kind."""
+    """A text in a file that has one per line: `<n>` for a line break of any kind."""
     return _BREAK.sub("<n>", text)
 
 
@@ -45,6 +45,6 @@ def prose(text: object) -> str:
 
 def fenced(text: str, language: str) -> str:
     """A Markdown block of code, with a fence that the text cannot close."""
-    longest = max((len(found) for found in re.findall("`+", text)), default=0)
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"

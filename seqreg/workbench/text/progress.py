@@ -1,4 +1,4 @@
-"""How far a run has come: bars on a terminal; elsewhere lines, with percentage, rate and time left."""
+"""Progress of a run: bars on a terminal; elsewhere lines, with percentage, rate and time left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECONDS = 30.0
 """Where there is no terminal, at most this often a line that says nothing but how far it is."""
 
 
-def pace(done: float, whole: float | None, seconds: float, unit: str) -> str:
+def pace(done: float, total: float | None, seconds: float, unit: str) -> str:
     """Rate and time left, of what is `done` since it was begun so many `seconds` ago.
 
     >>> pace(20, 120, 10, "step"), pace(1, 3, 10, "batch"), pace(5, None, 1, "example"), pace(0, 3, 1, "step")
@@ -29,9 +29,9 @@ def pace(done: float, whole: float | None, seconds: float, unit: str) -> str:
         return ""
     rate = done / seconds
     shown = f"{rate:.3g} {unit}/s" if rate >= 1 else f"{1 / rate:.3g} s/{unit}"
-    return (
-        shown if whole is None or done >= whole else f"{shown}, {timedelta(seconds=round((whole - done) / rate))} left"
-    )
+    if total is None or done >= total:
+        return shown
+    return f"{shown}, {timedelta(seconds=round((total - done) / rate))} left"
 
 
 def columns() -> tuple[ProgressColumn, ...]:
@@ -43,7 +43,7 @@ def columns() -> tuple[ProgressColumn, ...]:
 
 
 class Bar:
-    """One piece of work of a known size.
+    """A progress bar for one piece of work.
 
     Args:
         what: a word for it, such as "training"
@@ -52,36 +52,36 @@ class Bar:
         progress: to be shown in, on a terminal
     """
 
-    def __init__(self, progress: Progress, what: str, whole: int | None, unit: str, begun: int = 0) -> None:
-        self.progress, self.what, self.whole, self.unit = progress, what, whole, unit
+    def __init__(self, progress: Progress, what: str, total: int | None, unit: str, begun: int = 0) -> None:
+        self.progress, self.what, self.total, self.unit = progress, what, total, unit
         self.begun = self.done = begun
-        self.start = self.said = time.monotonic()
-        self.task = progress.add_task(what, total=whole, completed=begun, pace="")
+        self.start = self.reported = time.monotonic()
+        self.task = progress.add_task(what, total=total, completed=begun, pace="")
 
     @property
     def pace(self) -> str:
-        left = None if self.whole is None else self.whole - self.begun
+        left = None if self.total is None else self.total - self.begun
         return pace(self.done - self.begun, left, time.monotonic() - self.start, self.unit)
 
     def at(self, done: int) -> None:
         """So much is done now."""
         self.done = done
         self.progress.update(self.task, completed=done, pace=self.pace)
-        if not console.is_terminal and time.monotonic() - self.said > SECONDS:
+        if not console.is_terminal and time.monotonic() - self.reported > SECONDS:
             self.say()
 
     def say(self, note: str = "") -> None:
         """A line about how far it is."""
-        self.said = time.monotonic()
-        whole = f" of {self.whole} ({self.done / self.whole:.0%})" if self.whole else ""
-        words = [f"  {self.what}: {self.unit} {self.done}{whole}", note, self.pace]
+        self.reported = time.monotonic()
+        share = f" of {self.total} ({self.done / self.total:.0%})" if self.total else ""
+        words = [f"  {self.what}: {self.unit} {self.done}{share}", note, self.pace]
         console.print("  ".join(word for word in words if word), soft_wrap=True)
 
     def end(self) -> None:
         self.progress.remove_task(self.task)
 
 
-class _Noted(Progress):
+class _NotedProgress(Progress):
     """Bars above a line of text."""
 
     note = ""
@@ -102,10 +102,10 @@ class Bars(TrainerCallback):
 
     def __init__(self, score: str = "score") -> None:
         self.score = score
-        self.progress = _Noted(*columns(), console=console, disable=not console.is_terminal, transient=True)
+        self.progress = _NotedProgress(*columns(), console=console, disable=not console.is_terminal, transient=True)
         self.training: Bar | None = None
         self.evaluating: Bar | None = None
-        self.said = False
+        self.reported = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.is_world_process_zero:
@@ -119,10 +119,10 @@ class Bars(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if self.training is None or not logs:
             return
-        if "train_loss" in logs and not self.said:  # shorter than logging.logging_steps
+        if "train_loss" in logs and not self.reported:  # shorter than logging.logging_steps
             self.training.say(f"loss {logs['train_loss']:.4g} on average")
         if "loss" in logs:
-            self.said, self.progress.note = True, plain(shown(logs["loss"], logs))
+            self.reported, self.progress.note = True, plain(shown(logs["loss"], logs))
             if not console.is_terminal:
                 self.training.say(self.progress.note)
 
@@ -157,6 +157,6 @@ class Bars(TrainerCallback):
         if self.evaluating is not None:
             if self.training is not None:  # whose rate is that of its steps
                 self.training.start += time.monotonic() - self.evaluating.start
-                self.training.said = time.monotonic()
+                self.training.reported = time.monotonic()
             self.evaluating.end()
             self.evaluating = None

@@ -1,4 +1,4 @@
-"""What a run says while it runs."""
+"""Messages on the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ console = Console(stderr=True, highlight=False, markup=False)
 """For everything that is not a result: standard output is for results."""
 
 
-_said: set[str] = set()
+_shown: set[str] = set()
 
 
 def first_process() -> bool:
@@ -58,6 +58,6 @@ def show_warnings() -> None:
 
 def _show(message: Warning | str, *_: Any, **__: Any) -> None:
     line = f"seqreg: warning: {plain(message)}"
-    if line not in _said:
-        _said.add(line)
+    if line not in _shown:
+        _shown.add(line)
         warn(line)

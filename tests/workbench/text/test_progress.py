@@ -1,4 +1,4 @@
-"""What is seen of a training while it runs."""
+"""What a run shows while it runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from seqreg.workbench.text import progress
 
 
 def trained(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, steps: int = 40, first: int = 0) -> str:
-    """What is shown of a training of so many steps that logs every tenth, is evaluated once, and takes no time."""
+    """What is shown of a run of so many steps that logs every tenth, is evaluated once, and takes no time."""
     text, now = io.StringIO(), [0.0]
     shown = Console(file=text, force_terminal=terminal, width=100, color_system=None)
     monkeypatch.setattr(progress, "console", shown)
