@@ -1,4 +1,4 @@
-"""Gradient ascent on a perturbation, shared by every adversarial term."""
+"""Gradient ascent on a perturbation, and what the terms that use it share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from seqreg import diagnostics
 from seqreg.context import Evaluation, Per, Where
 from seqreg.divergences import Divergence
-from seqreg.errors import BadInput
+from seqreg.errors import refuse
 from seqreg.forward import Dropout, Pass, Perturbation, Point
 from seqreg.fused.block import Detach
 from seqreg.losses import at_least_float32
@@ -40,9 +40,35 @@ RESCALED_ASCENT: Mapping[str, Any] = {
 """The ascent that mt-dnn, smart-pytorch and ALUM's code share: a raw gradient, rescaled to norm 1."""
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """Sizes of an ascent at one site, in the units of the perturbation; the mask is that of what may be perturbed."""
+
+    mask: Tensor | None
+    scale: float | Tensor
+    step_size: float | Tensor
+    radius: float | Tensor
+
+
+@dataclass(frozen=True)
+class AscentResult:
+    """An ascent and how it came about.
+
+    Args:
+        start, final: the perturbations, by site                    # [B, S, D]
+        gradient: the last gradient that was followed
+        radius: of the ball, in the units of the perturbations
+    """
+
+    start: Deltas
+    final: Deltas
+    gradient: Deltas
+    radius: Mapping[str, float | Tensor]
+
+
 @dataclass(frozen=True, kw_only=True)
-class Adversarial(Term):
-    """Settings of the inner ascent: start from noise, follow the gradient, stay inside a ball.
+class Ascent:
+    """Gradient ascent on a perturbation: start from noise, follow the gradient, stay inside a ball.
 
     Args:
         where: "input" (the encoder, or the only stack), "encoder", "decoder" or "both"
@@ -85,26 +111,17 @@ class Adversarial(Term):
     embedding_grad: bool = True
     padding: bool = False
 
-    remedy: ClassVar[str] = "raise radius and step_size"
-    gentler: ClassVar[str] = "lower radius and step_size, or weight"
-
-    @property
-    def uses_inner_gradient(self) -> bool:
-        return True
-
-    @property
-    def pass_dropout(self) -> Dropout:
-        return self.dropout
+    name = "ascent"
+    """Whose settings these are, for errors: no setting itself."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not 1 <= self.steps <= 1000:
-            self.refuse("steps", "expected a whole number >= 1, and at most 1000")
+            refuse(self, "steps", "expected a whole number >= 1, and at most 1000")
         for setting in ("scale", "step_size", "radius"):
             if getattr(self, setting) <= 0:
-                self.refuse(setting, "expected a number > 0")
+                refuse(self, setting, "expected a number > 0")
         if self.stabiliser < 0:
-            self.refuse("stabiliser", "expected a number >= 0")
+            refuse(self, "stabiliser", "expected a number >= 0")
 
     @property
     def point(self) -> Point:
@@ -113,55 +130,84 @@ class Adversarial(Term):
     def shift(self, deltas: Deltas) -> Perturbation:
         return Perturbation(deltas, point=self.point, detach=not self.embedding_grad)
 
-
-@dataclass(frozen=True)
-class Ascent:
-    """An ascent and how it came about.
-
-    Args:
-        start, final: the perturbations, by site                    # [B, S, D]
-        gradient: the last gradient that was followed
-        radius: of the ball, in the units of the perturbations
-    """
-
-    start: Deltas
-    final: Deltas
-    gradient: Deltas
-    radius: Mapping[str, float | Tensor]
-
-
-@dataclass(frozen=True)
-class _Ball:
-    """Sizes at one site, in the units of the perturbation."""
-
-    mask: Tensor | None
-    scale: float | Tensor
-    step_size: float | Tensor
-    radius: float | Tensor
-
-    @classmethod
-    def at(cls, term: Adversarial, ctx: Evaluation, name: str, clean: Pass) -> _Ball:
-        site, embeds = ctx.forward.sites[name], clean.embeds[name, term.point].detach()
+    def bounds(self, ctx: Evaluation, name: str, clean: Pass) -> Bounds:
+        """The sizes at a site; refuses those that the arithmetic cannot resolve."""
+        site, embeds = ctx.forward.sites[name], clean.embeds[name, self.point].detach()
         real = ctx.real(name, embeds)
-        factor = site.scale if term.inject == "word" else 1.0
-        unit: float | Tensor = float(rms(embeds, real)) if term.relative else factor
+        factor = site.scale if self.inject == "word" else 1.0
+        unit: float | Tensor = float(rms(embeds, real)) if self.relative else factor
         width, length = embeds.shape[-1], _lengths(embeds, real)
         entries: float | Tensor = 1.0
-        if term.norm == "l2":
-            entries = math.sqrt(width) if term.over == "token" else (length * width).sqrt()
-        ball = unit * entries if term.relative else unit
-        start = unit / (length * width).sqrt() if term.spread == "sentence" else unit
-        share = 1.0 if term.relative else 1 / entries
-        reach = torch.as_tensor(unit * (term.scale if term.projection == "none" else term.radius * share))
+        if self.norm == "l2":
+            entries = math.sqrt(width) if self.over == "token" else (length * width).sqrt()
+        ball = unit * entries if self.relative else unit
+        start = unit / (length * width).sqrt() if self.spread == "sentence" else unit
+        share = 1.0 if self.relative else 1 / entries
+        reach = torch.as_tensor(unit * (self.scale if self.projection == "none" else self.radius * share))
         if complaint := too_small(float(reach.max()), embeds, real, clean.dtype):
-            setting = "scale" if term.projection == "none" else "radius"
-            raise BadInput(f"{term.name}: {setting}={getattr(term, setting)}: {complaint}")
-        if complaint := too_small(float(torch.as_tensor(term.scale * start).max()), embeds, real, embeds.dtype):
+            refuse(self, "scale" if self.projection == "none" else "radius", complaint)
+        if complaint := too_small(float(torch.as_tensor(self.scale * start).max()), embeds, real, embeds.dtype):
             fix = "load the weights in float32 and train under autocast, where the ascent is made in float32"
-            raise BadInput(f"{term.name}: scale={term.scale}: the start is lost: {complaint} ({fix})")
-        mask = None if term.padding else real
-        step = ball * factor if term.rule == "raw" else ball  # a word embedding's gradient is larger by the factor
-        return cls(mask, term.scale * start, term.step_size * step, term.radius * ball)
+            refuse(self, "scale", f"the start is lost: {complaint} ({fix})")
+        mask = None if self.padding else real
+        step = ball * factor if self.rule == "raw" else ball  # a word embedding's gradient is larger by the factor
+        return Bounds(mask, self.scale * start, self.step_size * step, self.radius * ball)
+
+    def init_delta(self, ctx: Evaluation, clean: Pass) -> tuple[dict[str, Tensor], dict[str, Bounds]]:
+        """The random start, and the sizes that bound the ascent."""
+        bounds, deltas = {}, {}
+        for name in ctx.sites(self.where):
+            embeds = clean.embeds[name, self.point].detach()
+            here = bounds[name] = self.bounds(ctx, name, clean)
+            deltas[name] = sample(self.noise, embeds, here.scale, here.mask)
+            if self.rule == "power":
+                size = norm(deltas[name], self.norm, self.over).clamp_min(1e-30)
+                deltas[name] = deltas[name] / size * self.scale * (here.radius / self.radius)
+        return deltas, bounds
+
+    def step(self, delta: Tensor, gradient: Tensor, bounds: Bounds, *, last: bool) -> Tensor:
+        """One step: along the gradient, then back into the ball."""
+        gradient = _masked(gradient, bounds.mask)
+        size = norm(gradient, self.norm, self.over)
+        direction = gradient / (size + self.stabiliser).clamp_min(1e-30)
+        if self.rule == "power":
+            return direction * (bounds.radius if last else bounds.radius / self.radius * self.scale)
+        delta = delta + bounds.step_size * (gradient if self.rule == "raw" else direction)
+        if self.projection == "clip":
+            return project(delta, bounds.radius, self.norm, self.over)
+        if self.projection == "rescale":
+            return delta / (norm(delta, self.norm, self.over) + self.stabiliser).clamp_min(1e-30) * bounds.radius
+        return delta
+
+    def ascend(self, ctx: Evaluation, clean: Pass, objective: Callable[[Pass], Tensor]) -> AscentResult:
+        """Move a perturbation so that `objective` of the perturbed pass grows.
+
+        Only gradients with respect to the perturbation are computed; no parameter and no `.grad` is touched.
+        """
+        start, bounds = self.init_delta(ctx, clean)
+        deltas, gradients = start, start
+        for number in range(self.steps):
+            live = {name: delta.detach().requires_grad_() for name, delta in deltas.items()}
+            with torch.enable_grad():
+                value = objective(ctx.forward(self.shift(live), dropout=self.dropout))
+                computed = torch.autograd.grad(value, list(live.values()))
+            gradients = {name: _masked(g, bounds[name].mask) for name, g in zip(live, computed, strict=True)}
+            deltas = {
+                name: self.step(delta.detach(), gradients[name], bounds[name], last=number == self.steps - 1)
+                for name, delta in live.items()
+            }
+        return AscentResult(start, deltas, gradients, {name: here.radius for name, here in bounds.items()})
+
+    def ascent_diagnostics(self, result: AscentResult) -> dict[str, float]:
+        """The largest |delta| over the radius, and the cosines of the perturbation with its start and last gradient."""
+        sizes = {name: norm(delta, self.norm, self.over) for name, delta in result.final.items()}
+        reach = torch.cat([(size / result.radius[name]).flatten() for name, size in sizes.items()])
+        size = {"delta_over_radius": float(reach.max()), "mean_delta_over_radius": float(reach[reach > 0].mean())}
+        return {
+            **(size if self.projection != "none" else {}),
+            "cosine_start": diagnostics.cosine(result.final, result.start),
+            "cosine_gradient": diagnostics.cosine(result.final, result.gradient),
+        }
 
 
 def _lengths(embeds: Tensor, mask: Tensor | None) -> Tensor:
@@ -171,58 +217,10 @@ def _lengths(embeds: Tensor, mask: Tensor | None) -> Tensor:
     return mask.sum(-1).clamp_min(1).float().reshape(-1, 1, 1)
 
 
-def begin(term: Adversarial, ctx: Evaluation, clean: Pass) -> tuple[dict[str, Tensor], dict[str, _Ball]]:
-    """The random start of an ascent, and the sizes that bound it."""
-    balls, deltas = {}, {}
-    for name in ctx.sites(term.where):
-        embeds = clean.embeds[name, term.point].detach()
-        ball = balls[name] = _Ball.at(term, ctx, name, clean)
-        deltas[name] = sample(term.noise, embeds, ball.scale, ball.mask)
-        if term.rule == "power":
-            size = norm(deltas[name], term.norm, term.over).clamp_min(1e-30)
-            deltas[name] = deltas[name] / size * term.scale * (ball.radius / term.radius)
-    return deltas, balls
-
-
-def climb(term: Adversarial, delta: Tensor, gradient: Tensor, ball: _Ball, *, last: bool) -> Tensor:
-    """One step: along the gradient, then back into the ball."""
-    gradient = _masked(gradient, ball.mask)
-    size = norm(gradient, term.norm, term.over)
-    direction = gradient / (size + term.stabiliser).clamp_min(1e-30)
-    if term.rule == "power":
-        return direction * (ball.radius if last else ball.radius / term.radius * term.scale)
-    delta = delta + ball.step_size * (gradient if term.rule == "raw" else direction)
-    if term.projection == "clip":
-        return project(delta, ball.radius, term.norm, term.over)
-    if term.projection == "rescale":
-        return delta / (norm(delta, term.norm, term.over) + term.stabiliser).clamp_min(1e-30) * ball.radius
-    return delta
-
-
 def _masked(gradient: Tensor, mask: Tensor | None) -> Tensor:
     """What stands on padding may even be NaN."""
     gradient = at_least_float32(gradient)
     return gradient if mask is None else gradient.masked_fill(~mask.unsqueeze(-1), 0.0)
-
-
-def ascend(term: Adversarial, ctx: Evaluation, clean: Pass, objective: Callable[[Pass], Tensor]) -> Ascent:
-    """Move a perturbation so that `objective` of the perturbed pass grows.
-
-    Only gradients with respect to the perturbation are computed; no parameter and no `.grad` is touched.
-    """
-    start, balls = begin(term, ctx, clean)
-    deltas, gradients = start, start
-    for step in range(term.steps):
-        live = {name: delta.detach().requires_grad_() for name, delta in deltas.items()}
-        with torch.enable_grad():
-            value = objective(ctx.forward(term.shift(live), dropout=term.dropout))
-            found = torch.autograd.grad(value, list(live.values()))
-        gradients = {name: _masked(g, balls[name].mask) for name, g in zip(live, found, strict=True)}
-        deltas = {
-            name: climb(term, delta.detach(), gradients[name], balls[name], last=step == term.steps - 1)
-            for name, delta in live.items()
-        }
-    return Ascent(start, deltas, gradients, {name: ball.radius for name, ball in balls.items()})
 
 
 @contextlib.contextmanager
@@ -236,21 +234,28 @@ def _precisely(ctx: Evaluation, clean: Pass, dropout: Dropout) -> Iterator[Pass]
             yield ctx.forward(dropout="off" if dropout == "off" else "shared", grad=False)
 
 
-def climbed(term: Adversarial, ascent: Ascent) -> dict[str, float]:
-    """The largest |delta| over the radius, and the cosines of the perturbation with its start and the last gradient."""
-    reach = torch.cat(
-        [(norm(delta, term.norm, term.over) / ascent.radius[name]).flatten() for name, delta in ascent.final.items()]
-    )
-    size = {"delta_over_radius": float(reach.max()), "mean_delta_over_radius": float(reach[reach > 0].mean())}
-    return {
-        **(size if term.projection != "none" else {}),
-        "cosine_start": diagnostics.cosine(ascent.final, ascent.start),
-        "cosine_gradient": diagnostics.cosine(ascent.final, ascent.gradient),
-    }
+@dataclass(frozen=True, kw_only=True)
+class Adversarial(Ascent, Term):
+    """A term that ascends; its settings are those of `Ascent`."""
+
+    remedy: ClassVar[str] = "raise radius and step_size"
+    gentler: ClassVar[str] = "lower radius and step_size, or weight"
+
+    def __post_init__(self) -> None:
+        Term.__post_init__(self)
+        Ascent.__post_init__(self)
+
+    @property
+    def uses_inner_gradient(self) -> bool:
+        return True
+
+    @property
+    def pass_dropout(self) -> Dropout:
+        return self.dropout
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdversarialAgreement(Adversarial):
+class AdversarialConsistency(Adversarial):
     """Find the nearby input where the outputs differ most, and ask them to agree.
 
     Under autocast the ascent is made in float32, with one more clean pass to start from: near the clean input a
@@ -281,13 +286,13 @@ class AdversarialAgreement(Adversarial):
     def __call__(self, ctx: Evaluation) -> Consistency:
         clean = ctx.reference(self.dropout)
         shift = self.shift(self.attack(ctx, clean).final)
-        return self.agreement(clean, ctx.forward(shift, dropout=self.dropout, grad=self.grad != "clean"))
+        return self.consistency(clean, ctx.forward(shift, dropout=self.dropout, grad=self.grad != "clean"))
 
     @property
     def shares_dropout(self) -> bool:
         return self.dropout != "off"  # under autocast the ascent starts from the clean pass, replayed in float32
 
-    def attack(self, ctx: Evaluation, clean: Pass) -> Ascent:
+    def attack(self, ctx: Evaluation, clean: Pass) -> AscentResult:
         if ctx.kind == "regression" and self.inner != "mse":
             self.refuse("inner", "a KL is 0 on a regression head: use inner='mse' and divergence='mse'")
 
@@ -298,19 +303,19 @@ class AdversarialAgreement(Adversarial):
         divisor = {"sum": 1, "token": max(int(kept.sum()), 1), "sequence": len(kept)}[self.inner_per]
         with _precisely(ctx, clean, self.dropout) as reference:
             keep_logits(ctx, reference, kept)
-            return ascend(self, ctx, clean, objective)
+            return self.ascend(ctx, clean, objective)
 
     def diagnostics(self, ctx: Evaluation) -> dict[str, float]:
-        """See `seqreg.diagnostics` and `climbed`."""
+        """See `seqreg.diagnostics` and `Ascent.ascent_diagnostics`."""
         clean = ctx.reference(self.dropout)
         ascent = self.attack(ctx, clean)
         shift = self.shift(ascent.final)
         return {
-            **climbed(self, ascent),
+            **self.ascent_diagnostics(ascent),
             **diagnostics.size(ctx, clean, shift),
-            **diagnostics.sources(ctx, clean, shift, self.dropout, lambda a, b: self.agreement(a, b).value(ctx)),
+            **diagnostics.sources(ctx, clean, shift, self.dropout, lambda a, b: self.consistency(a, b).value(ctx)),
         }
 
-    def agreement(self, clean: Pass, view: Pass) -> Consistency:
+    def consistency(self, clean: Pass, view: Pass) -> Consistency:
         held: dict[Grad, Detach] = {"both": "none", "perturbed": "first", "clean": "second", "students": "teachers"}
         return Consistency(clean, view, self.divergence, held[self.grad], self.per, self.padding)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import errno
 from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
 
 DISK = frozenset(
     (
@@ -51,6 +52,12 @@ class BadInput(ValueError):  # noqa: N818 - reads as what it is
         if self.key not in settings:
             return path, str(self)
         return f"{path}.{self.key}", f"{path}.{self.key}={settings[self.key]!r}: {self.fix}"
+
+
+def refuse(owner: Any, setting: str, fix: str) -> NoReturn:
+    """Raise for a bad setting of something that has a name: one line that names it, its value and the fix."""
+    value = getattr(owner, setting)
+    raise BadInput(f"{owner.name}: {setting}={value!r}: {fix}", key=setting, value=value, fix=fix)
 
 
 class Advice(UserWarning):

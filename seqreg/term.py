@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 from torch import Tensor
 
 from seqreg.context import Context, Evaluation
-from seqreg.errors import BadInput, check_keys, nearest, yaml_hint
+from seqreg.errors import BadInput, check_keys, nearest, refuse, yaml_hint
 from seqreg.forward import Dropout, ExtraPass, Pass, Perturbation
 from seqreg.objective import Part, WeightedSum
 from seqreg.schedules import Weight, weight_at
@@ -111,8 +111,7 @@ class Term(ABC, metaclass=_Settings):
 
     def refuse(self, setting: str, fix: str) -> typing.NoReturn:
         """Raise for a bad setting: one line that names it, its value and the fix."""
-        value = getattr(self, setting)
-        raise BadInput(f"{self.name}: {setting}={value!r}: {fix}", key=setting, value=value, fix=fix)
+        refuse(self, setting, fix)
 
     @property
     def uses_inner_gradient(self) -> bool:

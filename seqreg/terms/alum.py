@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from seqreg.ascent import RESCALED_ASCENT, AdversarialAgreement, Grad
+from seqreg.ascent import RESCALED_ASCENT, AdversarialConsistency, Grad
 from seqreg.divergences import Divergence
 
 
 @dataclass(frozen=True, kw_only=True)
-class ALUM(AdversarialAgreement):
+class ALUM(AdversarialConsistency):
     """Adversarial training for large neural language models: VAT in the linf ball of every token, as a curriculum.
 
     Formula:
@@ -24,7 +24,7 @@ class ALUM(AdversarialAgreement):
         step_size, radius: a tenth of the embeddings' RMS (ours)
         preset: "alum_v02", the released code (mt-dnn, branch v0.2)
 
-        The other settings are those of `seqreg.ascent.Adversarial` and `AdversarialAgreement`.
+        The other settings are those of `seqreg.ascent.Ascent` and `AdversarialConsistency`.
 
     Cost:
         steps + 1 extra forwards, steps + 1 extra backwards (those of the ascent reach the embeddings alone);

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from seqreg import diagnostics
-from seqreg.ascent import Adversarial, ascend, begin, climb, climbed
+from seqreg.ascent import Adversarial
 from seqreg.context import Evaluation
 from seqreg.noise import Noise, Norm, Over
 from seqreg.objective import BaseLoss, WeightedSum
@@ -37,7 +37,7 @@ class FreeLB(Adversarial):
             0.1, start 0.1 spread over the sentence, radius 0.3; "freelb", the same in the authors' fairseq code, which
             has `last`
 
-        The other settings are those of `seqreg.ascent.Adversarial`.
+        The other settings are those of `seqreg.ascent.Ascent`.
 
     Cost:
         steps extra forwards, 2 steps - 2 extra backwards (of which steps - 1 reach the embeddings alone); with `last`,
@@ -87,16 +87,16 @@ class FreeLB(Adversarial):
         return Cost(self.points + quiet, 2 * self.points - (2 if self.weight == 1 else 1))
 
     def diagnostics(self, ctx: Evaluation) -> dict[str, float]:
-        """See `diagnostics.size`, `ascent.climbed`; `rise` is the loss at the end of the ascent over the clean loss."""
+        """As for other adversarial terms; `rise` is the loss at the end of the ascent over the clean loss."""
         clean = ctx.reference(self.dropout)
-        ascent = ascend(self, ctx, clean, lambda view: BaseLoss(view).sum(ctx, ctx.mask))
+        ascent = self.ascend(ctx, clean, lambda view: BaseLoss(view).sum(ctx, ctx.mask))
         shift = self.shift(ascent.final)
         end = ctx.forward(shift, dropout=self.dropout)
         rise = float(BaseLoss(end).value(ctx) / BaseLoss(clean).value(ctx))
-        return {**climbed(self, ascent), **diagnostics.size(ctx, clean, shift), "rise": rise}
+        return {**self.ascent_diagnostics(ascent), **diagnostics.size(ctx, clean, shift), "rise": rise}
 
     def __call__(self, ctx: Evaluation) -> WeightedSum:
-        deltas, balls = begin(self, ctx, ctx.reference(self.dropout))
+        deltas, bounds = self.init_delta(ctx, ctx.reference(self.dropout))
         total = torch.zeros((), device=ctx.mask.device)
         unit = float(ctx.weights(ctx.base.per).max()) or 1.0  # a step follows the sum over positions, not their mean
         training = torch.is_grad_enabled()
@@ -110,7 +110,7 @@ class FreeLB(Adversarial):
             if point < self.points - 1:
                 gradients = torch.autograd.grad(wanted, list(live.values()), retain_graph=training)
                 deltas = {
-                    name: climb(self, delta, gradient, balls[name], last=False)
+                    name: self.step(delta, gradient, bounds[name], last=False)
                     for (name, delta), gradient in zip(deltas.items(), gradients, strict=True)
                 }
         return WeightedSum((-1.0, BaseLoss(ctx.clean)), rest=total)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from seqreg.ascent import AdversarialAgreement, Grad, Inject
+from seqreg.ascent import AdversarialConsistency, Grad, Inject
 from seqreg.divergences import Divergence
 
 
 @dataclass(frozen=True, kw_only=True)
-class SiFT(AdversarialAgreement):
+class SiFT(AdversarialConsistency):
     """Scale-invariant fine-tuning: perturb embeddings after normalising them, so that their size does not matter.
 
     Formula:
@@ -27,7 +27,7 @@ class SiFT(AdversarialAgreement):
             language models) they are divided by the RMS of each token instead, which is our extension
         preset: "deberta", the released code, with its weight of 5
 
-        The other settings are those of `seqreg.ascent.Adversarial` and `AdversarialAgreement`.
+        The other settings are those of `seqreg.ascent.Ascent` and `AdversarialConsistency`.
 
     Cost:
         steps + 1 extra forwards, steps + 1 extra backwards (those of the ascent reach the embeddings alone);

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from seqreg.ascent import RESCALED_ASCENT, AdversarialAgreement
+from seqreg.ascent import RESCALED_ASCENT, AdversarialConsistency
 
 
 @dataclass(frozen=True, kw_only=True)
-class SMART(AdversarialAgreement):
+class SMART(AdversarialConsistency):
     """Smoothness-inducing adversarial regularization: agree with yourself at the worst nearby input.
 
     Formula:
@@ -25,7 +25,7 @@ class SMART(AdversarialAgreement):
         inner, divergence: "symmetric_kl" for both, or "mse" for both on a regression head
         preset: "mtdnn" or "smart_pytorch", what the released implementations do
 
-        The settings of the ascent are those of `seqreg.ascent.Adversarial`, the others of `AdversarialAgreement`.
+        The settings of the ascent are those of `seqreg.ascent.Ascent`, the others of `AdversarialConsistency`.
 
     Cost:
         steps + 1 extra forwards, steps + 1 extra backwards (those of the ascent reach the embeddings alone);

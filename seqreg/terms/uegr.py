@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from seqreg.ascent import Adversarial, begin, climb
+from seqreg.ascent import Adversarial
 from seqreg.context import Evaluation
 from seqreg.divergences import js_of
 from seqreg.errors import BadInput
@@ -102,12 +102,12 @@ class UEGR(Adversarial):
 
     def attack(self, ctx: Evaluation) -> dict[str, Tensor]:
         """One step from the clean input along the gradient of the task loss."""
-        start, balls = begin(self, ctx, ctx.clean)
+        start, bounds = self.init_delta(ctx, ctx.clean)
         live = {name: torch.zeros_like(delta).requires_grad_() for name, delta in start.items()}
         with torch.enable_grad():
             loss = BaseLoss(ctx.forward(self.shift(live), dropout="shared")).sum(ctx, ctx.mask)
-            found = torch.autograd.grad(loss, list(live.values()))
+            gradients = torch.autograd.grad(loss, list(live.values()))
         return {
-            name: climb(self, live[name].detach(), gradient, balls[name], last=True)
-            for name, gradient in zip(live, found, strict=True)
+            name: self.step(live[name].detach(), gradient, bounds[name], last=True)
+            for name, gradient in zip(live, gradients, strict=True)
         }

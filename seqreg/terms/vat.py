@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from seqreg.ascent import AdversarialAgreement, Grad
+from seqreg.ascent import AdversarialConsistency, Grad
 from seqreg.divergences import Divergence
 from seqreg.noise import Norm, Over
 
 
 @dataclass(frozen=True, kw_only=True)
-class VAT(AdversarialAgreement):
+class VAT(AdversarialConsistency):
     """Virtual adversarial training: the worst direction by power iteration, the clean output held as the target.
 
     Formula:
@@ -26,7 +26,7 @@ class VAT(AdversarialAgreement):
         steps: of power iteration; 1 in the paper
         over: the ball is one a "sentence"
 
-        The other settings are those of `seqreg.ascent.Adversarial` and `AdversarialAgreement`.
+        The other settings are those of `seqreg.ascent.Ascent` and `AdversarialConsistency`.
 
     Cost:
         steps + 1 extra forwards, steps + 1 extra backwards (those of the ascent reach the embeddings alone);

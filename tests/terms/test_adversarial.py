@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from seqreg import BadInput, Criterion, Evaluation, build_term
-from seqreg.ascent import AdversarialAgreement, Ascent
+from seqreg.ascent import AdversarialConsistency, AscentResult
 from seqreg.integrations.hf import context
 from seqreg.noise import norm
 from seqreg.terms.alum import ALUM
@@ -22,7 +22,7 @@ from seqreg.terms.vat import VAT
 from tests.helpers import tiny_models
 from tests.helpers.evaluations import without_base
 
-AGREEMENTS: list[type[AdversarialAgreement]] = [SMART, VAT, ALUM, SiFT]
+AGREEMENTS: list[type[AdversarialConsistency]] = [SMART, VAT, ALUM, SiFT]
 
 
 @pytest.fixture(scope="module")
@@ -52,15 +52,17 @@ def sentences(rows: int) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
 
 
-def attack(net: Any, term: AdversarialAgreement, seed: int, batch: dict[str, Tensor]) -> tuple[Evaluation, Ascent]:
+def attack(
+    net: Any, term: AdversarialConsistency, seed: int, batch: dict[str, Tensor]
+) -> tuple[Evaluation, AscentResult]:
     torch.manual_seed(seed)
     ctx = Evaluation(context(net, batch))
     return ctx, term.attack(ctx, ctx.clean)
 
 
-def divergence(ctx: Evaluation, term: AdversarialAgreement, delta: Tensor) -> float:
+def divergence(ctx: Evaluation, term: AdversarialConsistency, delta: Tensor) -> float:
     view = ctx.forward(term.shift({"encoder": delta}), dropout="shared")
-    return float(term.agreement(ctx.clean, view).value(ctx).detach())
+    return float(term.consistency(ctx.clean, view).value(ctx).detach())
 
 
 def test_smart_climbs_where_random_noise_does_not(trained: Any) -> None:
@@ -180,7 +182,7 @@ def test_vat_holds_the_clean_side(trained: Any) -> None:
 
 @pytest.mark.parametrize("term", AGREEMENTS)
 @pytest.mark.parametrize("model", ["bart", "roberta", "gpt2", "t5"])
-def test_ascent_touches_no_gradient_and_no_parameter(term: type[AdversarialAgreement], model: str) -> None:
+def test_ascent_touches_no_gradient_and_no_parameter(term: type[AdversarialConsistency], model: str) -> None:
     net = tiny_models.make(model)
     before = [parameter.detach().clone() for parameter in net.parameters()]
     ctx = Evaluation(context(net, tiny_models.batch(model)))
@@ -190,7 +192,7 @@ def test_ascent_touches_no_gradient_and_no_parameter(term: type[AdversarialAgree
 
 
 @pytest.mark.parametrize("term", AGREEMENTS)
-def test_shared_dropout_makes_the_term_about_the_perturbation(term: type[AdversarialAgreement]) -> None:
+def test_shared_dropout_makes_the_term_about_the_perturbation(term: type[AdversarialConsistency]) -> None:
     """With new masks in every pass, as in all released code, the value is dominated by dropout."""
     net = tiny_models.make("bart", spread=2.0)
 
@@ -266,7 +268,7 @@ def test_released_sift_is_not_zero_where_outputs_agree() -> None:
 
 @pytest.mark.parametrize("term", [SMART, VAT, ALUM, SiFT])
 @pytest.mark.parametrize("model", ["roberta", "bart_classifier", "t5_classifier", "deberta_v2"])
-def test_regression(term: type[AdversarialAgreement], model: str) -> None:
+def test_regression(term: type[AdversarialConsistency], model: str) -> None:
     """MSE when asked, in the ascent and in the term; a clear error when not; never a silent 0 as DeBERTa's SiFT."""
     net = tiny_models.make(model, num_labels=1)
     batch = {**tiny_models.batch(model), "labels": torch.tensor([0.1, 2.0, 3.5])}
@@ -310,10 +312,8 @@ def test_freelb_is_the_mean_loss_along_the_ascent(trained: Any) -> None:
 def test_freelb_start_is_scaled_by_the_true_length() -> None:
     net = tiny_models.dropout_off(tiny_models.make("roberta"))
     ctx = Evaluation(context(net, tiny_models.batch("roberta")))
-    from seqreg.ascent import begin
-
     term = FreeLB(preset="paper")
-    start, _ = begin(term, ctx, ctx.clean)
+    start, _ = term.init_delta(ctx, ctx.clean)
     lengths = tiny_models.batch("roberta")["attention_mask"].sum(-1)
     for row, length in enumerate(lengths):
         bound = term.scale / float(length * 16) ** 0.5

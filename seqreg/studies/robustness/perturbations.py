@@ -5,19 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from seqreg.ascent import ascend, begin
+from seqreg.ascent import Ascent
 from seqreg.context import Evaluation
 from seqreg.integrations.hf import context
 from seqreg.metrics import text_noise as corruption
 from seqreg.noise import norm, rms
 from seqreg.objective import BaseLoss
 from seqreg.studies.common.trained_model import Batch, Delta, TrainedModel
-from seqreg.terms.freelb import FreeLB
 from seqreg.workbench.data.examples import Example
 
 STEPS = 5
@@ -75,25 +73,28 @@ def attack(radius: float, seed: int, *, ascent: bool) -> Change:
     Args:
         radius: of the sphere, as a share of the l2 norm that all embeddings of an example have at the RMS of its batch
     """
-    sizes: dict[str, Any] = {
-        "radius": radius,
-        "scale": radius / 10,
-        "step_size": radius / 2,
-        "relative": True,
-        "spread": "entry",
-    }
-    term = FreeLB(steps=STEPS, projection="rescale", dropout="off", **sizes)  # l2, over the sentence
+    attacker = Ascent(
+        noise="uniform",
+        scale=radius / 10,
+        steps=STEPS,
+        step_size=radius / 2,
+        radius=radius,
+        norm="l2",
+        over="sentence",
+        projection="rescale",
+        dropout="off",
+    )
 
     def change(model: TrainedModel, examples: Sequence[Example], batch: Batch) -> Delta:
         ctx = Evaluation(context(model.model, batch))
-        (site,) = ctx.sites(term.where)
+        (site,) = ctx.sites(attacker.where)
         with torch.random.fork_rng():
             torch.manual_seed(_number("attack", seed, examples[0]))
             clean = ctx.forward(dropout="off", grad=False)
             if not ascent:
-                deltas, balls = begin(term, ctx, clean)
-                return deltas[site] / norm(deltas[site], "l2", "sentence").clamp_min(1e-30) * balls[site].radius
-            return ascend(term, ctx, clean, lambda view: BaseLoss(view).sum(ctx, ctx.mask)).final[site]
+                deltas, bounds = attacker.init_delta(ctx, clean)
+                return deltas[site] / norm(deltas[site], "l2", "sentence").clamp_min(1e-30) * bounds[site].radius
+            return attacker.ascend(ctx, clean, lambda view: BaseLoss(view).sum(ctx, ctx.mask)).final[site]
 
     return change
 
