@@ -62,7 +62,7 @@ class FairseqForward(Forward):
         with contextlib.ExitStack() as exits:
             embeds = exits.enter_context(perturbed(self.stacks, shifts))
             states = exits.enter_context(_layers(self.stacks)) if hidden else {}
-            output, _ = (self.module if self.aside else self.model)(**inputs, **options)
+            output, _ = (self.module if self.observing else self.model)(**inputs, **options)
         if self.projection is None:
             return Pass(output, embeds, states, dtype=embeds.dtype, rows=rows)
         projection = _project(output, self.projection)

@@ -54,12 +54,12 @@ class HFForward(Forward):
             inputs = {key: value[rows] if isinstance(value, Tensor) else value for key, value in inputs.items()}
         options = {"output_hidden_states": True} if hidden else {}
         with contextlib.ExitStack() as exits:
-            if torch.is_grad_enabled() and not self.aside:
+            if torch.is_grad_enabled() and not self.observing:
                 for lookup in self.lookups if rows is None else self._lookups(inputs):
                     exits.enter_context(lookup)
             embeds = exits.enter_context(perturbed(self.stacks, shifts))
             exits.enter_context(deferred(self.head))
-            output = (self.module if self.aside else self.model)(**inputs, **options)
+            output = (self.module if self.observing else self.model)(**inputs, **options)
         states = _hidden_states(output, self.stacks) if hidden else {}
         aux = hf.aux_loss(self.module, output, inputs)
         causal = self.task == "causal"  # what follows the last token has no label
