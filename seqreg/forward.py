@@ -7,6 +7,7 @@ what one pass saw.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,8 @@ from seqreg.overrides import dropout_rate, generator_state, replay, swapped_weig
 
 Dropout = Literal["independent", "shared", "off"]
 Point = Literal["embedding", "normalised", "layernorm"]
+EmbeddingDelta = Tensor | Callable[[Tensor], Tensor]
+"""What to add, or a function of what it is added to."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Perturbation:
         detach: let no gradient through to what is shifted
     """
 
-    delta: Mapping[str, Tensor | Callable[[Tensor], Tensor]]
+    delta: Mapping[str, EmbeddingDelta]
     point: Point = "embedding"
     detach: bool = False
 
@@ -114,21 +117,21 @@ class Pass:
             return torch.equal(self.deferred.states, other.deferred.states)
         return torch.equal(self.logits, other.logits)
 
-    def part(self, chosen: slice, rows: Tensor | None = None) -> Pass:
+    def select(self, chosen: slice, rows: Tensor | None = None) -> Pass:
         """Some rows of the pass."""
-        own = self.projection
-        projection = None if own is None else replace(own, states=own.states[chosen])
+        head = self.projection
+        projection = None if head is None else replace(head, states=head.states[chosen])
         return Pass(
             (lambda: self.logits[chosen]) if projection is None else projection.logits,
-            _Rows(self.embeds, lambda embeds: embeds[chosen]),
-            _Rows(self.hidden, lambda layers: tuple(layer[chosen] for layer in layers)),
+            _LazyMapping(self.embeds, lambda embeds: embeds[chosen]),
+            _LazyMapping(self.hidden, lambda layers: tuple(layer[chosen] for layer in layers)),
             dtype=self.dtype,
             projection=projection,
             rows=rows,
         )
 
 
-class _Rows(Mapping[Any, Any]):
+class _LazyMapping(Mapping[Any, Any]):
     """The same mapping, with something done to every value when it is asked for."""
 
     def __init__(self, values: Mapping[Any, Any], change: Callable[[Any], Any]) -> None:
@@ -161,7 +164,7 @@ class ExtraPass:
     grad: bool = True
 
 
-_stepped: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+_last_clean_step: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 """The optimizer step of the last clean pass through a model."""
 
 
@@ -183,8 +186,8 @@ class Forward(ABC):
     """Whether gradient checkpointing runs parts of a pass again in its backward."""
     ragged: bool = False
     """Passes drop different layers, and gradients are synchronised across ranks: extra passes need shared dropout."""
-    _start: tuple[Tensor, Tensor | None] | None = None
-    _always: tuple[Perturbation, ...] = ()
+    _clean_rng_state: tuple[Tensor, Tensor | None] | None = None
+    _input_perturbations: tuple[Perturbation, ...] = ()
     _replaying: bool = False
 
     dropouts: tuple[type[nn.Module], ...] = (nn.modules.dropout._DropoutNd,)
@@ -208,42 +211,41 @@ class Forward(ABC):
             shifts: part of the input for this batch: later passes have them too, with the same values
             step: the optimizer step; only its first clean pass moves the state of parametrized weights
         """
-        self._always = tuple(
-            replace(shift, delta={name: self._once(change) for name, change in shift.delta.items()}) for shift in shifts
+        self._input_perturbations = tuple(
+            replace(shift, delta={name: self._drawn_once(change) for name, change in shift.delta.items()})
+            for shift in shifts
         )
-        self._start = generator_state(self._device)
-        with self._first_of(step):
-            return self.run(self._always, hidden=hidden)
+        self._clean_rng_state = generator_state(self._device)
+        with self._clean_pass_of(step):
+            return self.run(self._input_perturbations, hidden=hidden)
 
     def run_batched(self, extras: Sequence[ExtraPass], *, step: int | None = None, hidden: bool = False) -> list[Pass]:
         """The clean pass and others beside it, as one pass of a larger batch; none can share dropout with it later."""
         if self.batch_size is None:
             raise RuntimeError("this Forward cannot take rows twice")
-        self._always, self._start = (), None
+        self._input_perturbations, self._clean_rng_state = (), None
         every = torch.arange(self.batch_size, device=self._device)
         indices = [every, *(every if extra.rows is None else extra.rows for extra in extras)]
-        ends = torch.tensor([len(index) for index in indices]).cumsum(0).tolist()
-        places = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        ends = itertools.accumulate((len(index) for index in indices), initial=0)
+        clean, *slices = (slice(start, end) for start, end in itertools.pairwise(ends))
         changes: dict[str, list[tuple[slice, Callable[..., Tensor]]]] = {}
-        for extra, place in zip(extras, places[1:], strict=True):
+        for extra, chosen in zip(extras, slices, strict=True):
             for site, noise in extra.noise.items():
-                changes.setdefault(site, []).append((place, noise))
-        shift = Perturbation({name: _side_by_side(parts) for name, parts in changes.items()})
-        with self._first_of(step):
+                changes.setdefault(site, []).append((chosen, noise))
+        shift = Perturbation({name: _of_slices(parts) for name, parts in changes.items()})
+        with self._clean_pass_of(step):
             view = self.run((shift,) if changes else (), hidden=hidden, rows=torch.cat(indices))
-        return [
-            view.part(places[0]),
-            *(view.part(place, extra.rows) for place, extra in zip(places[1:], extras, strict=True)),
-        ]
+        selected = (view.select(chosen, extra.rows) for chosen, extra in zip(slices, extras, strict=True))
+        return [view.select(clean), *selected]
 
     @contextlib.contextmanager
-    def _first_of(self, step: int | None) -> Iterator[None]:
+    def _clean_pass_of(self, step: int | None) -> Iterator[None]:
         """The clean pass: the first of a step moves the state of parametrized weights."""
-        again = step is not None and _stepped.get(self.module) == step
+        again = step is not None and _last_clean_step.get(self.module) == step
         with training_off(self._parametrizations if again else iter(())):
             yield
         if step is not None and self.module.training and not self.observing:
-            _stepped[self.module] = step
+            _last_clean_step[self.module] = step
 
     def __call__(
         self,
@@ -273,9 +275,9 @@ class Forward(ABC):
             stack.enter_context(torch.set_grad_enabled(grad and torch.is_grad_enabled()))
             stack.enter_context(training_off(self._parametrizations if dropout != "off" else self.module.modules()))
             if dropout == "shared":
-                if self._start is None:
+                if self._clean_rng_state is None:
                     raise RuntimeError('dropout="shared" replays the clean pass, and none has been made alone')
-                stack.enter_context(replay(self._start, self._device))
+                stack.enter_context(replay(self._clean_rng_state, self._device))
                 self._replaying = True
                 stack.callback(setattr, self, "_replaying", False)
             if rate is not None:
@@ -284,7 +286,7 @@ class Forward(ABC):
                 if torch.is_grad_enabled():
                     raise RuntimeError("a pass with other weights carries no gradient: use grad=False")
                 stack.enter_context(swapped_weights(self.module, weights))
-            shifts = (*self._always, *(() if shift is None else (shift,)))
+            shifts = (*self._input_perturbations, *(() if shift is None else (shift,)))
             view = self.run(shifts, hidden=hidden, **({} if rows is None else {"rows": rows}))
             if weights is not None:
                 _ = view.logits  # while these weights are here
@@ -311,7 +313,7 @@ class Forward(ABC):
         with torch.autocast(self._device.type, enabled=False):
             yield
 
-    def _once(self, change: Tensor | Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def _drawn_once(self, change: EmbeddingDelta) -> Callable[[Tensor], Tensor]:
         """A change that is drawn in the clean pass and then kept; drawn again, alike, where that pass is replayed."""
         drawn: list[Tensor] = []
 
@@ -334,13 +336,13 @@ class Forward(ABC):
                 yield from module.modules()
 
 
-def _side_by_side(changes: Sequence[tuple[slice, Callable[..., Tensor]]]) -> Callable[[Tensor], Tensor]:
+def _of_slices(changes: Sequence[tuple[slice, Callable[..., Tensor]]]) -> Callable[[Tensor], Tensor]:
     """A change of some rows of a larger batch, and none of the others."""
 
     def apply(embeds: Tensor) -> Tensor:
-        delta = torch.zeros_like(at_least_float32(embeds))
-        for place, change in changes:
-            delta[place] = change(embeds[place])
-        return delta
+        total = torch.zeros_like(at_least_float32(embeds))
+        for chosen, change in changes:
+            total[chosen] = change(embeds[chosen])
+        return total
 
     return apply

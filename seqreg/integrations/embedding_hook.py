@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
 from seqreg.errors import BadInput
-from seqreg.forward import Perturbation, Point
+from seqreg.forward import EmbeddingDelta, Perturbation, Point
 from seqreg.losses import at_least_float32
 from seqreg.noise import arithmetic_dtype
 
@@ -79,7 +79,7 @@ class EmbeddingTap(_StackHooks):
     def __init__(
         self,
         stack: Stack,
-        delta: Tensor | Callable[[Tensor], Tensor] | None = None,
+        delta: EmbeddingDelta | None = None,
         point: Point = "embedding",
         detach: bool = False,
     ) -> None:
