@@ -226,8 +226,7 @@ def _masked(gradient: Tensor, mask: Tensor | None) -> Tensor:
 @contextlib.contextmanager
 def _precisely(ctx: Evaluation, clean: Pass, dropout: Dropout) -> Iterator[Pass]:
     """The clean view to ascend from. Near it a divergence is flat, and bfloat16 rounds it away: inside is float32."""
-    own = next(ctx.forward.module.parameters(), torch.empty(0)).dtype
-    if clean.dtype in (None, own) or own not in (torch.float32, torch.float64):
+    if clean.dtype in (None, ctx.weight_dtype) or not ctx.full_precision_weights:
         yield clean
     else:
         with ctx.forward.full_precision():
@@ -297,12 +296,12 @@ class AdversarialConsistency(Adversarial):
             self.refuse("inner", "a KL is 0 on a regression head: use inner='mse' and divergence='mse'")
 
         def objective(view: Pass) -> Tensor:
-            return Consistency(reference, view, self.inner, "first").sum(ctx, kept) / divisor
+            return Consistency(reference, view, self.inner, "first").sum(ctx, counted) / divisor
 
-        kept = torch.ones_like(ctx.mask) if self.padding else ctx.mask
-        divisor = {"sum": 1, "token": max(int(kept.sum()), 1), "sequence": len(kept)}[self.inner_per]
+        counted = torch.ones_like(ctx.mask) if self.padding else ctx.mask
+        divisor = {"sum": 1, "token": max(int(counted.sum()), 1), "sequence": len(counted)}[self.inner_per]
         with _precisely(ctx, clean, self.dropout) as reference:
-            keep_logits(ctx, reference, kept)
+            keep_logits(ctx, reference, counted)
             return self.ascend(ctx, clean, objective)
 
     def diagnostics(self, ctx: Evaluation) -> dict[str, float]:

@@ -42,14 +42,14 @@ def term_class(name: str) -> type[Term]:
     try:
         if _is_module(name):
             return _only_term(importlib.import_module(name))
-        found = getattr(importlib.import_module(parent), attribute)
+        cls = getattr(importlib.import_module(parent), attribute)
     except BadInput:
         raise
     except (Exception, SystemExit) as error:  # a module of the user's, which may do anything when it is imported
         raise BadInput(f"term {name!r} cannot be imported: {type(error).__name__}: {error}") from error
-    if not (inspect.isclass(found) and issubclass(found, Term)):
+    if not (inspect.isclass(cls) and issubclass(cls, Term)):
         raise BadInput(f"{name!r} is not a Term")
-    return found
+    return cls
 
 
 def _is_module(name: str) -> bool:
@@ -63,14 +63,14 @@ def _is_module(name: str) -> bool:
 
 
 def _only_term(module: ModuleType) -> type[Term]:
-    own = [
+    classes = [
         value
         for value in vars(module).values()
         if inspect.isclass(value) and issubclass(value, Term) and value.__module__ == module.__name__
     ]
-    if len(own) != 1:
-        raise BadInput(f"{module.__name__} defines {len(own)} terms: name one as {module.__name__}.CLASS")
-    return own[0]
+    if len(classes) != 1:
+        raise BadInput(f"{module.__name__} defines {len(classes)} terms: name one as {module.__name__}.CLASS")
+    return classes[0]
 
 
 def build_weight(value: Any) -> Weight:

@@ -100,6 +100,15 @@ class Context:
         for field, value in zip(fields(Context), values, strict=True):
             object.__setattr__(self, field.name, value)
 
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        """Of the model's own weights, whatever autocast makes of them."""
+        return next(self.forward.module.parameters(), torch.empty(0)).dtype
+
+    @property
+    def full_precision_weights(self) -> bool:
+        return self.weight_dtype in (torch.float32, torch.float64)
+
     def token_mask(self, site: str) -> Tensor | None:
         """True on the real tokens of a site, [B, S]; None when all are real."""
         if self.forward.sites[site].unknown:

@@ -79,37 +79,38 @@ class _Declared:
     @classmethod
     def of(cls, term: Term, weight: float, ctx: Evaluation) -> _Declared:
         ctx.paths.clear()
-        asked = term(ctx)
-        if isinstance(asked, Part):
-            joint = WeightedSum((1.0, asked))
-        elif isinstance(asked, WeightedSum):
-            joint = asked
-        elif isinstance(asked, Tensor) and asked.shape == ():
-            joint = WeightedSum(rest=asked)
+        returned = term(ctx)
+        if isinstance(returned, Part):
+            joint = WeightedSum((1.0, returned))
+        elif isinstance(returned, WeightedSum):
+            joint = returned
+        elif isinstance(returned, Tensor) and returned.shape == ():
+            joint = WeightedSum(rest=returned)
         else:
-            raise BadInput(f"{term.name} must return a scalar tensor, such as ctx.reduce(values), not {asked!r}")
+            raise BadInput(f"{term.name} must return a scalar tensor, such as ctx.reduce(values), not {returned!r}")
         return cls(term, weight, joint, frozenset(ctx.paths))
 
     @property
     def items(self) -> list[tuple[float, Part]]:
         return [(self.weight * factor, part) for factor, part in self.joint.parts]
 
-    def value(self, ctx: Evaluation, found: Sequence[PartResult]) -> Tensor:
+    def value(self, ctx: Evaluation, results: Sequence[PartResult]) -> Tensor:
         """The unweighted value, without a gradient."""
         value = torch.zeros((), device=ctx.mask.device) if self.joint.rest is None else self.joint.rest.detach()
-        for (factor, part), one in zip(self.joint.parts, found, strict=True):
-            value = value + factor * one.mean(part, ctx)
+        for (factor, part), result in zip(self.joint.parts, results, strict=True):
+            value = value + factor * result.mean(part, ctx)
         return value
 
-    def task(self, ctx: Evaluation, found: Sequence[PartResult]) -> Tensor | None:
+    def task(self, ctx: Evaluation, results: Sequence[PartResult]) -> Tensor | None:
         """The task loss of further passes in the value; None where it is only held against that of the clean pass."""
-        tasks = [(f, p, one) for (f, p), one in zip(self.joint.parts, found, strict=True) if isinstance(p, BaseLoss)]
+        pairs = zip(self.joint.parts, results, strict=True)
+        tasks = [(factor, part, result) for (factor, part), result in pairs if isinstance(part, BaseLoss)]
         if sum(factor for factor, _, _ in tasks) <= 0:
             return None
-        return torch.stack([factor * one.mean(part, ctx) for factor, part, one in tasks]).sum()
+        return torch.stack([factor * result.mean(part, ctx) for factor, part, result in tasks]).sum()
 
-    def path(self, found: Sequence[PartResult]) -> Path:
-        paths = {*self.paths, *(one.path for one in found)}
+    def path(self, results: Sequence[PartResult]) -> Path:
+        paths = {*self.paths, *(result.path for result in results)}
         return "plain" if "plain" in paths else "fused" if paths else "own"
 
 
@@ -187,7 +188,7 @@ class Criterion:
         replaced = any(term.replaces_base_loss(ctx.step) for term, _ in active)
         base = [(0.0 if replaced else 1.0, BaseLoss(ctx.clean))] if ctx.labelled else []
         declared = [_Declared.of(term, weight, ctx) for term, weight in active]
-        total, results = evaluate([*base, *(item for one in declared for item in one.items)], ctx)
+        total, results = evaluate([*base, *(item for term in declared for item in term.items)], ctx)
         values: dict[str, Tensor] = {}
         parts, paths = {"base": torch.zeros((), device=ctx.mask.device)}, {}
         tasks: dict[str, Tensor] = {}
@@ -199,16 +200,16 @@ class Criterion:
         if ctx.labelled and ctx.clean.aux_loss is not None:
             aux = ctx.share * ctx.clean.aux_loss
             total, parts["aux_loss"] = total + aux, aux.detach()
-        for one in declared:
-            mine, results = results[: len(one.items)], results[len(one.items) :]
-            value, name = one.value(ctx, mine), one.term.name
-            values[name], parts[name], paths[name] = value, one.weight * value, one.path(mine)
-            second = one.task(ctx, mine)
+        for term in declared:
+            own_results, results = results[: len(term.items)], results[len(term.items) :]
+            value, name = term.value(ctx, own_results), term.term.name
+            values[name], parts[name], paths[name] = value, term.weight * value, term.path(own_results)
+            second = term.task(ctx, own_results)
             if second is not None:
-                tasks[name] = one.weight * second
-            self._advisor.look(one.term, one.weight, value if second is None else value - second, parts["base"])
-            if one.joint.rest is not None:
-                total = total + one.weight * one.joint.rest
+                tasks[name] = term.weight * second
+            self._advisor.look(term.term, term.weight, value if second is None else value - second, parts["base"])
+            if term.joint.rest is not None:
+                total = total + term.weight * term.joint.rest
         for name, note in ctx.notes.items():
             self._advisor.say(name, "note", note)
         return LossReport(total, parts, values, weights, paths, tasks, ctx.clean if ctx.labelled else None)
@@ -232,8 +233,9 @@ class Criterion:
             evaluation = self._evaluation(alone, active, memory=copy.deepcopy(self.memory))
             base = float(BaseLoss(evaluation.clean).value(evaluation))
             for term, weight in active:
-                one = _Declared.of(term, weight, evaluation)
-                value = weight * float(one.value(evaluation, evaluate(one.items, evaluation)[1]))
+                declared = _Declared.of(term, weight, evaluation)
+                results = evaluate(declared.items, evaluation)[1]
+                value = weight * float(declared.value(evaluation, results))
                 numbers[f"{term.name}/part_over_base"] = value / base if base else 0.0
                 numbers |= {f"{term.name}/{key}": number for key, number in term.diagnostics(evaluation).items()}
         return numbers
@@ -259,7 +261,7 @@ class Criterion:
 
     def state_dict(self) -> dict[str, Tensor]:
         """What terms keep from step to step (Bregman's teacher): save it with your checkpoints."""
-        return {f"{name}/{key}": value for name, kept in self.memory.items() for key, value in kept.items()}
+        return {f"{name}/{key}": value for name, values in self.memory.items() for key, value in values.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take up what `state_dict` gave."""

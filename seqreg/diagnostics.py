@@ -29,15 +29,14 @@ def sources(
     total = float(value(clean, forward(shift, dropout=dropout))) - nothing
     noise = exact = float(value(clean, forward(shift, dropout=same))) - nothing
     masks = float(value(clean, forward(dropout=dropout))) - nothing if dropout == "independent" else 0.0
-    found = {"dropout_over_value": _ratio(masks, total)}
-    own = next(forward.module.parameters(), torch.empty(0)).dtype
-    if own in (torch.float32, torch.float64):
-        if clean.dtype not in (None, own):
+    numbers = {"dropout_over_value": _ratio(masks, total)}
+    if ctx.full_precision_weights:
+        if clean.dtype not in (None, ctx.weight_dtype):
             with forward.full_precision():
                 base = forward(dropout=same)
                 exact = float(value(base, forward(shift, dropout=same))) - float(value(base, base))
-        found["rounding_over_value"] = _ratio(abs(noise - exact), total)
-    return {"noise_over_value": _ratio(exact, total), **found}
+        numbers["rounding_over_value"] = _ratio(abs(noise - exact), total)
+    return {"noise_over_value": _ratio(exact, total), **numbers}
 
 
 def size(ctx: Evaluation, clean: Pass, shift: Perturbation) -> Numbers:
@@ -59,5 +58,5 @@ def cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
     return _ratio(float(a @ b), float(a.norm() * b.norm()))
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+def _ratio(part: float, total: float) -> float:
+    return part / total if total else 0.0

@@ -37,18 +37,18 @@ def states(ctx: Context, view: Pass, layers: Layers = "all", *, before_head: boo
     Args:
         before_head: in place of logits what they would be computed from, where a language-model head does so
     """
-    found: States = {}
+    layer_outputs: States = {}
     for stack, outputs in view.hidden.items():
         if layers in ("all", stack):
             mask = ctx.token_mask(stack)
-            found |= {f"{stack}.{i}": (output, mask) for i, output in enumerate(outputs, start=1)}
+            layer_outputs |= {f"{stack}.{i}": (output, mask) for i, output in enumerate(outputs, start=1)}
     if layers in ("all", "logits"):
         projection = view.deferred if before_head else None
         output = view.logits if projection is None else projection.states
-        found["logits"] = (output, ctx.mask if output.dim() == 3 else None)
-    if not found:
+        layer_outputs["logits"] = (output, ctx.mask if output.dim() == 3 else None)
+    if not layer_outputs:
         raise BadInput(f"layers={layers!r}: this model has {' and '.join(view.hidden)}")
-    return {name: (at_least_float32(values), mask) for name, (values, mask) in found.items()}
+    return {name: (at_least_float32(values), mask) for name, (values, mask) in layer_outputs.items()}
 
 
 def masked(values: Tensor, mask: Tensor | None) -> Tensor:
@@ -87,21 +87,16 @@ def differences(
         w = sample("normal", embeds, 1.0, mask) if hessian else None
         base, along = of(clean), at(size * v)
         across, both = (None, None) if w is None else (at(size * w), at(size * (v + w)))
-        found: Norms = {}
-        for layer, (f, kept) in base.items():
+        norms: Norms = {}
+        for layer, (f, layer_mask) in base.items():
             weight = head if layer == "logits" else None
-            slope = _rows(ctx, (along[layer][0] - f) / size, kept, weight)
+            slope = _rows(ctx, (along[layer][0] - f) / size, layer_mask, weight)
             bend = None
             if across is not None and both is not None:
                 second = ((both[layer][0] - along[layer][0]) - (across[layer][0] - f)) / size**2
-                bend = _rows(ctx, second, kept, weight) * unit**2
-            found[layer] = (slope, bend)
-        return found
-
-
-def full_precision_weights(ctx: Context) -> bool:
-    """Whether the model's own weights are in float32 or better."""
-    return next(ctx.forward.module.parameters(), torch.empty(0)).dtype in (torch.float32, torch.float64)
+                bend = _rows(ctx, second, layer_mask, weight) * unit**2
+            norms[layer] = (slope, bend)
+        return norms
 
 
 def source_gap(ctx: Evaluation) -> float | None:
@@ -112,17 +107,18 @@ def source_gap(ctx: Evaluation) -> float | None:
     swapped = ctx.forward.other_source()
     if swapped is None or not ctx.labelled:
         return None
-    own = ctx.forward(dropout="off", grad=False)
-    return float(BaseLoss(swapped).value(ctx) - BaseLoss(own).value(ctx))
+    straight = ctx.forward(dropout="off", grad=False)
+    return float(BaseLoss(swapped).value(ctx) - BaseLoss(straight).value(ctx))
 
 
 @contextlib.contextmanager
 def _exact(ctx: Evaluation, name: str) -> Iterator[Pass]:
     """The clean view in float32 arithmetic, and the same arithmetic for the passes inside."""
-    dtype = next(ctx.forward.module.parameters(), torch.empty(0)).dtype
-    if not full_precision_weights(ctx):
-        raise BadInput(f"{name}: differences are lost in {dtype}: keep the weights in float32 and use autocast")
-    if ctx.clean.dtype in (None, dtype):
+    if not ctx.full_precision_weights:
+        raise BadInput(
+            f"{name}: differences are lost in {ctx.weight_dtype}: keep the weights in float32 and use autocast"
+        )
+    if ctx.clean.dtype in (None, ctx.weight_dtype):
         yield ctx.clean if ctx.clean.hidden else ctx.forward(dropout="shared", hidden=True)
     else:
         with ctx.forward.full_precision():
@@ -132,8 +128,7 @@ def _exact(ctx: Evaluation, name: str) -> Iterator[Pass]:
 def _rows(ctx: Evaluation, values: Tensor, mask: Tensor | None, head: Tensor | None) -> Tensor:
     """The mean over rows of the squares of what counts; of the logits that a head would make of it."""
     if head is not None:
-        weights, kept = ctx.weights("sequence"), ctx.mask
-        return squared_norm(values[kept], head, weights[kept])
+        return squared_norm(values[ctx.mask], head, ctx.weights("sequence")[ctx.mask])
     squares = masked(values, mask).square()
     return ctx.reduce_rows(squares.reshape(len(squares), -1).sum(-1))
 
@@ -200,7 +195,7 @@ def observe(
             name: tokens(values, mask).cpu()
             for name, (values, mask) in states(evaluation, evaluation.clean, before_head=True).items()
         }
-        if full_precision_weights(ctx):
+        if ctx.full_precision_weights:
             numbers = {f"jacobian/{name}": float(slope) for name, (slope, _) in differences(evaluation).items()}
         gap = None if base is None else source_gap(evaluation)
         if gap is not None:

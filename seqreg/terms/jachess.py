@@ -15,7 +15,7 @@ from seqreg.errors import BadInput
 from seqreg.forward import Pass, Perturbation
 from seqreg.losses import at_least_float32
 from seqreg.schedules import Weight
-from seqreg.smoothness import Norms, States, differences, full_precision_weights, masked, source_gap, states
+from seqreg.smoothness import Norms, States, differences, masked, source_gap, states
 from seqreg.term import Cost, Term
 
 
@@ -234,13 +234,13 @@ class JacHess(Term):
 
     def diagnostics(self, ctx: Evaluation) -> dict[str, float]:
         """J of every layer over its start, the least of them, and the loss that the wrong source costs."""
-        found: dict[str, float] = {}
+        numbers: dict[str, float] = {}
         start = ctx.memory.get(self.name)
-        if start is not None and self.estimator != "published" and full_precision_weights(ctx):
+        if start is not None and self.estimator != "published" and ctx.full_precision_weights:
             ratios = {name: float(slope) / float(start[name]) for name, (slope, _) in self.norms(ctx).items()}
-            found = {**{f"J/{name}": ratio for name, ratio in ratios.items()}, "least_J": min(ratios.values())}
+            numbers = {**{f"J/{name}": ratio for name, ratio in ratios.items()}, "least_J": min(ratios.values())}
         gap = source_gap(ctx)
-        return found if gap is None else {**found, "source_gap": gap}
+        return numbers if gap is None else {**numbers, "source_gap": gap}
 
 
 def _counted(ctx: Evaluation) -> float:
