@@ -74,7 +74,7 @@ class Progress(_Stored):
     logged: int
     sums: dict[str, float]
     shares: dict[str, float]
-    diagnostics: dict[str, float] = Field(validation_alias=AliasChoices("diagnostics", "anatomy"))
+    diagnostics: dict[str, float] = {}
     evaluation_due: bool = Field(validation_alias=AliasChoices("evaluation_due", "owed"))
     nonfinite: NonfiniteState = Field(validation_alias=AliasChoices("nonfinite", "health"))
     seconds: float

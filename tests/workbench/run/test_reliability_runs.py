@@ -65,7 +65,7 @@ def test_p6_changed_intervals_take_effect(copy: Path) -> None:
     ("change", "allowed", "said"),
     [
         ("terms.bregman=null", "terms", "changed since the run was started: terms.bregman"),
-        ("optimisation.optim=adafactor", "optimisation.optim", "begins without what the other one remembered"),
+        ("optimisation.optim=adafactor", "optimisation.optim", "starts without the state of the other one"),
         ("logging.smoothness_steps=1", "logging", "changed since the run was started: logging.smoothness_steps"),
     ],
 )
