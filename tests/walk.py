@@ -2,8 +2,8 @@
 
     python -m tests.walk [--calls]
 
-A tiny BART is trained with R3F. Of one step in the middle, every call from one file of seqreg into another is counted
-once per pair of functions, in the order in which they first happen. A *return* is a call into a file visited before.
+A tiny BART is trained with R3F. Of one step in the middle, calls from one file of seqreg into another are traced, in
+the order in which they first happen, and counted once per pair of files. `--calls` prints every pair of functions.
 """
 
 from __future__ import annotations
@@ -84,19 +84,17 @@ def main() -> None:
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         calls = walk(Path(folder))
-    files: list[str] = []
-    returns = 0
-    for start, _, to, _ in calls:
-        for name in (start, to):
-            if name not in files:
-                files.append(name)
-            elif name == to:
-                returns += 1
     if chosen.calls:
         for start, caller, to, callee in calls:
             print(f"{start}:{caller} -> {to}:{callee}")
+    files: list[str] = []
+    steps = list(dict.fromkeys((start, to) for start, _, to, _ in calls))
+    returns = 0
+    for start, to in steps:
+        returns += to in files
+        files += [name for name in (start, to) if name not in files]
     print("\n".join(files))
-    print(f"{len(files)} files, {len(calls)} calls between them, {returns} into a file that was visited before")
+    print(f"{len(files)} files, {len(steps)} different steps from file to file, {returns} into a file visited before")
 
 
 if __name__ == "__main__":

@@ -118,9 +118,9 @@ class LinearHead:
         return states_grad
 
     def logits_buffer(self, rows: int, *, reuse: bool = True) -> Tensor:
-        """Room for [rows, V] logits; rows start at multiples of 16 numbers, without which products are a third slower.
+        """A buffer for [rows, V] logits; rows start at multiples of 16 numbers: products are a third faster.
 
-        On the CPU the room is kept from call to call: the system takes as long to give new pages as a product does.
+        On the CPU the buffer is kept from call to call: the system takes as long to give new pages as a product does.
         """
         width, device = len(self.weight), self.weight.device
         stride = -(-width // 16) * 16

@@ -27,7 +27,7 @@ def _with_intervals(axes: Any, scores: Sequence[Score], offset: float, **style: 
 
 
 def _from_zero(axes: Any) -> None:
-    """Room below down to 0, and a little above what is drawn."""
+    """An axis down to 0, and a little above what is drawn."""
     low, high = axes.get_ylim()
     axes.set_ylim(min(0.0, low), 1.05 * high)
 

@@ -190,7 +190,7 @@ class Optimisation(Section):
         )
 
 
-class Evaluation(Section):
+class EvaluationSettings(Section):
     """When and how it is judged.
 
     Args:
@@ -260,7 +260,7 @@ class Config(Section):
     terms: dict[str, dict[str, Any] | None] = {}
     optimisation: Optimisation
     generation: Generation = Generation()
-    evaluation: Evaluation = Evaluation()
+    evaluation: EvaluationSettings = EvaluationSettings()
     logging: Logging = Logging()
     checkpoints: Checkpoints = Checkpoints()
     seed: Natural = 1
