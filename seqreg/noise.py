@@ -30,7 +30,7 @@ def sample(noise: Noise, like: Tensor, scale: float | Tensor, mask: Tensor | Non
 
     Args:
         like: embeddings                                            # [B, S, D]
-        scale: standard deviation (normal) or bound (uniform); one number, one a row or one a token    # [B, 1 or S, 1]
+        scale: standard deviation (normal) or bound (uniform); one number, one per row or per token    # [B, 1 or S, 1]
         mask: True on real tokens; None when all are                # [B, S]
     """
     if mask is None:

@@ -134,7 +134,7 @@ def _rows(ctx: Evaluation, values: Tensor, mask: Tensor | None, head: Tensor | N
 
 
 def tokens(values: Tensor, mask: Tensor | None) -> Tensor:
-    """The states of the real tokens, one a row: [N, D]."""
+    """The states of the real tokens, one per row: [N, D]."""
     if values.dim() == 2 or mask is None:
         return values.reshape(-1, values.shape[-1])
     return values[pad(mask, (0, values.shape[1] - mask.shape[1]))]

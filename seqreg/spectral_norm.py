@@ -56,7 +56,7 @@ class SpectralNorm(nn.Module):
 def spectral_norm(head: nn.Module, layers: Layers = "all", warmup: int = 15) -> list[str]:
     """Normalise the linear layers of `head` in place.
 
-    One power iteration a training pass, as in fairseq; but a `Context` lets only the first clean pass of an optimizer
+    One power iteration per training pass, as in fairseq; but a `Context` lets only the first clean pass of an optimizer
     step iterate, so that extra passes see the same head and accumulation does not change the gradient.
 
     Args:
@@ -83,7 +83,7 @@ def spectral_norm(head: nn.Module, layers: Layers = "all", warmup: int = 15) -> 
 def fold(model: nn.Module) -> nn.Module:
     """Replace every normalised weight by its value, in place: afterwards the model is a plain one.
 
-    To save in the middle of a training, leave the model as it is: save_pretrained(..., state_dict=folded_state(model)).
+    To save during training, leave the model as it is: save_pretrained(..., state_dict=folded_state(model)).
     """
     for _, module in list(_normalised(model)):
         cls = type(module)  # copies of a model share it, and folding removes a property from it

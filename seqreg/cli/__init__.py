@@ -1,1 +1,1 @@
-"""The `seqreg` command; the only home of a command's code."""
+"""The `seqreg` command; all code of the commands."""

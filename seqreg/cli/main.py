@@ -24,7 +24,7 @@ app = typer.Typer(
 
 **A first run**, on generated text, in two minutes:
 
-    seqreg train quickstart --terms r3f
+    seqreg quickstart
 
 **Your own pairs of texts**, with a pretrained model:
 

@@ -86,7 +86,7 @@ def compare(
 
     seqreg compare quickstart -t r3f -t smart --seeds 5 --output runs/compare
 
-    seqreg compare quickstart -t r3f -t strong=r3f:weight=1.0 -t mine/term.yaml terms.r3f.noise=normal
+    seqreg compare quickstart -t r3f -t strong=r3f:weight=1.0 -t mine/term.yaml terms.r3f.noise=uniform
 
     seqreg compare gigaword -t r3f -t r3f+rdrop --seeds 3,7,11,13,17 --launcher "sbatch --wrap={}"
 

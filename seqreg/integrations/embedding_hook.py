@@ -119,7 +119,7 @@ class EmbeddingTap(_StackHooks):
             return f"{stack} cannot be perturbed: its {embedding} gives a {self.strange}, not embeddings"
         return (
             f"the perturbation of {stack} was applied {self.fired} times instead of once: its {embedding} must be "
-            "called exactly once a forward pass; feed input_ids, not inputs_embeds"
+            "called exactly once per forward pass; feed input_ids, not inputs_embeds"
         )
 
     def _at_embedding(self, embedding: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:

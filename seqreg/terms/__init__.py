@@ -1,1 +1,1 @@
-"""One regularizer a file. `seqreg.build` finds them by file name; there is no registry."""
+"""One regularizer per file. `seqreg.build` finds them by file name; there is no registry."""

@@ -24,7 +24,7 @@ class VAT(AdversarialConsistency):
         radius: of the perturbation: a twentieth of that norm. Ours: the paper's radii are for images and other
             embeddings, and at a tenth the term can begin above the base loss
         steps: of power iteration; 1 in the paper
-        over: the ball is one a "sentence"
+        over: one ball per "sentence"
 
         The other settings are those of `seqreg.ascent.Ascent` and `AdversarialConsistency`.
 

@@ -156,7 +156,7 @@ class Memory(nn.Module):
 
 
 class Remembering:
-    """For a criterion that can begin from any checkpoint: one of a training without such a term has nothing for it."""
+    """For a criterion that can begin from any checkpoint: one of a run without such a term has nothing for it."""
 
     def load_state_dict(self, state_dict: Any, *values: Any, **named: Any) -> Any:
         if state_dict is None:

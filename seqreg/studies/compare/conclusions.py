@@ -1,4 +1,4 @@
-"""From the scores of a comparison to tables and plain sentences; the word "significant" has to be earned."""
+"""From the scores of a comparison to tables and plain sentences; "significant" only after correction."""
 
 from __future__ import annotations
 

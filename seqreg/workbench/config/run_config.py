@@ -255,9 +255,9 @@ def _has_term(stack: Overlay, assignment: str) -> None:
     terms = terms if isinstance(terms, dict) else {}
     if parts[0] == "terms" and len(parts) > 2 and parts[1] not in terms:
         has = f"has {', '.join(terms)}" if terms else "has none"
-        raise BadInput(
-            f"command line: {assignment}: there is no term {parts[1]!r} (the run {has}): add --terms {parts[1]}"
-        )
+        known = parts[1] in lookup.names("recipes/terms")
+        fix = f"add --terms {parts[1]}" if known else "a term of your own is named in a file: --terms FILE.yaml"
+        raise BadInput(f"command line: {assignment}: there is no term {parts[1]!r} (the run {has}): {fix}")
 
 
 def _only(block: dict[str, Any], known: Sequence[str], where: str) -> None:

@@ -34,7 +34,7 @@ def tag_of_log(key: str) -> str:
     ('train/part/r3f', 'train_diagnostics/r3f/noise_over_value')
     """
     head, slash, _ = key.partition("/")
-    return f"train/{key}" if not slash or head in ("part", "value", "weight") else f"train_{key}"
+    return f"train/{key}" if not slash or head in ("part", "task", "value", "weight") else f"train_{key}"
 
 
 def tag_of_score(key: str, metrics: Sequence[str]) -> str:
