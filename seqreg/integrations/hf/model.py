@@ -204,7 +204,8 @@ def r4f(model: nn.Module, layers: spectral_norm.Layers = "all", warmup: int = 15
     """Normalise the classification head of a transformers model in place, and return the model.
 
     The trainers export it folded. In a loop of your own,
-    `save_pretrained(..., state_dict=spectral_norm.folded_state(model))` saves it in the middle of training, and `spectral_norm.fold(model)` makes it a plain model at the end.
+    `save_pretrained(..., state_dict=spectral_norm.folded_state(model))` saves it in the middle of training, and
+    `spectral_norm.fold(model)` makes it a plain model at the end.
 
     Args:
         layers: "all" weight matrices of the head (the paper) or only the last, "out_proj" (fairseq)
