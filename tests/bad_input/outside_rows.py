@@ -22,7 +22,7 @@ FULL_DISK = f"{RELIABILITY}_faults.py::test_p7_a_disk_that_fills_up"
 DAMAGED = f"{RELIABILITY}.py::test_p2_a_damaged_checkpoint_is_named_and_passed_over"
 SIGNALS = f"{RELIABILITY}_faults.py::test_p5_a_signal_finishes_the_step_and_saves"
 TWO = f"{RELIABILITY}_runs.py::test_a_second_process_is_refused_at_once"
-CURVES = f"{RELIABILITY}_faults.py::test_p7_curves_that_cannot_be_written_do_not_stop_a_training"
+CURVES = f"{RELIABILITY}_faults.py::test_p7_curves_that_cannot_be_written_do_not_stop_a_run"
 
 elsewhere(
     16, "NaN or infinity in the logits", "P", "handled", NOT_FINITE, "the step is not made; exit code 3 in the end"

@@ -302,7 +302,7 @@ class Ascending(Term):
         embeds = ctx.clean.embeds["encoder", "embedding"]
         delta = torch.zeros_like(embeds).requires_grad_()
         view = ctx.forward(Perturbation({"encoder": delta}), dropout="shared")
-        (gradient,) = torch.autograd.grad(BaseLoss(view).values(ctx).sum(), delta)
+        (gradient,) = torch.autograd.grad(BaseLoss(view).from_logits(ctx)[0].sum(), delta)
         return ctx.reduce(gradient.square().sum((-1, -2)).unsqueeze(-1).expand_as(ctx.labels))
 
 

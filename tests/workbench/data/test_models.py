@@ -166,7 +166,7 @@ def test_w1_a_trained_run_is_read_whole_by_every_command(part: str, finished: Pa
     for attempt in (
         lambda: train.evaluate_run(folder),
         lambda: predict(folder, str(source), str(tmp_path / "out.jsonl")),
-        lambda: TrainedModel.load(folder),
+        lambda: TrainedModel.load(folder).model,
     ):
         with pytest.raises(BadInput, match=r"missing \(.*" + part.partition(".")[0]):
             attempt()
