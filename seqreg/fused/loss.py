@@ -194,6 +194,11 @@ class _ChunkLoop:
             weight.new_zeros((2, len(objective.labels)), dtype=self.head.sum_dtype) for _ in objective.summands
         ]
         moved = {view for summand in objective.summands if summand.weight is not None for view in summand.part.learning}
+        self.states = {
+            view: projection.states.detach().flatten(0, -2)
+            for view, projection in objective.projections.items()
+            if projection is not None
+        }
         self.learning: set[Pass] = set()
         """The passes whose logits get a gradient."""
         self.states_grads: dict[Pass, Tensor] = {}
@@ -201,7 +206,8 @@ class _ChunkLoop:
             if projection is not None and projection.requires_grad and view in moved and any((*needs_grad[:2], needed)):
                 self.learning.add(view)
                 if needed:
-                    self.states_grads[view] = torch.zeros_like(projection.states, dtype=self.head.sum_dtype)
+                    states = projection.states  # of any strides (fairseq's are transposed); the gradient is contiguous
+                    self.states_grads[view] = torch.zeros(states.shape, dtype=self.head.sum_dtype, device=states.device)
 
     def run(self) -> tuple[Tensor, list[Tensor | None]]:
         """The loss, and the gradients of weight, bias and the states of every pass; fills in the results."""
@@ -227,8 +233,7 @@ class _ChunkLoop:
         states: dict[Pass, Tensor] = {}
         for view, source in ((view, sources[view]) for view in passes):
             if source.projection is not None:
-                every = source.projection.states.detach().flatten(0, -2)
-                states[view] = every[_rows(source.state_index, positions)].to(head.dtype)
+                states[view] = self.states[view][_rows(source.state_index, positions)].to(head.dtype)
             if source.logits is None:
                 head.project(states[view], logits[view])
             else:
@@ -243,7 +248,7 @@ class _ChunkLoop:
             for k, view in enumerate(learning):
                 if states_grad is not None and view in self.states_grads:
                     rows, grad = _rows(sources[view].state_index, positions), states_grad[k * size : (k + 1) * size]
-                    self.states_grads[view].flatten(0, -2)[rows] = grad.to(head.sum_dtype)
+                    self.states_grads[view].view(-1, grad.shape[-1])[rows] = grad.to(head.sum_dtype)
 
     def block(self, positions: Tensor, logits: Mapping[Pass, Tensor], learning: Collection[Pass]) -> None:
         """Values of a few positions, and the gradients of their logits in place of these."""

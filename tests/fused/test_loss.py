@@ -218,6 +218,19 @@ def test_rows_of_a_pass() -> None:
         torch.testing.assert_close(own, expected)
 
 
+def test_states_of_any_strides() -> None:
+    """fairseq's states are transposed: their gradient must arrive all the same."""
+    drawn = torch.Generator().manual_seed(4)
+    storage = torch.randn(3, 4, 5, generator=drawn, dtype=torch.float64).requires_grad_()
+    weight = torch.randn(9, 5, generator=drawn, dtype=torch.float64).requires_grad_()
+    labels, weights = torch.randint(0, 9, (4, 3), generator=drawn), torch.rand(4, 3, generator=drawn)
+    states = storage.transpose(0, 1)  # [4, 3, 5]
+    loss = fused_loss([Summand(BaseLoss(lazy(states, weight)), weights, weights > 0)], labels, Base())[0]
+    plain = (label_smoothed_nll(states @ weight.t(), labels)[0] * weights).sum()
+    for own, expected in zip(gradients(loss, [weight, storage]), gradients(plain, [weight, storage]), strict=True):
+        torch.testing.assert_close(own, expected)
+
+
 def test_b3_early_logits_stand_for_the_product() -> None:
     """To the rounding of float64: the products have other shapes, and so may have another order of summation."""
     case = Case(4, 11, 13, 4, torch.float64)

@@ -93,7 +93,6 @@ RETIRED = {
     "evaluation.best": "load_best_model_at_end",
     "evaluation.batch_size": "per_device_eval_batch_size",
     "logging.every": "logging_steps",
-    "logging.anatomy_steps": "diagnostics_steps",
     "checkpoints.every": "save_steps",
     "checkpoints.minutes": "save_minutes",
     "checkpoints.keep": "save_total_limit",
@@ -106,6 +105,7 @@ RETIRED = {
 
 RETIRED_PAIRS = {"optimisation.betas": ("adam_beta1", "adam_beta2")}
 """The same for keys whose value was a pair."""
+
 
 def current(key: str) -> str:
     """What a dotted key is called now.

@@ -39,7 +39,7 @@ def assigned_key(assignment: str) -> str:
 
 
 def _renamed(values: Mapping[str, Any], origin: str, prefix: str) -> dict[str, Any]:
-    """The settings below a prefix as they are called now. A retired name is answered, and refused beside its new one."""
+    """The settings below a prefix as they are called now; a retired name is refused beside its new one."""
     renamed: dict[str, Any] = {}
     for name, value in values.items():
         pair = RETIRED_PAIRS.get(f"{prefix}{name}")

@@ -219,7 +219,7 @@ def test_a_text_under_its_retired_name_is_text() -> None:
 
 @pytest.mark.parametrize("block", ["{steps: 50, max_steps: 100}", "{max_steps: 100, steps: 50}"])
 def test_a_retired_name_beside_its_new_one_is_refused(block: str) -> None:
-    with pytest.raises(BadInput, match="^command line: optimisation.steps: now max_steps, which is set too"):
+    with pytest.raises(BadInput, match=r"^command line: optimisation.steps: now max_steps, which is set too"):
         run_config.resolve("quickstart", overrides=[f"optimisation={block}"])
 
 
