@@ -15,7 +15,7 @@ from seqreg.studies.common.findings import Finding, Table, command
 from seqreg.studies.common.trained_model import TrainedModel, load_all
 from seqreg.workbench.config import cards, methods, run_config
 from seqreg.workbench.config.cards import Card
-from seqreg.workbench.config.overlay import assigned
+from seqreg.workbench.config.overlay import assigned, assigned_key
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.data import loading
 from seqreg.workbench.run.signals import Signals
@@ -83,7 +83,7 @@ def resolve(
         if not 0 <= share <= 1:
             raise BadInput(f"--share {share:g}: expected a share of the target's training examples, from 0 to 1")
     for setting in settings:
-        if setting.partition("=")[0] in ("output", "task", "data.train_fraction"):
+        if assigned_key(setting) in ("output", "task", "data.train_fraction"):
             raise BadInput(f"{setting}: not here: the folders, --to and --share say so")
     card, _ = cards.load(task)
     models = load_all(list(dict.fromkeys(folders)), trust=trust)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 ALIASES = {
     "optimisation": ("training", "train", "trainer", "optimization", "training_args"),
     "optimisation.learning_rate": ("lr", "max_lr", "peak_lr"),
@@ -66,6 +69,9 @@ ALIASES = {
 _MEANT = {key.rpartition(".")[2]: key for key in ALIASES if "." in key}  # in another section, or in none
 _MEANT |= {word: key for key, words in ALIASES.items() for word in words}
 
+RETIRED_TASKS = {"newsroom": "synthetic_news", "newsroom_people": "synthetic_news_people"}
+"""Names of task cards from before, and what they are called now. They are still read."""
+
 RETIRED = {
     "optimisation.steps": "max_steps",
     "optimisation.epochs": "num_train_epochs",
@@ -90,15 +96,44 @@ RETIRED = {
     "evaluation.best": "load_best_model_at_end",
     "evaluation.batch_size": "per_device_eval_batch_size",
     "logging.every": "logging_steps",
+    "logging.anatomy_steps": "diagnostics_steps",
     "checkpoints.every": "save_steps",
     "checkpoints.minutes": "save_minutes",
     "checkpoints.keep": "save_total_limit",
     "model.vocabulary": "vocab_size",
+    "terms.r3f.rows": "example_fraction",
+    "terms.r3f.tokens": "token_fraction",
+    **{f"data.also.{old}": new for old, new in RETIRED_TASKS.items()},
 }
 """Keys from before seqreg used transformers' names, and what the last part is called now. They are still read."""
 
-RETIRED_TASKS = {"newsroom": "synthetic_news", "newsroom_people": "synthetic_news_people"}
-"""Names of task cards from before, and what they are called now. They are still read."""
+RETIRED_PAIRS = {"optimisation.betas": ("adam_beta1", "adam_beta2")}
+"""The same for keys whose value was a pair."""
+
+
+def current(key: str) -> str:
+    """What a dotted key is called now.
+
+    >>> current("optimisation.clip"), current("seed")
+    ('optimisation.max_grad_norm', 'seed')
+    """
+    return f"{key.rpartition('.')[0]}.{RETIRED[key]}" if key in RETIRED else key
+
+
+def current_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted key, as the keys are called now.
+
+    >>> current_settings({"optimisation.betas": [0.9, 0.98], "optimisation.clip": 1})
+    {'optimisation.adam_beta1': 0.9, 'optimisation.adam_beta2': 0.98, 'optimisation.max_grad_norm': 1}
+    """
+    now: dict[str, Any] = {}
+    for key, value in settings.items():
+        pair = RETIRED_PAIRS.get(key)
+        if pair is not None and isinstance(value, (list, tuple)) and len(value) == len(pair):
+            now |= {f"{key.rpartition('.')[0]}.{name}": part for name, part in zip(pair, value, strict=True)}
+        else:
+            now[current(key)] = value
+    return now
 
 
 def meant(key: str) -> str | None:

@@ -10,9 +10,9 @@ from typing import Any
 
 from seqreg.errors import Advice, BadInput
 from seqreg.integrations.strict_yaml import dump, parse, read
-from seqreg.workbench.config.other_names import RETIRED
+from seqreg.workbench.config.other_names import current, current_settings
 
-__all__ = ["Overlay", "assigned", "dump", "parse", "read", "remove"]
+__all__ = ["Overlay", "assigned", "assigned_key", "dump", "parse", "read"]
 
 
 def assigned(key: str, value: object) -> str:
@@ -29,13 +29,26 @@ def assigned(key: str, value: object) -> str:
     return f"{key}={text if same else json.dumps(text, ensure_ascii=False)}"
 
 
-def remove(values: dict[str, Any], key: str) -> None:
-    """Take a dotted key out of nested settings, if it is there."""
-    first, _, rest = key.partition(".")
-    if not rest:
-        values.pop(first, None)
-    elif isinstance(values.get(first), dict):
-        remove(values[first], rest)
+def assigned_key(assignment: str) -> str:
+    """The key of a `key=value`, as it is called now.
+
+    >>> assigned_key("data.share=0.5")
+    'data.train_fraction'
+    """
+    return current(assignment.partition("=")[0].strip())
+
+
+def _renamed(values: Mapping[str, Any], origin: str, prefix: str) -> dict[str, Any]:
+    """Settings below a prefix as they are called now. A retired name is answered, or refused beside its new one."""
+    renamed: dict[str, Any] = {}
+    for name, value in values.items():
+        now = {key.removeprefix(prefix): part for key, part in current_settings({f"{prefix}{name}": value}).items()}
+        if name not in now:
+            if both := [key for key in now if key in values]:
+                raise BadInput(f"{origin}: {prefix}{name}: now {both[0]}, which is set too: leave one of them out")
+            warnings.warn(f"{origin}: {prefix}{name}: now {' and '.join(now)}", Advice, stacklevel=4)
+        renamed |= now
+    return renamed
 
 
 def _as_text(text: str, where: str) -> Any:
@@ -66,11 +79,8 @@ class Overlay:
         self._merge(self.values, values, origin, "")
 
     def _merge(self, into: dict[str, Any], values: Mapping[str, Any], origin: str, prefix: str) -> None:
-        for name, value in values.items():
-            key = RETIRED.get(f"{prefix}{name}", name)
+        for key, value in _renamed(values, origin, prefix).items():
             path = f"{prefix}{key}"
-            if key != name:
-                warnings.warn(f"{origin}: {prefix}{name}: now {key}", Advice, stacklevel=2)
             if isinstance(value, Mapping) and ("schedule" not in value or path == "optimisation"):
                 if not isinstance(into.get(key), dict):
                     into[key], self.origins[path] = {}, origin
@@ -78,6 +88,16 @@ class Overlay:
             else:
                 into[key] = dict(value) if isinstance(value, Mapping) else value
                 self.origins[path] = origin
+
+    def remove(self, key: str) -> None:
+        """Take a dotted key out again, if it is there."""
+        *outer, last = key.split(".")
+        values: Any = self.values
+        for part in outer:
+            values = values.get(part) if isinstance(values, dict) else None
+        if isinstance(values, dict):
+            values.pop(last, None)
+        self.origins = {path: origin for path, origin in self.origins.items() if not f"{path}.".startswith(f"{key}.")}
 
     def set(
         self, assignment: str, origin: str = "command line", *, under: Sequence[str] = (), texts: Container[str] = ()
@@ -91,7 +111,7 @@ class Overlay:
         if not equals or not all(parts):
             raise BadInput(f"{assignment!r}: expected key=value, such as optimisation.max_steps=100")
         where = f"{origin}: {key}"
-        value: Any = _as_text(text, where) if key.strip() in texts else parse(text, where)
+        value: Any = _as_text(text, where) if current(key.strip()) in texts else parse(text, where)
         for part in reversed([*under, *parts]):
             value = {part: value}
         self.add(value, origin)

@@ -13,6 +13,7 @@ from seqreg.errors import BadInput, nearest
 from seqreg.workbench.config import cards, lookup, methods, overlay
 from seqreg.workbench.config.cards import Card
 from seqreg.workbench.config.methods import BASELINE, MethodPart
+from seqreg.workbench.config.other_names import RETIRED_TASKS
 from seqreg.workbench.config.overlay import Overlay
 from seqreg.workbench.config.schema import checked, texts
 from seqreg.workbench.config.settings import Config
@@ -80,7 +81,7 @@ def resolve(
     """
     path = lookup.find("recipes", recipe)
     stack, note = _recipe(path, variants, forget, _named(overrides, "model.name"))
-    recipe_task = stack.values.get("task")
+    recipe_task = _current_task(stack.values.get("task"))
     if _named(overrides, "model.name"):
         _replace_model(stack, ("architecture", "vocab_size", "settings", "tokenizer"))
     elif _named(overrides, "model.architecture"):
@@ -103,7 +104,7 @@ def resolve(
             stack.set(assignment, f"--terms {part.part}", under=under)
     _drop_terms(stack)
     _refuse_trust(stack)
-    task = stack.values["task"]
+    task = stack.values["task"] = _current_task(stack.values["task"])
     other_task = [] if task == recipe_task or stack.origin("task") != "command line" else [_short(task)]
     name = "-".join([path.stem if path.stem != "config" else path.parent.name, *other_task, *variants])
     method = "-".join(method.name for method in chosen if method.name != BASELINE) or BASELINE
@@ -130,11 +131,11 @@ def _recipe(path: Path, variants: Sequence[str], forget: Sequence[str], pretrain
         pretrained: the command line names a model
     """
     stack, values, note = Overlay(), overlay.read(path), ""
-    for key in forget:
-        overlay.remove(values, key)
     choices = _mapping(values.pop("variants", None), f"{path}: variants")
     choices = {name: _mapping(block, f"{path}: variants.{name}") for name, block in choices.items()}
     stack.add(values, str(path))
+    for key in forget:
+        stack.remove(key)
     bases = ((choices.get(variant, {}).get("variant"), variant) for variant in variants)
     for variant in (str(name) for pair in bases for name in pair if name is not None):
         if variant not in choices:
@@ -280,6 +281,11 @@ def _card(stack: Overlay, recipe: Path) -> tuple[Card, Path]:
         raise BadInput(f"{stack.origin('task')}: task={task!r}: {error}") from None
     stack.values["task"] = str(path.resolve()) if is_file else task
     return card, path
+
+
+def _current_task(task: Any) -> Any:
+    """What a task card is called now."""
+    return RETIRED_TASKS.get(task, task) if isinstance(task, str) else task
 
 
 def _above_card(stack: Overlay, card: Card, path: Path) -> Overlay:

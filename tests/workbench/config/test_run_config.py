@@ -185,13 +185,51 @@ NEEDED = {
 }
 
 
-@pytest.mark.parametrize("retired", sorted(other_names.RETIRED))
+RENAMED = [key for key in sorted(other_names.RETIRED) if not key.startswith(("terms.", "data.also."))]
+
+
+@pytest.mark.parametrize("retired", RENAMED)
 def test_a_retired_name_is_read_and_answered_with_the_new_one(retired: str) -> None:
     section, now = retired.partition(".")[0], other_names.RETIRED[retired]
     value: object = SAMPLE_VALUES.get(now, 0.5 if "fraction" in now else now in FLAGS or 7)
     with pytest.warns(Advice, match=rf"^command line: {re.escape(retired)}: now {now}$"):
         run = run_config.resolve("quickstart", overrides=[f"{retired}={json.dumps(value)}", *NEEDED.get(now, [])])
     assert getattr(getattr(run.config, section), now) == value
+
+
+def test_retired_names_of_terms_tasks_and_pairs_are_read() -> None:
+    with pytest.warns(Advice, match="^command line: optimisation.betas: now adam_beta1 and adam_beta2$"):
+        run = run_config.resolve("quickstart", overrides=["optimisation.betas=[0.7, 0.8]"])
+    assert (run.config.optimisation.adam_beta1, run.config.optimisation.adam_beta2) == (0.7, 0.8)
+    with pytest.warns(Advice, match="^--terms r3f:rows=0.5: terms.r3f.rows: now example_fraction$"):
+        run = run_config.resolve("quickstart", terms=["r3f:rows=0.5"])
+    assert run.config.terms == {"r3f": {"example_fraction": 0.5}}
+    with pytest.warns(Advice, match="^command line: data.also.newsroom: now synthetic_news$"):
+        run = run_config.resolve("quickstart", overrides=["task=newsroom_people", "data.also={newsroom: null}"])
+    assert run.config.data.also == {"synthetic_news": None}
+    new = run_config.resolve("quickstart", overrides=["task=synthetic_news_people"])
+    assert (run.config.task, run.config.output) == (new.config.task, new.config.output)
+
+
+def test_a_text_under_its_retired_name_is_text() -> None:
+    with pytest.warns(Advice):
+        run = run_config.resolve("quickstart", overrides=["data.prefix=summarize: "])
+    assert run.config.data.source_prefix == "summarize: "
+
+
+@pytest.mark.parametrize("block", ["{steps: 50, max_steps: 100}", "{max_steps: 100, steps: 50}"])
+def test_a_retired_name_beside_its_new_one_is_refused(block: str) -> None:
+    with pytest.raises(BadInput, match=r"^command line: optimisation.steps: now max_steps, which is set too"):
+        run_config.resolve("quickstart", overrides=[f"optimisation={block}"])
+
+
+def test_what_is_forgotten_is_forgotten_under_its_retired_name_too(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("task: gigaword\nmodel: {name: x}\noptimisation: {steps: 3}\ndata: {share: 0.5, holdout: 3}\n")
+    with pytest.warns(Advice):
+        run = run_config.resolve(str(path), forget=["data.train_fraction"])
+    assert (run.config.data.train_fraction, run.config.data.holdout) == (1.0, 3)
+    assert run.origins.origin("data.train_fraction") == str(path)  # of its section
 
 
 def test_aliases_lead_to_settings_and_are_none_themselves() -> None:
