@@ -223,6 +223,17 @@ def test_b11_a_new_comparison_keeps_the_best_and_an_old_one_all(
     compares.prune(comparison.read(tmp_path / "old"), tmp_path / "old")
 
 
+def test_a_plan_from_before_settings_were_renamed_is_the_same_plan(tmp_path: Path) -> None:
+    plan, _ = comparison.make("quickstart", ["r3f"], "1")
+    plan.write(tmp_path)
+    text = json.loads((tmp_path / comparison.PLAN).read_text())
+    for settings in text["resolved"].values():
+        settings["optimisation.clip"] = settings.pop("optimisation.max_grad_norm")
+        settings["optimisation.betas"] = [settings.pop(f"optimisation.adam_beta{number}") for number in (1, 2)]
+    (tmp_path / comparison.PLAN).write_text(json.dumps(text))
+    assert comparison.settle(tmp_path, plan, extend=False) == plan
+
+
 @pytest.mark.parametrize("launcher", ["true", "no-such-program {}", "sh '{}"])
 def test_b4_a_launcher_that_cannot_be_one_writes_nothing(launcher: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="--launcher"):

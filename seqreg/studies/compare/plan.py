@@ -13,6 +13,7 @@ from seqreg.errors import BadInput
 from seqreg.studies.common.seeds import read_seeds, write_seeds
 from seqreg.workbench.config import methods, run_config
 from seqreg.workbench.config.methods import BASELINE
+from seqreg.workbench.config.other_names import current_settings
 from seqreg.workbench.config.overlay import assigned
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.text.atomic_files import write_text
@@ -149,9 +150,11 @@ def read(folder: Path) -> ComparisonPlan:
     if not path.is_file():
         raise BadInput(f"{folder}: not a comparison of seqreg: it has no {PLAN}")
     try:
-        return ComparisonPlan(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        plan = ComparisonPlan(**json.loads(path.read_text(encoding="utf-8")))
+        resolved = {name: current_settings(settings) for name, settings in plan.resolved.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise BadInput(f"{path}: cannot be read ({error})") from None
+    return replace(plan, resolved=resolved)
 
 
 def settle(folder: Path, plan: ComparisonPlan, extend: bool) -> ComparisonPlan:

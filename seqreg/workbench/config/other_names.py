@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 ALIASES = {
     "optimisation": ("training", "train", "trainer", "optimization", "training_args"),
     "optimisation.learning_rate": ("lr", "max_lr", "peak_lr"),
@@ -114,6 +117,22 @@ def current(key: str) -> str:
     ('optimisation.max_grad_norm', 'seed')
     """
     return f"{key.rpartition('.')[0]}.{RETIRED[key]}" if key in RETIRED else key
+
+
+def current_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted key, as the keys are called now.
+
+    >>> current_settings({"optimisation.betas": [0.9, 0.98], "optimisation.clip": 1})
+    {'optimisation.adam_beta1': 0.9, 'optimisation.adam_beta2': 0.98, 'optimisation.max_grad_norm': 1}
+    """
+    now: dict[str, Any] = {}
+    for key, value in settings.items():
+        pair = RETIRED_PAIRS.get(key)
+        if pair is not None and isinstance(value, (list, tuple)) and len(value) == len(pair):
+            now |= {f"{key.rpartition('.')[0]}.{name}": part for name, part in zip(pair, value, strict=True)}
+        else:
+            now[current(key)] = value
+    return now
 
 
 def meant(key: str) -> str | None:

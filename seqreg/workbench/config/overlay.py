@@ -10,7 +10,7 @@ from typing import Any
 
 from seqreg.errors import Advice, BadInput
 from seqreg.integrations.strict_yaml import dump, parse, read
-from seqreg.workbench.config.other_names import RETIRED, RETIRED_PAIRS, current
+from seqreg.workbench.config.other_names import current, current_settings
 
 __all__ = ["Overlay", "assigned", "assigned_key", "dump", "parse", "read"]
 
@@ -39,14 +39,10 @@ def assigned_key(assignment: str) -> str:
 
 
 def _renamed(values: Mapping[str, Any], origin: str, prefix: str) -> dict[str, Any]:
-    """The settings below a prefix as they are called now; a retired name is refused beside its new one."""
+    """Settings below a prefix as they are called now. A retired name is answered, or refused beside its new one."""
     renamed: dict[str, Any] = {}
     for name, value in values.items():
-        pair = RETIRED_PAIRS.get(f"{prefix}{name}")
-        if pair is not None and isinstance(value, (list, tuple)) and len(value) == len(pair):
-            now = dict(zip(pair, value, strict=True))
-        else:
-            now = {RETIRED.get(f"{prefix}{name}", name): value}
+        now = {key.removeprefix(prefix): part for key, part in current_settings({f"{prefix}{name}": value}).items()}
         if name not in now:
             if both := [key for key in now if key in values]:
                 raise BadInput(f"{origin}: {prefix}{name}: now {both[0]}, which is set too: leave one of them out")

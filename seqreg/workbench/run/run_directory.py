@@ -24,6 +24,7 @@ from accelerate.utils import broadcast_object_list
 from seqreg.errors import BadInput, DiskError, nearest
 from seqreg.version import __version__
 from seqreg.workbench.config import overlay
+from seqreg.workbench.config.other_names import current, current_settings
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.data.loading import Splits
 from seqreg.workbench.run import checkpoints, disk
@@ -74,7 +75,8 @@ class RunRecord:
         path = folder / RECORD
         if not path.is_file():
             return None
-        return stored_json.read(cls, path, "--overwrite the run, or choose another output")
+        record = stored_json.read(cls, path, "--overwrite the run, or choose another output")
+        return replace(record, settings=current_settings(record.settings))
 
     def write(self, folder: Path) -> None:
         write_text(folder / RECORD, to_json(asdict(self), indent=1) + "\n")
@@ -227,7 +229,8 @@ class RunDirectory:
         overwrite: bool = False, resume: bool = False, allowed: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.folder, self.run, self.stack = folder, run, stack
-        self.overwrite, self.resume, self.allowed = overwrite, resume, allowed
+        self.overwrite, self.resume = overwrite, resume
+        self.allowed = [current(key) for key in allowed]
         self.record, self.changed = RunRecord.of(run), list[str]()
         self._stored: RunRecord | None = None
         self._locked, self._settled = False, True

@@ -16,6 +16,7 @@ import torch
 from seqreg.errors import BadInput, DiskError, NotFinite
 from seqreg.studies.collapse import chain
 from seqreg.studies.common.findings import Finding
+from seqreg.workbench.config import other_names
 from seqreg.workbench.data import loading
 from seqreg.workbench.run import fingerprint, launch, run_directory, train
 from seqreg.workbench.run.trainer import FaultTolerantTrainer
@@ -250,3 +251,26 @@ def test_w15_an_old_note_of_a_removed_model_does_not_outlive_it(tmp_path: Path) 
 
 def test_data_without_an_outline_tell_nothing() -> None:
     assert fingerprint.difference({}, loading.Splits({"train": []})) == ""
+
+
+def test_a_run_from_before_settings_were_renamed_is_compared_by_their_new_names(tmp_path: Path) -> None:
+    run = run_of("gigaword", tmp_path, variants=[])
+    run_directory.RunRecord.of(run).write(tmp_path)
+    path, was = tmp_path / run_directory.RECORD, {other_names.current(old): old for old in other_names.RETIRED}
+    text = json.loads(path.read_text())
+    text["settings"] = {was.get(key, key): value for key, value in text["settings"].items()}
+    assert "optimisation.clip" in text["settings"]
+    pair = [text["settings"].pop(f"optimisation.adam_beta{number}") for number in (1, 2)]
+    text["settings"]["optimisation.betas"] = pair
+    path.write_text(json.dumps(text))
+
+    def check(*changed: str, allowed: tuple[str, ...] = ()) -> None:
+        other = run_of("gigaword", tmp_path, *changed, variants=[])
+        with contextlib.ExitStack() as stack:
+            run_directory.RunDirectory(tmp_path, other, stack, allowed=allowed).check()
+
+    check()
+    with pytest.raises(BadInput, match=r"optimisation.max_grad_norm: \S+ there, 0.5 now") as caught:
+        check("optimisation.max_grad_norm=0.5")
+    assert len(str(caught.value).splitlines()) <= 3
+    check("optimisation.max_grad_norm=0.5", allowed=("optimisation.clip",))
