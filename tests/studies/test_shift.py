@@ -105,6 +105,7 @@ def test_faults_are_one_line_before_anything_is_trained(place: Path) -> None:
     assert "gone: no such file or folder" in fault(colour, "data.path=gone")
     assert "unknown key; did you mean 'seed'?" in fault(colour, "sed=1")
     assert "output=x: not here" in fault(colour, "output=x")
+    assert "data.share=0.5: not here" in fault(colour, "data.share=0.5")
     assert "unknown task 'glue/rt'; did you mean 'glue/rte'?" in fault("glue/rt")
     none = seqreg("shift", "bert", "--to", colour, cwd=place, code=2).stderr
     assert "bert: not a run of seqreg" in none
