@@ -1,15 +1,13 @@
 """A stand-in for a CPU that dies of what it advertises: put this folder on PYTHONPATH.
 
 A process that is started to try products in half precision dies with SIGILL, as if by oneDNN, unless
-ONEDNN_MAX_CPU_ISA is one of the words of SOUND_LEVELS. What was found out about the real CPU is in another cache.
+ONEDNN_MAX_CPU_ISA is one of the words of SOUND_LEVELS. Set XDG_CACHE_HOME to an empty folder too: what was found out
+about the real CPU is remembered there.
 """
 
 import os
 import signal
 import sys
-import tempfile
-
-os.environ.setdefault("XDG_CACHE_HOME", os.path.join(tempfile.gettempdir(), "seqreg-broken-cpu"))
 
 if (
     "bfloat16" in " ".join(sys.orig_argv[2:3])
