@@ -44,7 +44,7 @@ class LossReport:
     clean: Pass | None = field(default=None, repr=False)
 
     def scalars(self) -> dict[str, float]:
-        """Everything for a log: part/<name> (these add up), task/<name>, value/<name>, weight/<name>."""
+        """Everything for a log: `part/<name>` (these add up), `task/<name>`, `value/<name>`, `weight/<name>`."""
         return {
             **{f"part/{name}": float(part) for name, part in self.parts.items()},
             **{f"task/{name}": float(task) for name, task in self.tasks.items()},
@@ -221,7 +221,7 @@ class Criterion:
         return other
 
     def diagnostics(self, ctx: Context) -> dict[str, float]:
-        """What every active term is really doing on this batch, as <term>/<number>.
+        """What every active term is really doing on this batch, as `<term>/<number>`.
 
         For all of them `part_over_base`, the weighted term over the base loss. Costs several passes, and changes
         nothing: no gradient, generator, or result of training.

@@ -1,4 +1,4 @@
-"""The base losses, per position and never reduced: `Context.reduce` does that."""
+"""The base losses, per position and never reduced: `Evaluation.reduce` does that."""
 
 from __future__ import annotations
 

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
-import torch
-
 from seqreg.errors import BadInput
 from seqreg.workbench.text.atomic_files import write_text
 from seqreg.workbench.text.terminal import first_process
@@ -110,6 +108,8 @@ def check_precision(precision: str) -> None:
     """Refuse a precision ("fp32", "bf16" or "fp16") that this machine cannot compute in, by trying it."""
     if precision == "fp32":
         return
+    import torch  # late: shells ask this module what to set, before every command
+
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     device = device or torch.device("cpu")
     refusal = f"optimisation.precision={precision}: this machine's {device.type} cannot"
