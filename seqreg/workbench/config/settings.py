@@ -72,8 +72,9 @@ class Data(Section):
 
     Args:
         path: a file or a folder to use instead of the hub, with the card's columns
-        also: further tasks that a trained model is scored on, to see what it still knows: name -> file or folder, null
-            for the hub. Lengths, generation and metric are those of the run
+        also: further tasks that the model is scored on, before training (`evaluation.retention`) and after it, to see
+            what it has forgotten: name -> file or folder, null for the hub. Lengths, generation and metric are those of
+            the run
         unlabelled: a file with the card's columns but no labels, for terms that take such examples: after every
             optimizer step another is made on them, of those terms alone (`terms.jachess.mode: alternate`)
         limit: at most so many examples of a split, by its name
@@ -198,6 +199,11 @@ class EvaluationSettings(Section):
         per_device_eval_batch_size: examples in one pass on one device
         eval_before_training: also evaluate the untrained model
         load_best_model_at_end: keep the checkpoint with the best validation score instead of the last
+        drift_examples: how far the trained model is from the one that it started from is measured on so many examples
+            of the validation set, by a fixed sample; 0 for not at all. Costs two passes over them when the run ends,
+            and the memory of a second model
+        retention: score a pretrained model on the tasks of `data.also` before training too; what was forgotten is the
+            difference. Costs one more evaluation of each
         confidence: of the bootstrap intervals
         resamples: of the bootstrap; 0 for no intervals, where classes are predicted
     """
@@ -206,6 +212,8 @@ class EvaluationSettings(Section):
     per_device_eval_batch_size: Length = 16
     eval_before_training: bool = False
     load_best_model_at_end: bool = False
+    drift_examples: Natural = 200
+    retention: bool = True
     confidence: float = Field(default=0.95, gt=0, lt=1)
     resamples: int = Field(default=1000, ge=0, le=100_000)
 

@@ -52,7 +52,9 @@ class RunRecord:
         settings: of the recipe and the card, the fingerprint of the data and the number of processes, by dotted key
         versions: of the libraries when it was started
         finished: whether the model and its scores are written
+        start: the digest of the weights that it started from
         before: scores of the untrained model, if there are any
+        retention: the same on every task of data.also
         files: of the model when it was finished: size and SHA-256 of each
         outline: of every split of the data, to tell what has changed
     """
@@ -61,7 +63,9 @@ class RunRecord:
     settings: dict[str, Any]
     versions: dict[str, str]
     finished: bool = False
+    start: str = ""
     before: stored_json.Before = field(default_factory=stored_json.Before)
+    retention: dict[str, stored_json.Before] = field(default_factory=dict)
     files: dict[str, Any] = field(default_factory=dict)
     outline: dict[str, stored_json.Outline] = field(default_factory=dict)
 
@@ -305,7 +309,9 @@ class RunDirectory:
         self.record.write(self.folder)
 
     def _resume(self, stored: RunRecord) -> Path | None:
-        self.record = replace(self.record, run=stored.run, before=stored.before)
+        self.record = replace(
+            self.record, run=stored.run, start=stored.start, before=stored.before, retention=stored.retention
+        )
         checkpoint = checkpoints.newest(self.folder, stored.run)
         if checkpoint is None and self.resume:
             raise BadInput(f"output={self.folder}: there is no checkpoint to resume from")
