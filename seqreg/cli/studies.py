@@ -109,8 +109,8 @@ def compare(
     finding = conclusions.judge(output)
     console.print(f"A page about it: seqreg report {plain(shlex.quote(str(output)))}", soft_wrap=True)
     changes = next(table for table in finding.tables if table.title == conclusions.CHANGES)
-    others = [*drift.short_tables(finding.values["drift"]), changes]
-    tables = conclusions.verdict_table(finding.values), *map(terminal_table, others)
+    shorter = [*drift.short_tables(finding.values["drift"]), changes]
+    tables = conclusions.verdict_table(finding.values), *map(terminal_table, shorter)
     print_result(finding, *tables, *map(plain, finding.summary), as_json=as_json)
 
 

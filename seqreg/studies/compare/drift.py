@@ -25,7 +25,11 @@ def numbers_of(metrics: Metrics) -> dict[str, float]:
             before, after = pair["before"], pair["after"]
             if before is not None and after is not None:
                 label = f"{task}: {name}"
-                numbers |= {f"{label}{BEFORE}": before, f"{label} after": after, f"{label} change": after - before}
+                numbers |= {
+                    f"{label}{BEFORE}": before,
+                    f"{label} after": after,
+                    f"{label} after - before": after - before,
+                }
     return numbers
 
 
@@ -59,7 +63,14 @@ def tables(measured: Mapping[str, Mapping[str, Any]], baseline: str) -> list[Tab
     """The table of what `measure` gives; none where no run has such numbers."""
     columns = ["number", "method", "seeds", "mean", "sd", "95% interval", f"minus {baseline}", "95% interval of it"]
     rows = [
-        [name, method, stats["n"], _digits(stats["mean"]), _digits(stats["sd"]), _pair(stats["student"])]
+        [
+            name,
+            "(start)" if name.endswith(BEFORE) else method,
+            stats["n"],
+            _digits(stats["mean"]),
+            _digits(stats["sd"]),
+            _pair(stats["student"]),
+        ]
         + ([_digits(plus["difference"], "+"), _pair(plus["interval"])] if (plus := stats["difference"]) else ["", ""])
         for name, methods in measured.items()
         for method, stats in methods.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -227,6 +227,8 @@ class Logging(Section):
         samples: outputs shown as text at every evaluation
         diagnostics_steps: steps between two diagnostics of every term; 0 for none
         smoothness_steps: steps between two measurements of smoothness, which cost extra passes; 0 for none
+        drift_steps: steps between two measurements of drift (`evaluation.drift_examples`), each for the next log; the
+            starting model then stays in memory; 0 for the end alone
     """
 
     logging_steps: Count = 50
@@ -234,6 +236,7 @@ class Logging(Section):
     samples: Few = 4
     diagnostics_steps: Natural = 500
     smoothness_steps: Natural = 0
+    drift_steps: Natural = 0
 
 
 class Checkpoints(Section):
@@ -309,3 +312,18 @@ class Config(Section):
 
         chosen = self.optimisation.update
         return build_update({name: settings or {} for name, settings in chosen.items()}) if chosen else None
+
+
+def with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted key, with the default of those that are not there: they are newer than what has written them.
+
+    >>> with_defaults({"data.limit.train": 5})["evaluation.drift_examples"]
+    200
+    """
+    sections = {name: field.default for name, field in Config.model_fields.items()}
+    sections = {
+        name: default.model_dump(mode="json") for name, default in sections.items() if isinstance(default, Section)
+    }
+    later = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
+    inside = {key.rpartition(".")[0] for key in settings}
+    return {**{key: value for key, value in later.items() if key not in inside}, **settings}

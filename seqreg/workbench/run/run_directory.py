@@ -26,6 +26,7 @@ from seqreg.version import __version__
 from seqreg.workbench.config import overlay
 from seqreg.workbench.config.other_names import current, current_settings
 from seqreg.workbench.config.run_config import Run
+from seqreg.workbench.config.settings import with_defaults
 from seqreg.workbench.data.loading import Splits
 from seqreg.workbench.run import checkpoints, disk
 from seqreg.workbench.run.fingerprint import difference, fingerprint
@@ -177,8 +178,8 @@ def check_same(folder: Path, old: RunRecord, new: RunRecord, allowed: Sequence[s
     Args:
         rows: how the data differ
     """
-    missing = object()
-    keys = [key for key in new.settings if old.settings.get(key, missing) != new.settings[key]]
+    missing, known = object(), with_defaults(old.settings)
+    keys = [key for key in new.settings if known.get(key, missing) != new.settings[key]]
     keys += [key for key in old.settings if key not in new.settings and key != ROWS]
     refused = [key for key in keys if not any(covers(name, key) for name in allowed)]
     if refused:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,21 +12,19 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from transformers import TrainerCallback
 
 from seqreg.errors import BadInput
 from seqreg.spectral_norm import fold
 from seqreg.workbench.config.run_config import Run
-from seqreg.workbench.config.settings import Config
 from seqreg.workbench.data import loading, models
 from seqreg.workbench.data.encoding import Encoded
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.run.rng import preserve_rng_state
 from seqreg.workbench.scores import drift
-from seqreg.workbench.text.progress import Bar, Bars
+from seqreg.workbench.scores.results import drift_numbers
+from seqreg.workbench.text.progress import Bar
 from seqreg.workbench.text.terminal import warn
-
-LEFT_OUT = "left_out"
-"""The key of the reason why there is no drift."""
 
 
 def digest(model: nn.Module) -> str:
@@ -65,39 +65,58 @@ def knows_tasks(run: Run, model: Any) -> bool:
     return run.config.model.name is not None and not models.drawn_anew(model)
 
 
-def measured(
-    trained: Any, start: Callable[[], Any], config: Config, tokenizer: Any, examples: Sequence[Example] | None,
-    collate: Any, bars: Bars,
-) -> dict[str, Any]:  # fmt: skip
-    """The section `drift` of metrics.json: its numbers, or why they are left out; nothing where they are not wanted.
+class DriftMonitor(TrainerCallback):
+    """Callback: the drift of a trainer's model from the starting one, while it trains and when it has ended.
 
     Args:
-        start: gives the starting model, or refuses to
+        start: gives the starting model, or refuses to; it is kept once it was given
         examples: the validation set, if there is one
-        collate: makes a batch of encoded examples
     """
-    most, size = config.evaluation.drift_examples, config.evaluation.per_device_eval_batch_size
-    if not most or not examples:
-        return {}
-    begin, chosen = time.perf_counter(), loading.sample(examples, most)
-    try:
-        model = start().to(trained.device)
-    except BadInput as error:
-        warn(f"drift from the starting model is not measured: {error}")
-        return {LEFT_OUT: str(error)}
-    encoded = Encoded(chosen, tokenizer, config)
-    bars.progress.start()
-    bar = Bar(bars.progress, "drift", -(-len(chosen) // size), "batch")
 
-    def batches() -> Iterator[dict[str, Any]]:
-        for number, first in enumerate(range(0, len(chosen), size)):
-            indices = range(first, min(first + size, len(chosen)))
-            yield dict(collate([encoded[index] for index in indices]).to(trained.device))
-            bar.at(number + 1)
+    def __init__(self, trainer: Any, tokenizer: Any, examples: Sequence[Example] | None, start: Callable[[], Any]):
+        self.trainer, self.config, self.tokenizer = trainer, trainer.options.config, tokenizer
+        self.examples = loading.sample(examples, self.config.evaluation.drift_examples) if examples else []
+        self.start, self.left_out = functools.cache(start), ""
 
-    try:
-        numbers = drift.measure(trained, model, batches(), examples=len(chosen), new=models.drawn_anew(model))
-    finally:
-        bar.end()
-        bars.progress.stop()
-    return {**numbers, "seconds": time.perf_counter() - begin}
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        steps = self.config.logging.drift_steps
+        if steps and state.global_step % steps == 0 and state.is_world_process_zero and not self.left_out:
+            numbers = drift_numbers({"drift": self.section()})
+            self.trainer._diagnostics |= {f"drift/{key}": value for key, value in numbers.items()}
+
+    def section(self) -> dict[str, Any]:
+        """The section `drift` of metrics.json: numbers, or why they are left out; empty where they are not wanted."""
+        if not self.config.evaluation.drift_examples or not self.examples:
+            return {}
+        begin, trained = time.perf_counter(), self.trainer.model
+        try:
+            model = self.start().to(trained.device)
+        except BadInput as error:
+            self.left_out = str(error)
+            warn(f"drift from the starting model is not measured: {error}")
+            return {"left_out": self.left_out}
+        new = models.drawn_anew(model)
+        with self._batches(trained.device) as batches:
+            numbers = drift.measure(trained, model, batches, examples=len(self.examples), new=new)
+        return {**numbers, "seconds": time.perf_counter() - begin}
+
+    @contextlib.contextmanager
+    def _batches(self, device: Any) -> Iterator[Iterator[dict[str, Any]]]:
+        """The batches of the examples, with a bar on how many are done."""
+        bars, size = self.trainer.options.bars, self.config.evaluation.per_device_eval_batch_size
+        encoded, starts = Encoded(self.examples, self.tokenizer, self.config), range(0, len(self.examples), size)
+        bars.progress.start()
+        bar = Bar(bars.progress, "drift", len(starts), "batch")
+
+        def batches() -> Iterator[dict[str, Any]]:
+            for first in starts:
+                rows = [encoded[index] for index in range(first, min(first + size, len(encoded)))]
+                yield dict(self.trainer.data_collator(rows).to(device))
+                bar.at(bar.done + 1)
+
+        try:
+            yield batches()
+        finally:
+            bar.end()
+            if bars.training is None:
+                bars.progress.stop()

@@ -208,9 +208,9 @@ def layout(run: Run) -> dict[str, dict[str, list[Any]]]:
             "smoothness": ["Multiline", ["train_smoothness/.*"]],
         },
         "6 Drift and retention": {
-            "KL to the start, in both directions": ["Multiline", ["drift/.*kl_.*"]],
-            "relative distance of the weights": ["Multiline", ["drift/weight_distance$"]],
-            "CKA to the start": ["Multiline", ["drift/cka$"]],
+            "KL to the start, in both directions": ["Multiline", [".*drift/.*kl_.*"]],
+            "relative distance of the weights": ["Multiline", [".*drift/weight_distance$"]],
+            "CKA to the start": ["Multiline", [".*drift/cka$"]],
             "other tasks, before and after": ["Multiline", ["retention/.*"]],
         },
     }

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from seqreg.workbench.run import checkpoints, disk, launch, preflight, starting_
 from seqreg.workbench.run.checkpointing import RunOptions
 from seqreg.workbench.run.run_directory import RunDirectory, RunRecord
 from seqreg.workbench.run.signals import Signals
+from seqreg.workbench.run.starting_model import DriftMonitor
 from seqreg.workbench.run.tensorboard import TensorBoardWriter
 from seqreg.workbench.run.trainer import FaultTolerantSeq2SeqTrainer, FaultTolerantTrainer
 from seqreg.workbench.scores import results
@@ -114,6 +116,9 @@ def _train(trainer: Any, loaded: LoadedRun, directory: RunDirectory) -> dict[str
     run, signals = loaded.run, trainer.options.signals
     checkpoint = directory.take()
     _score_before(trainer, loaded, directory, resumed=checkpoint is not None)
+    start = functools.partial(starting_model.rebuild, run, loaded.tokenizer, directory.record.start)
+    monitor = DriftMonitor(trainer, loaded.tokenizer, loaded.splits.sets["validation"], start)
+    trainer.add_callback(monitor)
     with signals.deferred():
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     seconds = trainer.seconds + time.monotonic() - trainer.clock
@@ -125,7 +130,7 @@ def _train(trainer: Any, loaded: LoadedRun, directory: RunDirectory) -> dict[str
         "loss": trainer.mean_loss(), "tokens": trainer.state.num_input_tokens_seen,
         "parameters": sum(p.numel() for p in loaded.model.parameters()), **trainer.nonfinite.numbers(),
     }  # fmt: skip
-    scores, sections = _evaluate(trainer, loaded, directory.record)
+    scores, sections = _evaluate(trainer, loaded, monitor, directory.record)
     if directory.record.before:
         scores = {"before": Scored(**dict[str, Any](directory.record.before)), **scores}
     size, hint = trainer.options.checkpoint_bytes, "; run the same command to resume"
@@ -153,7 +158,9 @@ def _score_before(trainer: Any, loaded: LoadedRun, directory: RunDirectory, *, r
             directory.update(retention={**directory.record.retention, name: results.scores(untrained)})
 
 
-def _evaluate(trainer: Any, loaded: LoadedRun, record: RunRecord) -> tuple[dict[str, Scored], dict[str, Any]]:
+def _evaluate(
+    trainer: Any, loaded: LoadedRun, monitor: DriftMonitor, record: RunRecord
+) -> tuple[dict[str, Scored], dict[str, Any]]:
     """The scores of the trained model on all its splits, and how it differs from the starting one."""
     run, splits, signals = loaded.run, loaded.splits, trainer.options.signals
     try:
@@ -161,10 +168,8 @@ def _evaluate(trainer: Any, loaded: LoadedRun, record: RunRecord) -> tuple[dict[
         names = dict.fromkeys(["validation", *splits.evaluations(run.card)])
         scores = {name: evaluate(trainer, run, loaded.tokenizer, splits.sets[name], name) for name in names}
         with signals.deferred(trainer.args.world_size > 1):
-            sections = _against_start(
-                trainer, loaded, lambda: starting_model.rebuild(run, loaded.tokenizer, record.start), scores,
-                {name: before["metrics"] for name, before in record.retention.items()},
-            )  # fmt: skip
+            before = {name: scored["metrics"] for name, scored in record.retention.items()}
+            sections = _against_start(monitor, scores, before, run.card.score)
     except Interrupted as stop:
         with signals.deferred():
             trainer._save_checkpoint(trainer.model_wrapped, None)
@@ -175,24 +180,18 @@ def _evaluate(trainer: Any, loaded: LoadedRun, record: RunRecord) -> tuple[dict[
 
 
 def _against_start(
-    trainer: Any, loaded: LoadedRun, start: Callable[[], Any], scores: Mapping[str, Scored],
-    before: Mapping[str, Mapping[str, Any]],
-) -> dict[str, Any]:  # fmt: skip
+    monitor: DriftMonitor, scores: Mapping[str, Scored], before: Mapping[str, Mapping[str, Any]], score: str
+) -> dict[str, Any]:
     """The sections `drift` and `retention` of metrics.json, without those that are empty; measured by one process.
 
     Args:
-        start: gives the starting model, or refuses to
         before: the numbers of the starting model on the tasks of data.also
+        score: what the score is called
     """
-    if not trainer.is_world_process_zero():
+    if not monitor.trainer.is_world_process_zero():
         return {}
-    config, validation = loaded.run.config, loaded.splits.sets.get("validation")
-    collate, bars = trainer.data_collator, trainer.options.bars
     after = {name: scored.metrics for name, scored in scores.items()}
-    sections = {
-        "drift": starting_model.measured(trainer.model, start, config, loaded.tokenizer, validation, collate, bars),
-        "retention": retention(before, after, loaded.run.card.score),
-    }
+    sections = {"drift": monitor.section(), "retention": retention(before, after, score)}
     return {name: section for name, section in sections.items() if section}
 
 
@@ -368,8 +367,8 @@ def _scored_again(
             for name in splits.also:
                 before[name] = evaluate(trainer, run, tokenizer, splits.sets[name], name, untrained=True).metrics
         model = models.load_model(config, run.card, tokenizer, trust=run.trust, trained=True)
-        loaded = LoadedRun(run, splits, tokenizer, model)
-        trainer = make_trainer(loaded, Path(scratch))
+        trainer = make_trainer(LoadedRun(run, splits, tokenizer, model), Path(scratch))
         scores = {name: evaluate(trainer, run, tokenizer, splits.sets[name], name) for name in names}
-        sections = {} if start is None else _against_start(trainer, loaded, lambda: start, scores, before)
+        monitor = DriftMonitor(trainer, tokenizer, splits.sets.get("validation"), lambda: start)
+        sections = {} if start is None else _against_start(monitor, scores, before, run.card.score)
     return scores, sections
