@@ -149,12 +149,12 @@ class TensorBoardWriter(TrainerCallback):
                 for key, value in scored.metrics.items():
                     self.writer.add_scalar(f"trained/{name}/{key}", value)
             for key, value in drift_numbers(metrics).items():
-                self.writer.add_scalar(f"drift/{key}", value, step)
+                self.writer.add_scalar(f"trained_drift/{key}", value, step)
             for task, numbers in metrics.get("retention", {}).items():
                 for key, pair in numbers.items():
                     for at, value in ((0, pair["before"]), (step, pair["after"])):
                         if value is not None:
-                            self.writer.add_scalar(f"retention/{task}/{key}", value, at)
+                            self.writer.add_scalar(f"trained_retention/{task}/{key}", value, at)
             _, _, end = _hparams(self.run)
             self.writer.file_writer.add_summary(end)
             self.writer.close()
@@ -211,7 +211,7 @@ def layout(run: Run) -> dict[str, dict[str, list[Any]]]:
             "KL to the start, in both directions": ["Multiline", [".*drift/.*kl_.*"]],
             "relative distance of the weights": ["Multiline", [".*drift/weight_distance$"]],
             "CKA to the start": ["Multiline", [".*drift/cka$"]],
-            "other tasks, before and after": ["Multiline", ["retention/.*"]],
+            "other tasks, before and after": ["Multiline", ["trained_retention/.*"]],
         },
     }
 
