@@ -111,7 +111,7 @@ def drift_lines(metrics: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         for name, pair in numbers.items():
             before, after = pair["before"], pair["after"]
             known = before is not None and after is not None
-            shown = f"{before:.4g} -> {after:.4g} ({after - before:+.3g})" if known else "not finite"
+            shown = f"{before:.4g}, {after:.4g} ({after - before:+.3g})" if known else "not finite"
             lines.append((f"retention: {task}", f"{name}, before and after", shown))
     return lines
 
