@@ -120,3 +120,5 @@ class DriftMonitor(TrainerCallback):
             bar.end()
             if bars.training is None:
                 bars.progress.stop()
+            else:  # whose rate is that of its steps
+                bars.training.start += time.monotonic() - bar.start

@@ -150,7 +150,11 @@ def _score_before(trainer: Any, loaded: LoadedRun, directory: RunDirectory, *, r
     if settings.eval_before_training and not directory.record.before:
         untrained = evaluate(trainer, run, loaded.tokenizer, splits.sets[first], first, untrained=True)
         directory.update(before=results.scores(untrained))
-    if not (settings.retention and starting_model.knows_tasks(run, loaded.model)):
+    if not settings.retention or not splits.also:
+        return
+    if not starting_model.knows_tasks(run, loaded.model):
+        why = "its classification head is new" if run.config.model.name else "it is from scratch"
+        say(f"retention is not measured: the model can do no task before training, {why}", "dim")
         return
     for name in splits.also:
         if name not in directory.record.retention:
@@ -170,6 +174,7 @@ def _evaluate(
         with signals.deferred(trainer.args.world_size > 1):
             before = {name: scored["metrics"] for name, scored in record.retention.items()}
             sections = _against_start(monitor, scores, before, run.card.score)
+        signals.check()  # of one that struck while a library loaded the model, and took it for an error
     except Interrupted as stop:
         with signals.deferred():
             trainer._save_checkpoint(trainer.model_wrapped, None)
@@ -338,22 +343,26 @@ def measure(
     run = run_config.load(folder, overrides, trust=trust, build_terms=False)
     run = Run(run.config.for_evaluation(str(model)), run.card, run.origins, trust)
     splits = loading.load(run.card, run.config.data, needs_train=False)
-    return _scored_again(run, folder, splits, splits.also, against_start=True)[1]
+    return _scored_again(run, folder, splits, splits.also, against_start=True, rescore_start=bool(overrides))[1]
 
 
 def _scored_again(
-    run: Run, folder: Path, splits: Splits, names: Sequence[str], *, against_start: bool
+    run: Run, folder: Path, splits: Splits, names: Sequence[str], *, against_start: bool, rescore_start: bool = True
 ) -> tuple[dict[str, Scored], dict[str, Any]]:
     """The scores of the model of `run`, and how it differs from the one that the run of a folder started from.
 
     The starting model is loaded first and once: two models are in memory, and never three.
+
+    Args:
+        against_start: also measure drift and retention
+        rescore_start: score the starting model on the tasks of data.also again; else run.json has its numbers
     """
     launch.check_environment(run.config.optimisation.precision)
     check_precision(run.config.optimisation.precision)
-    config, record, before = run.config, RunRecord.read(folder), dict[str, Any]()
+    config, record = run.config, RunRecord.read(folder)
     tokenizer = models.load_tokenizer(config, (), trust=run.trust)
     started = run_config.load(folder, trust=run.trust, build_terms=False)
-    start: Any = None
+    start, before = None, dict[str, Mapping[str, Any]]()
     if against_start and (config.evaluation.drift_examples or (config.evaluation.retention and splits.also)):
         try:
             start = starting_model.rebuild(started, tokenizer, "" if record is None else record.start)
@@ -361,14 +370,25 @@ def _scored_again(
             warn(f"drift and retention are not measured again: {error}")
     with tempfile.TemporaryDirectory() as scratch:
         if start is not None and config.evaluation.retention and starting_model.knows_tasks(started, start):
-            if run.card.kind == "generation":
-                models.set_generation(start, config)
-            trainer = make_trainer(LoadedRun(run, splits, tokenizer, start), Path(scratch))
-            for name in splits.also:
-                before[name] = evaluate(trainer, run, tokenizer, splits.sets[name], name, untrained=True).metrics
+            stored = {} if record is None or rescore_start else record.retention
+            loaded = LoadedRun(run, splits, tokenizer, start)
+            before = _scores_of_start(loaded, {name: scored["metrics"] for name, scored in stored.items()}, scratch)
         model = models.load_model(config, run.card, tokenizer, trust=run.trust, trained=True)
         trainer = make_trainer(LoadedRun(run, splits, tokenizer, model), Path(scratch))
         scores = {name: evaluate(trainer, run, tokenizer, splits.sets[name], name) for name in names}
         monitor = DriftMonitor(trainer, tokenizer, splits.sets.get("validation"), lambda: start)
         sections = {} if start is None else _against_start(monitor, scores, before, run.card.score)
     return scores, sections
+
+
+def _scores_of_start(
+    loaded: LoadedRun, known: dict[str, Mapping[str, Any]], scratch: str
+) -> dict[str, Mapping[str, Any]]:
+    """The numbers of a starting model on every task of data.also; those that are known are not computed again."""
+    run, splits, tokenizer = loaded.run, loaded.splits, loaded.tokenizer
+    if run.card.kind == "generation":
+        models.set_generation(loaded.model, run.config)
+    trainer, numbers = make_trainer(loaded, Path(scratch)), dict(known)
+    for name in (name for name in splits.also if name not in known):
+        numbers[name] = evaluate(trainer, run, tokenizer, splits.sets[name], name, untrained=True).metrics
+    return numbers

@@ -107,6 +107,8 @@ def drift_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 def drift_lines(metrics: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Drift and retention of a run for a table: what, which number, and its value."""
     lines = [("drift", DRIFT[key], f"{value:.4g}") for key, value in drift_numbers(metrics).items()]
+    if "left_out" in metrics.get("drift", {}):
+        lines.append(("drift", "not measured", str(metrics["drift"]["left_out"])))
     for task, numbers in metrics.get("retention", {}).items():
         for name, pair in numbers.items():
             before, after = pair["before"], pair["after"]
