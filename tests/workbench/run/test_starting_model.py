@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import safetensors.torch
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from seqreg.errors import BadInput
+from seqreg.errors import BadInput, Interrupted
 from seqreg.workbench.config import run_config
 from seqreg.workbench.run import starting_model, train
 from seqreg.workbench.run.run_directory import RunRecord
@@ -155,6 +157,37 @@ def test_a_run_that_was_stopped_does_not_score_the_start_twice(
     assert scored == ["synthetic_news before"]
     metrics = train.train(run)
     assert scored == ["synthetic_news before", "validation", "test", "synthetic_news"]
+    assert numbers(metrics["drift"]) == numbers(finished[1]["drift"])
+    assert metrics["retention"] == finished[1]["retention"]
+
+
+def struck(*_: Any, **__: Any) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    pytest.fail("the signal was not noticed")
+
+
+def struck_in_a_library(*_: Any) -> None:
+    """A signal while a model is loaded: what is raised is taken for an error of its files."""
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except Interrupted as error:
+        raise BadInput(f"no model can be loaded: {error}") from None
+
+
+@pytest.mark.parametrize(("module", "name", "stop"), [
+    (starting_model.drift, "measure", struck), (starting_model, "rebuild", struck_in_a_library),
+])  # fmt: skip
+def test_a_signal_while_it_is_measured_resumes_with_the_same_numbers(
+    module: Any, name: str, stop: Any, finished: tuple[Path, dict[str, Any]], pretrained: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    run = tuned(pretrained, tmp_path / "run", "logging.tensorboard=false")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, stop)
+        with pytest.raises(Interrupted, match="stopped after the last step, 3: run the same command to resume"):
+            train.train(run)
+    assert not (tmp_path / "run" / "metrics.json").exists()
+    metrics = train.train(run)
     assert numbers(metrics["drift"]) == numbers(finished[1]["drift"])
     assert metrics["retention"] == finished[1]["retention"]
 
