@@ -43,7 +43,7 @@ def test_numbers_are_over_seeds(folder: Path) -> None:
     measured = conclusions.judge(folder).values["drift"]
     assert list(measured) == [
         "KL(trained || start)", "KL(start || trained)", "|w - w0| / |w0|", "old <task>: loss before",
-        "old <task>: loss after", "old <task>: loss after - before",
+        "old <task>: loss after", "old <task>: loss change",
     ]  # fmt: skip
     assert all(list(methods) == ["baseline", "r3f"] for methods in measured.values())
     for name, values in (("KL(trained || start)", DRIFTS), ("old <task>: loss after", LOSSES)):
@@ -51,18 +51,32 @@ def test_numbers_are_over_seeds(folder: Path) -> None:
             expected = stats.t.interval(0.95, 2, sum(numbers) / 3, stats.sem(numbers))
             assert measured[name][method]["mean"] == pytest.approx(sum(numbers) / 3)
             assert measured[name][method]["student"] == pytest.approx(expected)
-    changed = measured["old <task>: loss after - before"]["r3f"]
+    changed = measured["old <task>: loss change"]["r3f"]
     assert changed["mean"] == pytest.approx(sum(LOSSES["r3f"]) / 3 - 2.0)
     test = stats.ttest_ind(LOSSES["r3f"], LOSSES["baseline"], equal_var=False)
     assert changed["difference"]["p"] == pytest.approx(test.pvalue)
     assert json.loads((folder / FOLDER / "compare.json").read_text())["values"]["drift"]["KL(trained || start)"]
 
 
+def test_a_line_for_every_number_and_method(folder: Path) -> None:
+    measured = conclusions.judge(folder).values["drift"]
+    (table,) = drift.tables(measured, "baseline")
+    both = ["KL(trained || start)", "KL(start || trained)", "|w - w0| / |w0|"]
+    both += ["old <task>: loss after", "old <task>: loss change"]
+    expected = [(name, method) for name in both for method in ("baseline", "r3f")]
+    expected.insert(6, ("old <task>: loss before", "(start)"))  # one for all
+    assert [(row[0], row[1]) for row in table.rows] == expected
+    assert [row[3] for row in table.rows if row[0] == "old <task>: loss change"] == ["1.133", "0.45"]
+    (short,) = drift.short_tables(measured)
+    assert short.columns == ["method", *both[:3], "old <task>: loss change"]
+    assert [(row[0], row[4]) for row in short.rows] == [("baseline", "1.13 ± 0.38"), ("r3f", "0.45 ± 0.12")]
+
+
 def test_every_output_has_the_table(folder: Path, tmp_path: Path) -> None:
     page = report(folder, tmp_path / "page.html").read_text()
     assert '<section id="drift">' in page
     assert page.count("KL(trained || start)") == 2
-    assert "old &lt;task&gt;: loss after - before" in page
+    assert "old &lt;task&gt;: loss change" in page
     assert page.index('id="drift"') > page.index('id="cost"')
     markdown = report(folder, tmp_path / "page.md", markdown=True).read_text()
     latex = report(folder, tmp_path / "page.tex", latex=True).read_text()

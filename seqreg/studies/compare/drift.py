@@ -28,7 +28,7 @@ def numbers_of(metrics: Metrics) -> dict[str, float]:
                 numbers |= {
                     f"{label}{BEFORE}": before,
                     f"{label} after": after,
-                    f"{label} after - before": after - before,
+                    f"{label} change": after - before,
                 }
     return numbers
 
