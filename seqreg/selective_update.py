@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal
+from typing import Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -24,24 +24,28 @@ PIECE = 2**22
 """Entries that are looked at together where all entries of a model are ranked."""
 
 
+def _refuse(name: str, value: object, fix: str) -> NoReturn:
+    raise BadInput(f"{name}={value!r}: {fix}", key=name, value=value, fix=fix)
+
+
 def _check_share(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
-        raise BadInput(f"{name}={value!r}: expected a number in (0, 1]")
+        _refuse(name, value, "expected a number in (0, 1]")
 
 
 def _check_whole(name: str, value: object, least: int, otherwise: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
-        raise BadInput(f"{name}={value!r}: expected a whole number >= {least}{otherwise}")
+        _refuse(name, value, f"expected a whole number >= {least}{otherwise}")
 
 
 def _check_number(name: str, value: float, least: float, most: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        raise BadInput(f"{name}={value!r}: expected a number from {least:g} to {most:g}")
+        _refuse(name, value, f"expected a number from {least:g} to {most:g}")
 
 
 def _check_choice(name: str, value: str, *choices: str) -> None:
     if value not in choices:
-        raise BadInput(f"{name}={value!r}: expected {' or '.join(map(repr, choices))}")
+        _refuse(name, value, f"expected {' or '.join(map(repr, choices))}")
 
 
 def largest(saliency: Tensor, ratio: float) -> Tensor:

@@ -163,10 +163,14 @@ def test_w14_what_cannot_be_is_said_in_a_line() -> None:
         ("terms.jachess.mode=alternate",): r"terms.jachess.mode='alternate': set data.unlabelled=FILE",
         ("optimisation.update={selectve: {}}",): r"command line: optimisation.update: unknown 'selectve'; did you mean",
         ("optimisation.update={selective: {rato: 1}}",): r"update selective: unknown setting 'rato'; did you mean",
-        ("optimisation.update.selective.ratio=2",): r"ratio=2: expected a number in \(0, 1\]",
+        (
+            "optimisation.update.selective.ratio=2",
+        ): r"^command line: optimisation.update.selective.ratio=2: expected a number in \(0, 1\]",
         ("optimisation.update.child_tuning_f.seed=x",): r"seed='x': expected a whole number >= 0",
         ("optimisation.update={selective: {}, child_tuning_f: {}}",): r"expected one of stochastic, selective, child_t",
-        ("optimisation.update.stochastic.refresh=0",): r"refresh=0: expected a whole number >= 1, or 'epoch'",
+        ("optimisation.update.stochastic.refresh=0",): (
+            r"^command line: optimisation.update.stochastic.refresh=0: expected a whole number >= 1, or 'epoch'"
+        ),
         ("optimisation.update.stochastic.scope=head",): r"scope='head': expected 'layers' or 'all'",
         ("optimisation.update.stochastic.alpha=.nan",): r"alpha=nan: expected a number from 0 to 1",
         ("optimisation.update.stochastic={bta: 1}",): r"update stochastic: unknown setting 'bta'; did you mean 'beta'",
