@@ -149,7 +149,7 @@ class SelectiveUpdate(Update):
         live = {i: p for i, p in enumerate(parameters) if p.grad is not None}
         for i, parameter in live.items():
             assert parameter.grad is not None
-            square = parameter.grad.float().square()
+            square = parameter.grad.float().square().nan_to_num_(0, 0, 0)  # of a step that float16 will skip
             self.saliency[i] = self.saliency[i].to(square.device) + square if i in self.saliency else square
         if self.steps % self.refresh == 0:
             self.masks = {i: largest(saliency, self.ratio) for i, saliency in self.saliency.items()}

@@ -67,6 +67,14 @@ def test_exact_count_where_every_entry_has_a_gradient() -> None:
             assert values[mask].min() >= values[~mask].max()
 
 
+def test_a_step_that_is_not_finite_does_not_choose_the_mask() -> None:
+    weight, update = nn.Parameter(torch.zeros(4)), SelectiveUpdate(0.5, refresh=2)
+    for gradient in ([1.0, 2.0, 3.0, 4.0], [torch.inf, torch.nan, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0]):
+        weight.grad = torch.tensor(gradient)
+        update.before([weight])
+    assert update.masks[0].tolist() == [False, False, True, True]
+
+
 def test_masking_the_gradient_alone_would_not_hold_weights_still() -> None:
     net = nn.Linear(40, 25)
     optimizer = torch.optim.AdamW(net.parameters(), 1e-2, weight_decay=0.1)
