@@ -269,7 +269,7 @@ class StochasticUpdate(MeasuredUpdate):
     never below `floor`, and m is drawn by that p: at 1e-8 this changes nothing in RoAST's settings, whose least p is
     1.5e-8, and 1 / p stays finite.
 
-    Cost of a draw: one sort of all n entries on the CPU, about 28 n bytes of main memory and 15 s per 10^8 entries.
+    Cost of a draw: one sort of all n entries on the CPU, about 30 n bytes of main memory and 8 s per 10^8 entries.
     Between draws 8 n bytes are held on the device and in checkpoints, and the gradients are read twice in every step.
 
     Args:
