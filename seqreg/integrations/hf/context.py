@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,9 @@ from seqreg.integrations.embedding_hook import Lookup, Stack, perturbed
 from seqreg.integrations.hf import model as hf
 from seqreg.integrations.hf.lazy_logits import Pending, deferred, head_of
 from seqreg.losses import IGNORE, check_labels
+
+ContextBuilder = Callable[..., Context]
+"""What is called as `context` is, for models and losses that it does not know."""
 
 
 class HFForward(Forward):
@@ -336,7 +339,13 @@ def _kind(labels: Tensor, model: Any, task: hf.ModelTask) -> Kind:
     return "classes"
 
 
-def count(model: nn.Module, batches: Iterable[Mapping[str, Any]], accelerator: Any = None) -> Count:
+def count(
+    model: nn.Module,
+    batches: Iterable[Mapping[str, Any]],
+    accelerator: Any = None,
+    *,
+    context: ContextBuilder | None = None,
+) -> Count:
     """What one optimizer step averages over: the labels of all its micro-batches on all ranks.
 
     With it the gradient does not depend on how a batch is cut into micro-batches or ranks.
@@ -344,16 +353,20 @@ def count(model: nn.Module, batches: Iterable[Mapping[str, Any]], accelerator: A
     Args:
         batches: the micro-batches of this rank up to the next optimizer step
         accelerator: your `accelerate.Accelerator`, if you use one; plain torch.distributed needs none
+        context: makes your contexts, if they are not those of `seqreg.integrations.hf.context`
     """
-    module = hf.unwrap(model)
-    task = hf.task_of(module)
     if isinstance(batches, Mapping):
         raise BadInput("count takes the list of an optimizer step's batches: count(model, [batch])")
-    here = [Count.of(_label_mask(labels_of(batch), module, task)) for batch in batches]
+    if context is None:
+        module = hf.unwrap(model)
+        task = hf.task_of(module)
+        here = [Count.of(_label_mask(labels_of(batch), module, task)) for batch in batches]
+    else:  # a context runs nothing until a criterion is called with it
+        here = [Count.of(context(model, batch).mask) for batch in batches]
     labels, sequences = sum(one.labels for one in here), sum(one.sequences for one in here)
     ranks = _ranks()
     if ranks > 1:
-        totals = torch.tensor([labels, sequences], dtype=torch.float64, device=module.device)
+        totals = torch.tensor([labels, sequences], dtype=torch.float64, device=next(model.parameters()).device)
         torch.distributed.all_reduce(totals)
         labels, sequences = totals.tolist()
     world = ranks * (1 if accelerator is None else accelerator.gradient_accumulation_steps)
