@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tokenizers
 import transformers
 
@@ -13,9 +15,10 @@ TEMPLATE = (
 )
 
 
-def tokenizer() -> transformers.PreTrainedTokenizerFast:
+def tokenizer(words: Sequence[str] = WORDS) -> transformers.PreTrainedTokenizerFast:
     """Ids as those of the tiny models: <s> 0, <pad> 1, </s> 2."""
-    vocabulary = {word: i for i, word in enumerate(["<s>", "<pad>", "</s>", "<unk>", "user", "assistant", ":", *WORDS])}
+    known = dict.fromkeys(["<s>", "<pad>", "</s>", "<unk>", "user", "assistant", ":", *words])
+    vocabulary = {word: i for i, word in enumerate(known)}
     model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
     model.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     return transformers.PreTrainedTokenizerFast(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -210,6 +211,7 @@ def context(
     step: int | None = None,
     count: Count | None = None,
     unlabelled: bool = False,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Context:
     """One batch of a transformers model, ready for a criterion.
 
@@ -222,6 +224,8 @@ def context(
         count: what the optimizer step averages over, from `count`; needed with gradient accumulation and several ranks
         unlabelled: ignore labels: only terms that need none count. Where a seq2seq batch has no decoder_input_ids, the
             decoder sees its start token alone
+        loss: a base loss of your own: called with logits and labels, aligned, it gives one number a label, and 0 where
+            there is none; for classifiers one a row. Multi-label classification works that way
     """
     module = hf.unwrap(model)
     task = hf.task_of(module)
@@ -229,7 +233,7 @@ def context(
         return _unlabelled(model, batch, step, count)
     labels = labels_of(batch)
     hf.check_loss(module)
-    kind = _kind(labels, module, task)
+    kind = _kind(labels, module, task, own=loss is not None)
     labels = _checked(labels, batch, module, task, kind)
     inputs = {key: value for key, value in batch.items() if key != "labels"}
     if task == "seq2seq" and "decoder_input_ids" not in inputs and "decoder_inputs_embeds" not in inputs:
@@ -241,7 +245,12 @@ def context(
         raise BadInput("several ranks train one model: pass count=count(model, batches), or ranks weigh unequally")
     aligned = labels[:, 1:] if task == "causal" else labels
     forward = HFForward(model, inputs, task, labels)
-    return Context(forward, aligned, kind=kind, step=step, count=count, training=module.training)
+    own = None if loss is None else functools.partial(_of_labels, loss, aligned)
+    return Context(forward, aligned, kind=kind, step=step, count=count, training=module.training, loss=own)
+
+
+def _of_labels(loss: Callable[[Tensor, Tensor], Tensor], labels: Tensor, logits: Tensor) -> Tensor:
+    return loss(logits, labels)
 
 
 def _unlabelled(model: nn.Module, batch: Mapping[str, Any], step: int | None, count: Count | None) -> Context:
@@ -328,14 +337,20 @@ def _warn_of_padding(labels: Tensor, mask: Any, model: Any, task: hf.ModelTask) 
         warnings.warn(f"labels on padding will be learnt: set them to {IGNORE}", stacklevel=4)
 
 
-def _kind(labels: Tensor, model: Any, task: hf.ModelTask) -> Kind:
+def _kind(labels: Tensor, model: Any, task: hf.ModelTask, *, own: bool = False) -> Kind:
+    """What the outputs are; those of a classifier with a loss of your own are numbers where its labels are."""
     if task != "classification":
         return "tokens"
     problem = getattr(model.config, "problem_type", None)
+    if own and labels.is_floating_point():
+        return "regression"
     if problem == "regression" or (problem is None and model.config.num_labels == 1):
         return "regression"
     if problem == "multi_label_classification" or labels.is_floating_point():
-        raise BadInput("multi-label classification is not supported: labels must be one class id a row")
+        raise BadInput(
+            "multi-label classification needs a loss of its own, context(model, batch, loss=...): or labels must be "
+            "one class id a row"
+        )
     return "classes"
 
 
@@ -344,7 +359,7 @@ def count(
     batches: Iterable[Mapping[str, Any]],
     accelerator: Any = None,
     *,
-    context: ContextBuilder | None = None,
+    build_context: ContextBuilder | None = None,
 ) -> Count:
     """What one optimizer step averages over: the labels of all its micro-batches on all ranks.
 
@@ -353,16 +368,16 @@ def count(
     Args:
         batches: the micro-batches of this rank up to the next optimizer step
         accelerator: your `accelerate.Accelerator`, if you use one; plain torch.distributed needs none
-        context: makes your contexts, if they are not those of `seqreg.integrations.hf.context`
+        build_context: makes your contexts, if they are not those of `seqreg.integrations.hf.context`
     """
     if isinstance(batches, Mapping):
         raise BadInput("count takes the list of an optimizer step's batches: count(model, [batch])")
-    if context is None:
+    if build_context in (None, context):
         module = hf.unwrap(model)
         task = hf.task_of(module)
         here = [Count.of(_label_mask(labels_of(batch), module, task)) for batch in batches]
     else:  # a context runs nothing until a criterion is called with it
-        here = [Count.of(context(model, batch).mask) for batch in batches]
+        here = [build_context(model, batch).count for batch in batches]
     labels, sequences = sum(one.labels for one in here), sum(one.sequences for one in here)
     ranks = _ranks()
     if ranks > 1:

@@ -12,8 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from seqreg.context import Context
 from seqreg.errors import BadInput
-from seqreg.integrations.hf.context import ContextBuilder, count
-from seqreg.integrations.hf.context import context as _context
+from seqreg.integrations.hf.context import ContextBuilder, context, count
 
 
 def optimizer_steps(
@@ -23,7 +22,7 @@ def optimizer_steps(
     *,
     accelerator: Any = None,
     first: int = 0,
-    context: ContextBuilder = _context,
+    build_context: ContextBuilder = context,
 ) -> Iterator[tuple[int, Iterator[Context]]]:
     """The optimizer steps that a loader has batches for: the number of each, and its contexts.
 
@@ -37,21 +36,20 @@ def optimizer_steps(
         gradient_accumulation_steps: micro-batches of a step; those of the accelerator, or 1, by default
         accelerator: your `accelerate.Accelerator`, if you use one
         first: the number of the first step, for schedules of weights: those made before, where a run resumes
-        context: makes the context of a batch
+        build_context: makes the context of a batch
     """
     if gradient_accumulation_steps is None:
         gradient_accumulation_steps = 1 if accelerator is None else accelerator.gradient_accumulation_steps
     size = gradient_accumulation_steps
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise BadInput(f"gradient_accumulation_steps={size!r}: expected a whole number >= 1")
-    own = None if context is _context else context
     batches = iter(loader)
     for step in itertools.count(first):
         group = list(itertools.islice(batches, size))
         if not group:
             return
-        total = count(model, group, accelerator, context=own)
-        micro = (context(model, batch, step=step, count=total) for batch in group)
+        total = count(model, group, accelerator, build_context=build_context)
+        micro = (build_context(model, batch, step=step, count=total) for batch in group)
         yield step, _synchronised_last(model, micro, len(group), accelerator)
 
 

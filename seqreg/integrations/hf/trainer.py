@@ -20,8 +20,7 @@ from seqreg.context import Context, Count, Evaluation
 from seqreg.criterion import Criterion, LossReport
 from seqreg.errors import BadInput
 from seqreg.integrations.hf.callbacks import CheckedStep, UnlabelledStepCallback, UpdateCallback
-from seqreg.integrations.hf.context import ContextBuilder, count
-from seqreg.integrations.hf.context import context as _context
+from seqreg.integrations.hf.context import ContextBuilder, context, count
 from seqreg.integrations.hf.loss_log import Window
 from seqreg.integrations.hf.sft import record_sft_metrics, replace_sft_loss
 from seqreg.losses import IGNORE, Base
@@ -56,8 +55,8 @@ class RegularizedTrainer(Trainer):
         update: a change of the optimizer's step, such as `seqreg.selective_update.SelectiveUpdate()`
         smoothness_steps: log the Jacobian norm, the effective rank and the CKA to the model at the start, of every
             layer, under smoothness/ every so many steps, on the first examples of the evaluation (or training) data
-        context: makes the context of a batch, called as `seqreg.integrations.hf.context` is, which is the default: for
-            models and losses that it does not know
+        build_context: makes the context of a batch, called as `seqreg.integrations.hf.context` is, which is the
+            default: for models and losses that it does not know
     """
 
     loss_is_scaled_for_ga = True
@@ -70,7 +69,7 @@ class RegularizedTrainer(Trainer):
         unlabeled_dataset: Any = None,
         update: Update | None = None,
         smoothness_steps: int = 0,
-        context: ContextBuilder | None = None,
+        build_context: ContextBuilder | None = None,
         **kwargs: Any,
     ) -> None:
         check_criterion(criterion)
@@ -81,7 +80,7 @@ class RegularizedTrainer(Trainer):
             unlabeled_dataset=unlabeled_dataset,
             update=update,
             smoothness_steps=smoothness_steps,
-            context=context,
+            build_context=build_context,
         )
 
     def set_criterion(
@@ -92,7 +91,7 @@ class RegularizedTrainer(Trainer):
         unlabeled_dataset: Any = None,
         update: Update | None = None,
         smoothness_steps: int = 0,
-        context: ContextBuilder | None = None,
+        build_context: ContextBuilder | None = None,
     ) -> None:
         """All that a trainer with a criterion has beyond the one that it is made from; called once."""
         check_criterion(criterion)
@@ -104,14 +103,14 @@ class RegularizedTrainer(Trainer):
         if alternating and unlabeled_dataset is None:
             raise BadInput(f"{alternating[0]}: mode='alternate' needs unlabeled_dataset=")
         if unlabeled_dataset is not None:
-            if context is not None:
-                raise BadInput("unlabeled_dataset and context=: unlabelled batches are those of hf.context alone")
+            if build_context is not None:
+                raise BadInput("unlabeled_dataset and build_context=: unlabelled batches are those of hf.context alone")
             if not hasattr(unlabeled_dataset, "__getitem__") or not len(unlabeled_dataset):
                 raise BadInput("unlabeled_dataset: expected examples that can be counted and indexed, at least one")
             if not any(term.takes_unlabelled for term in criterion.terms):
                 raise BadInput("unlabeled_dataset: no term of this criterion takes unlabelled data; JacHess does")
         self.criterion, self.diagnostics_steps, self.smoothness_steps = criterion, diagnostics_steps, smoothness_steps
-        self.build_context = context or _context
+        self.build_context = build_context or context
         self._reference: dict[str, Tensor] | None = None
         self._window = Window(criterion)
         self._diagnostics: dict[str, float] = {}
@@ -160,16 +159,12 @@ class RegularizedTrainer(Trainer):
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[Any, Any]:
         samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        step_count = count(self.model, samples, context=self._own_context) if samples else None
+        step_count = count(self.model, samples, build_context=self.build_context) if samples else None
         self.unlearnable, self.losses_of_step = step_count is not None and step_count.labels == 0, 0
         if self.unlearnable:
             self._check_some_label()
             warnings.warn(f"step {self.state.global_step}: no example has a label, so it is skipped", stacklevel=2)
         return samples, step_count
-
-    @property
-    def _own_context(self) -> ContextBuilder | None:
-        return None if self.build_context is _context else self.build_context
 
     def _check_some_label(self) -> None:
         """Refuse data without any label; looked at only when a whole step had none."""
@@ -279,7 +274,7 @@ class RegularizedTrainer(Trainer):
         model = self.model_wrapped.train()
         batch = self._batch(self.unlabeled_dataset, self._unlabelled_indices(step))
         with self.compute_loss_context_manager():
-            ctx, world = _context(model, batch, unlabelled=True, step=step), self.accelerator.num_processes
+            ctx, world = context(model, batch, unlabelled=True, step=step), self.accelerator.num_processes
             ctx = replace(ctx, count=Count(ctx.count.labels * world, ctx.count.sequences * world, world))
             report = self.criterion(ctx)
             if self.diagnostics_steps and step % self.diagnostics_steps == 0:
