@@ -163,9 +163,7 @@ def base_loss(view: Pass, ctx: Evaluation) -> Values:
     """The per-position base loss of a pass, and its plain negative log-likelihood if it has one, from logits."""
     if ctx.loss is not None:
         if ctx.base.label_smoothing:
-            raise BadInput(
-                f"label_smoothing={ctx.base.label_smoothing} means nothing to your own loss: set it to 0"
-            )
+            raise BadInput(f"label_smoothing={ctx.base.label_smoothing} means nothing to your own loss: set it to 0")
         values = ctx.loss(view.logits)
         if values.shape != ctx.mask.shape:
             shapes = f"{list(values.shape)}, and was to give {list(ctx.mask.shape)}"

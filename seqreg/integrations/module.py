@@ -48,9 +48,7 @@ class ModuleForward(Forward):
             states.append(output[0] if isinstance(output, tuple) else output)
 
         if hidden and not self.layers:
-            raise BadInput(
-                "a term looks at the outputs of every layer: pass layers=, such as model.encoder.layer"
-            )
+            raise BadInput("a term looks at the outputs of every layer: pass layers=, such as model.encoder.layer")
         with contextlib.ExitStack() as exits:
             for layer in self.layers if hidden else ():
                 exits.callback(layer.register_forward_hook(keep).remove)
