@@ -23,8 +23,7 @@ CHATS = [
 
 
 def main(name: str, steps: int = 5) -> list[float]:
-    tokenizer = AutoTokenizer.from_pretrained(name)
-    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="eager")  # JacHess needs second derivatives
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
     with tempfile.TemporaryDirectory() as folder:
         trainer = SFTTrainer(
             model,

@@ -245,6 +245,11 @@ class Evaluation(Context):
     def reduce_rows(self, values: Tensor) -> Tensor:
         """The mean over the rows of the whole optimizer step that have a position that counts, of values [B]."""
         counted = self.mask.reshape(len(self.mask), -1).any(-1)
+        if len(values) != len(counted):  # pairs of sentences
+            raise BadInput(
+                f"a term counts the rows of the input, {len(values)}, and the loss has {len(counted)} examples: it "
+                "needs one row an example"
+            )
         total = at_least_float32(values).masked_fill(~counted, 0.0).sum() * self.count.grad_divisor
         return total / max(self.count.sequences, 1.0)
 

@@ -50,9 +50,7 @@ class Plugin(BasePlugin):
     def post_trainer_create(self, cfg: Any, trainer: Any) -> None:
         settings = cfg.get("seqreg")
         if not settings:
-            raise BadInput(
-                "seqreg: the plug-in is on, but there is no key 'seqreg' with terms: add one"
-            )
+            raise BadInput("seqreg: the plug-in is on, but there is no key 'seqreg' with terms: add one")
         criterion, options = _criterion(settings)
         if cfg.get("sample_packing"):
             if criterion.per == "sequence":
