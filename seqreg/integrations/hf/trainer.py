@@ -1,4 +1,4 @@
-"""Drop-in trainers: the Hugging Face ones plus `criterion=`."""
+"""Trainers with a criterion: what `attach` makes of any trainer, and the Hugging Face ones plus `criterion=`."""
 
 from __future__ import annotations
 
