@@ -151,6 +151,8 @@ def test_what_cannot_work_is_refused_in_one_line(tmp_path: Path) -> None:
     one = made("roberta", tmp_path)
     with pytest.raises(BadInput, match="expected a Criterion"):
         attach(one, R3F())  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="attach: unknown setting 'diagnostic_steps'; did you mean 'diagnostics_steps'"):
+        attach(one, Criterion(), diagnostic_steps=1)
     one.compute_loss = lambda *_: 0
     with pytest.raises(BadInput, match="compute_loss was assigned to this trainer"):
         attach(one, Criterion())

@@ -117,6 +117,7 @@ def test_lora_and_what_terms_remember(tmp_path: Path) -> None:
         adapter = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights="gaussian")
         trainer = sft(
             "chat", tmp_path / out, peft_config=adapter, max_steps=4, save_strategy="steps", save_steps=2,
+            gradient_checkpointing=True,
             cls=regularized(trl.SFTTrainer), criterion=Criterion(Bregman(weight=1.0), R3F(scale=0.1)),
         )  # fmt: skip
         return trainer

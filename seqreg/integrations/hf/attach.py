@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any, Literal, get_args
 
 from transformers import Trainer
 
 from seqreg.criterion import Criterion
-from seqreg.errors import BadInput, nearest
+from seqreg.errors import BadInput, check_keys, nearest
 from seqreg.integrations.hf.sft import is_sft
 from seqreg.integrations.hf.trainer import RegularizedTrainer, check_criterion
 
@@ -51,6 +52,7 @@ def attach(trainer: Any, criterion: Criterion, *, own_loss: OwnLoss = "refuse", 
     if isinstance(trainer, RegularizedTrainer):
         raise BadInput(f"{type(trainer).__name__} has a criterion already: make another trainer for another one")
     check_criterion(criterion)
+    check_keys("attach", options, list(inspect.signature(RegularizedTrainer.set_criterion).parameters)[2:])
     if trainer.is_in_train:
         raise BadInput("attach: the trainer is training already: attach before trainer.train()")
     if "compute_loss" in vars(trainer):
