@@ -9,6 +9,7 @@ from typing import Any
 import datasets
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 from seqreg import BadInput, Criterion, attach, regularized
@@ -79,6 +80,24 @@ def test_without_terms_the_loss_and_the_metrics_are_those_of_trl(mode: str, tmp_
     a, b = plain.evaluate(), ours.evaluate()
     for key in ("eval_loss", "eval_entropy", "eval_mean_token_accuracy"):
         assert b[key] == pytest.approx(a[key], rel=1e-5), key
+
+
+def test_the_load_balance_of_experts_is_weighed_by_its_coefficient(tmp_path: Path) -> None:
+    config = transformers.MixtralConfig(
+        vocab_size=48, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, num_local_experts=4, pad_token_id=1, bos_token_id=0, eos_token_id=2,
+    )  # fmt: skip
+
+    def made(coefficient: float) -> Any:
+        torch.manual_seed(0)
+        return sft("text", tmp_path, net=transformers.MixtralForCausalLM(config), router_aux_loss_coef=coefficient)
+
+    for coefficient in (0.1, 0.0):
+        expected, found = history(made(coefficient)), history(attach(made(coefficient), Criterion()))
+        for theirs, row in zip(expected, found, strict=True):
+            for key in ("loss", "grad_norm", *(["aux_loss"] if coefficient else [])):
+                assert row[key] == pytest.approx(theirs[key], rel=1e-5), key
+        assert ("part/aux_loss" in found[0]) == ("aux_loss" in expected[0]) == bool(coefficient)
 
 
 @pytest.mark.parametrize("term", TERMS)

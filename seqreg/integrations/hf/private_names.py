@@ -44,7 +44,7 @@ TRAINER_ATTRIBUTES = (
     "current_gradient_accumulation_steps",
 )  # fmt: skip
 """Attributes that `transformers.Trainer` assigns."""
-SFT_ATTRIBUTES = ("_metrics", "_total_train_tokens", "_tp_size", "router_aux_loss_coef")
+SFT_ATTRIBUTES = ("_metrics", "_total_train_tokens", "_tp_size", "aux_loss_enabled", "router_aux_loss_coef")
 """Attributes that TRL's `SFTTrainer` assigns: where its metrics are kept until they are logged."""
 FUNCTIONS = (
     "accelerate.utils.broadcast_object_list",

@@ -13,6 +13,7 @@ from seqreg.context import Context
 from seqreg.criterion import LossReport
 from seqreg.errors import Advice, BadInput
 from seqreg.forward import Pass
+from seqreg.integrations.hf import model as hf
 from seqreg.integrations.hf.private_names import READ_IN, SFT_ATTRIBUTES
 
 CHUNK = 1024
@@ -34,6 +35,8 @@ def replace_sft_loss(trainer: Any) -> bool:
     missing = [name for name in SFT_ATTRIBUTES if not hasattr(trainer, name)]
     if missing:
         raise BadInput(f"this SFTTrainer has no {missing[0]}: its version of trl is not known; {READ_IN['trl']} is")
+    if trainer.aux_loss_enabled:  # by a coefficient that is not yet the model's own
+        hf.set_aux_loss_coefficient(hf.unwrap(trainer.model), trainer.router_aux_loss_coef)
     if trainer.args.process_index == 0:
         warnings.warn(
             f"SFTTrainer: its loss (loss_type={kind!r}, in chunks of tokens) is replaced by the criterion's, which is "
@@ -58,7 +61,7 @@ def record_sft_metrics(trainer: Any, report: LossReport, ctx: Context, inputs: M
         tokens = inputs["input_ids"].new_tensor(inputs["input_ids"].numel()) if mask is None else mask.sum()
         trainer._total_train_tokens += int(gather(tokens).sum()) // trainer._tp_size
     metrics["num_tokens"] = [trainer._total_train_tokens]
-    if view.aux_loss is not None and trainer.router_aux_loss_coef:
+    if view.aux_loss is not None:
         balance = view.aux_loss.detach() / trainer.router_aux_loss_coef
         metrics["aux_loss"].append(float(gather(balance).mean()))
 
