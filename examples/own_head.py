@@ -35,12 +35,13 @@ class Scorer(nn.Module):
 
 def build_context(model: Any, batch: Any, **options: Any) -> Context:
     """What a Trainer asks for: the context of one batch; `options` are the step, and what the step averages over."""
+    inner = getattr(model, "module", model)  # inside DistributedDataParallel
     return loss_context(
         model,
         lambda: model(**batch),
         lambda outputs: functional.huber_loss(outputs.squeeze(-1), batch["scores"], reduction="none"),
         mask=torch.ones_like(batch["scores"]),
-        embedding=model.encoder.get_input_embeddings(),
+        embedding=inner.encoder.get_input_embeddings(),
         token_mask=batch["attention_mask"],
         **options,
     )

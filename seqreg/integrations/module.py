@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from seqreg.context import Context, Count, Kind, OutputLoss
 from seqreg.errors import BadInput
@@ -84,6 +85,8 @@ def loss_context(
         step: the number of the optimizer step; schedules need it
         count: what the optimizer step averages over; needed with gradient accumulation and several ranks
     """
+    if count is None and module.training and isinstance(module, DistributedDataParallel):
+        raise BadInput("several ranks train one model: pass count=, which optimizer_steps and the trainers do")
     forward = ModuleForward(module, outputs, embedding, token_mask, layers)
     return Context(
         forward, None, kind=kind, mask=mask.bool(), step=step, count=count, training=module.training, loss=loss

@@ -5,6 +5,7 @@ torchrun --nproc-per-node 2 -m tests.helpers.distributed_worker OUT
 
 from __future__ import annotations
 
+import functools
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from seqreg import BadInput, Criterion
 from seqreg.integrations.hf import context, count, optimizer_steps
+from seqreg.losses import label_smoothed_nll
 from seqreg.terms.r3f import R3F
 from seqreg.terms.smart import SMART
 from tests.helpers import tiny_models
@@ -46,6 +48,10 @@ def through_trainer(world: int) -> Iterator[tuple[str, Tensor, dict[str, float]]
                 yield f"trainer/{model}/{name}/{accumulate}", gradients.steps[0], losses(one)[0]
 
 
+def smoothed(logits: Tensor, labels: Tensor) -> Tensor:
+    return label_smoothed_nll(logits, labels, 0.1)[0]
+
+
 def by_hand(rank: int, world: int, accelerator: Any) -> Iterator[tuple[str, Tensor]]:
     """A raw DistributedDataParallel loop, by hand and by `optimizer_steps`, and an Accelerate loop by the latter.
 
@@ -72,9 +78,10 @@ def by_hand(rank: int, world: int, accelerator: Any) -> Iterator[tuple[str, Tens
                     for piece in pieces:
                         criterion(context(model, piece, count=whole)).total.backward()
                 elif kind == "ddp_steps":
-                    for _, contexts in optimizer_steps(model, pieces, accumulate):
+                    own = functools.partial(context, loss=smoothed)  # the same loss, as if it were another
+                    for _, contexts in optimizer_steps(model, pieces, accumulate, build_context=own):
                         for ctx in contexts:
-                            criterion(ctx).total.backward()
+                            Criterion(*terms)(ctx).total.backward()
                 else:
                     for _, contexts in optimizer_steps(model, pieces, accelerator=accelerator):
                         for ctx in contexts:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from transformers import EncoderDecoderModel
 
 from seqreg.context import Context, Count, Kind
@@ -377,7 +378,8 @@ def count(
         task = hf.task_of(module)
         here = [Count.of(_label_mask(labels_of(batch), module, task)) for batch in batches]
     else:  # a context runs nothing until a criterion is called with it
-        here = [build_context(model, batch).count for batch in batches]
+        inner = model.module if isinstance(model, DistributedDataParallel) else model
+        here = [build_context(inner, batch).count for batch in batches]
     labels, sequences = sum(one.labels for one in here), sum(one.sequences for one in here)
     ranks = _ranks()
     if ranks > 1:
