@@ -30,8 +30,9 @@ def replace_sft_loss(trainer: Any) -> bool:
     if not any(is_sft(cls) for cls in type(trainer).__mro__):
         return False
     kind = getattr(trainer.args, "loss_type", "nll")
-    if kind not in ("nll", "chunked_nll"):
-        raise BadInput(f"loss_type={kind!r}: the criterion would replace it by the negative log-likelihood: set 'nll'")
+    own = getattr(trainer.criterion, "loss", "nll")
+    if kind.removeprefix("chunked_") not in ("nll", own):
+        raise BadInput(f"loss_type={kind!r}: the criterion would replace it by its own loss, {own!r}: set 'nll'")
     missing = [name for name in SFT_ATTRIBUTES if not hasattr(trainer, name)]
     if missing:
         raise BadInput(f"this SFTTrainer has no {missing[0]}: its version of trl is not known; {READ_IN['trl']} is")
