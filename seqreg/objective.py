@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
@@ -162,8 +162,10 @@ class WeightedSum:
 def base_loss(view: Pass, ctx: Evaluation) -> Values:
     """The per-position base loss of a pass, and its plain negative log-likelihood if it has one, from logits."""
     if ctx.loss is not None:
-        if ctx.base.label_smoothing:
-            raise BadInput(f"label_smoothing={ctx.base.label_smoothing} means nothing to your own loss: set it to 0")
+        for field in fields(ctx.base):
+            value = getattr(ctx.base, field.name)
+            if field.name not in ("smoothing", "per") and value != field.default:
+                raise BadInput(f"{field.name}={value!r} means nothing to your own loss: leave it out")
         values = ctx.loss(view.logits)
         if values.shape != ctx.mask.shape:
             shapes = f"{list(values.shape)}, and was to give {list(ctx.mask.shape)}"
