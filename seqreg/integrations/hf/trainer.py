@@ -227,7 +227,7 @@ class RegularizedTrainer(Trainer):
         examples, size, base = self.train_dataset, self.args.per_device_train_batch_size, self.criterion
         if not hasattr(examples, "__getitem__"):
             raise BadInput("ChildTuningD measures the training set first: it needs examples that can be indexed")
-        loss = Criterion(label_smoothing=base.label_smoothing, smoothing=base.smoothing, per=base.per, fused=base.fused)
+        loss = base.without(*(term.name for term in base.terms))
         module, device = self.model.train(), self.args.device
         with replay(generator_state(device), device):
             for first in range(self.args.process_index * size, len(examples), self.args.world_size * size):

@@ -108,13 +108,23 @@ class Loss(Section):
         label_smoothing: 0.1 in most summarization recipes
         smoothing: "torch" spreads it over all V classes, "fairseq" over the V - 1 others
         per: what it is averaged over: "token", or "sequence" (fairseq's --sentence-avg)
+        loss: "nll", or "dft", which multiplies it by the probability of the label, held fixed; without label smoothing
         fused: compute head and loss together in chunks of tokens; false computes everything from all logits, slower
     """
 
     label_smoothing: Share = 0.0
     smoothing: Literal["torch", "fairseq"] = "torch"
     per: Literal["token", "sequence"] = "token"
+    loss: Literal["nll", "dft"] = "nll"
     fused: bool = True
+
+    @model_validator(mode="after")
+    def _dft_has_no_smoothing(self) -> Loss:
+        if self.loss == "dft" and self.label_smoothing:
+            raise ValueError(
+                f"loss.loss=dft has no label smoothing: set loss.label_smoothing={self.label_smoothing:g} to 0"
+            )
+        return self
 
 
 class Optimisation(Section):
