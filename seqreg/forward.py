@@ -119,6 +119,10 @@ class Pass:
             self.projection = replace(head, weight=head.weight.detach(), bias=bias)
             self._logits = self.projection.logits
 
+    def only_outputs(self) -> None:
+        """Let go of what else the framework gave, which is large."""
+        self._output, self.embeds = None, {}
+
     def equals(self, other: Pass) -> bool:
         """Whether two passes gave exactly the same."""
         if self.deferred is not None and other.deferred is not None and self.deferred.same_head(other.deferred):
@@ -304,6 +308,8 @@ class Forward(ABC):
                 stack.enter_context(self.without_adapters())
             shifts = (*self._input_perturbations, *(() if shift is None else (shift,)))
             view = self.run(shifts, hidden=hidden, **({} if rows is None else {"rows": rows}))
+            if weights is not None or not adapters:
+                view.only_outputs()
             if weights is not None:
                 view.keep_head()  # while these weights are here
             return view

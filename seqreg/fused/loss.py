@@ -17,6 +17,8 @@ from seqreg.losses import Base
 
 ROWS = 1024
 """Rows of logits that are held at a time; a token has one for every pass."""
+LEAST_ROWS = 256
+"""Where a pass learns nothing, a small batch is cut too, so that no more is held than without it; not below this."""
 CELLS = 2**18
 """Logits that the elementwise work takes on at a time, so that they stay in cache."""
 
@@ -231,7 +233,8 @@ class _ChunkLoop:
         head = self.head
         with torch.autocast(head.weight.device.type, enabled=False):  # the products say themselves what they are in
             for positions, passes in self.objective.groups():
-                for chunk in torch.split(positions, max(1, ROWS // len(passes))):
+                most = ROWS if self.learning.issuperset(passes) else min(ROWS, max(len(positions) // 2, LEAST_ROWS))
+                for chunk in torch.split(positions, max(1, most // len(passes))):
                     self.chunk(chunk, passes)
         total = head.weight.new_zeros((), dtype=head.sum_dtype)
         for summand, (values, _) in zip(self.objective.summands, self.results, strict=True):
