@@ -31,7 +31,7 @@ def start(ctx: Evaluation, owner: str, parameters: Mapping[str, nn.Parameter]) -
         owner: the name of the term
     """
     if owner not in ctx.memory:
-        if ctx.step:
+        if ctx.step and parameters:
             ctx.notes[owner] = (
                 f"its reference is the model at step {ctx.step}, where it was first used: to resume a run, load "
                 "Criterion.state_dict() of its checkpoint"

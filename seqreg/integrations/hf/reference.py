@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from seqreg.errors import BadInput
 from seqreg.overrides import generator_state, replay
@@ -50,33 +52,41 @@ _saved: WeakKeyDictionary[nn.Module, dict[str, dict[str, Tensor]]] = WeakKeyDict
 def saved_weights(model: PreTrainedModel, folder: str) -> dict[str, Tensor]:
     """All parameters of a model that `save_pretrained` wrote, by their names in this one; read once.
 
-    Refused where a name or a shape differs, or a buffer (which is not a parameter, and stays the model's own).
+    Refused where a name or a shape differs, or a buffer, which is not exchanged with the parameters.
     """
     known = _saved.setdefault(model, {})
     if folder not in known:
-        state, others = dict(model.named_parameters()), _read(model, folder)
-        for name, parameter in state.items():
-            if name not in others:
-                raise BadInput(f"it has no {name}, which {type(model).__name__} has")
-            if others[name].shape != parameter.shape:
-                raise BadInput(f"{name} is {list(others[name].shape)} there and {list(parameter.shape)} in the model")
-        for name, buffer in model.state_dict().items():
-            other = buffer.cpu() if name in state else others.get(name)
-            if other is None or not (name in state or torch.equal(buffer.cpu(), other.to(buffer.dtype))):
+        other, parameters = _read(model, folder), dict(model.named_parameters())
+        found = dict(other.named_parameters())
+        if names := sorted(parameters.keys() ^ found.keys()):
+            where = "has no" if names[0] in parameters else "also has"
+            raise BadInput(f"it {where} {names[0]}, unlike the model")
+        for name, parameter in parameters.items():
+            if found[name].shape != parameter.shape:
+                raise BadInput(f"{name} is {list(found[name].shape)} there and {list(parameter.shape)} in the model")
+        buffers = dict(other.named_buffers())
+        for name, buffer in model.named_buffers():
+            if name not in buffers or not torch.equal(buffer.cpu(), buffers[name].to(buffer.dtype)):
                 raise BadInput(f"its buffer {name} is not that of the model")
-        known[folder] = {name: others[name].detach().to(p.device, p.dtype) for name, p in state.items()}
+        known[folder] = {name: found[name].detach().to(p.device, p.dtype) for name, p in parameters.items()}
     return known[folder]
 
 
-def _read(model: PreTrainedModel, folder: str) -> dict[str, Tensor]:
-    """The state of a saved model of the same class, nothing of which is missing."""
+def _read(model: PreTrainedModel, folder: str) -> PreTrainedModel:
+    """A saved model of the same class, on the CPU, nothing of which is missing."""
+    cls, level = type(model), logging.get_verbosity()
     try:
-        with replay(generator_state(model.device), model.device):  # which draws weights before it reads them
-            other, found = type(model).from_pretrained(folder, output_loading_info=True, local_files_only=True)
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        logging.set_verbosity_error()  # what is missing is said below, in one line
+        with replay(generator_state(model.device), model.device):  # it draws weights before it reads them
+            other, found = cls.from_pretrained(
+                folder, output_loading_info=True, local_files_only=True, use_safetensors=True
+            )
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         line = str(error).strip().partition("\n")[0]
-        raise BadInput(f"{type(model).__name__}.from_pretrained cannot read it: {line}") from error
-    for kind in ("missing_keys", "mismatched_keys"):
-        if names := sorted(str(name) for name in found[kind]):
-            raise BadInput(f"{names[0]} is {kind.partition('_')[0]} there, for a {type(model).__name__}")
-    return dict(other.state_dict())
+        raise BadInput(f"{cls.__name__}.from_pretrained cannot read it: {line}") from error
+    finally:
+        logging.set_verbosity(level)
+    for kind in ("missing", "mismatched"):
+        if names := sorted(str(name) for name in found[f"{kind}_keys"]):
+            raise BadInput(f"{names[0]} is {kind} there, for a {cls.__name__}")
+    return cast("PreTrainedModel", other)
