@@ -288,10 +288,11 @@ class Config(Section):
 
     @property
     def method(self) -> str:
-        """What the run is called in tables: its terms, R4F for R3F with a normalised head."""
+        """What the run is called in tables: its terms, R4F for R3F with a normalised head, and a loss of its own."""
+        names = list(self.terms)
         if self.model.head == "r4f":
-            return "r4f" if list(self.terms) == ["r3f"] else "+".join([*self.terms, "r4f"])
-        return "+".join(self.terms) or "baseline"
+            names = ["r4f"] if names == ["r3f"] else [*names, "r4f"]
+        return "+".join([*names, *(["dft"] if self.loss.loss == "dft" else [])]) or "baseline"
 
     def for_evaluation(self, model: str) -> Config:
         """The same for a trained model that is only evaluated: no terms, no checkpoints, no evaluation by steps."""
