@@ -17,14 +17,13 @@ from torch import Tensor
 from seqreg.errors import BadInput
 from seqreg.forward import Dropout, ExtraPass, Forward, Pass, Perturbation
 from seqreg.losses import IGNORE, Base, at_least_float32
+from seqreg.overrides import Memory
 
 Per = Literal["token", "sequence", "fairseq", "sum"]
 On = Literal["labels", "all"]
 """The positions that count: those with a label, or all real target positions (`Forward.targets`)."""
 Where = Literal["input", "encoder", "decoder", "both"]
 Kind = Literal["tokens", "classes", "regression"]
-Memory = dict[str, dict[str, Tensor]]
-"""What terms keep from step to step, by name."""
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from seqreg.advice import Advisor
-from seqreg.context import Context, Count, Evaluation, Memory
+from seqreg.context import Context, Count, Evaluation
 from seqreg.errors import BadInput
 from seqreg.forward import Pass
 from seqreg.losses import Base, LossName, Smoothing, check_loss, check_smoothing
 from seqreg.objective import BaseLoss, Part, PartResult, Path, WeightedSum, evaluate
+from seqreg.overrides import Memory
 from seqreg.schedules import weight_at
 from seqreg.term import Term, packed_fix
 

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from seqreg import reference_weights
 from seqreg.context import Evaluation, On
 from seqreg.divergences import Divergence
 from seqreg.errors import BadInput
@@ -19,7 +18,7 @@ from seqreg.fused.block import Block
 from seqreg.fused.loss import Values
 from seqreg.losses import IGNORE, at_least_float32, label_smoothed_nll
 from seqreg.objective import Consistency, Part
-from seqreg.reference_weights import MovingAverage, trained
+from seqreg.overrides import MovingAverage, distance, start_weights, trained
 from seqreg.schedules import Weight
 from seqreg.term import Cost, Term
 
@@ -36,7 +35,8 @@ class Anchor(Term):
         js            Jensen-Shannon of p_ref and p
         mse           of the raw outputs, for a regression head
         k3            r - 1 - log r with r = p_ref(y) / p(y) for the label y alone (NeMo-RL)
-        l2            |w - w_ref|^2 / 2 over the trained weights, in place of outputs (L2-SP, without its second half)
+        l2            |w - w_ref|^2 / 2 over the trained weights, in place of outputs (L2-SP; its decay of new weights,
+                      as we recall it, is left to the optimizer)
 
     Args:
         weight: 0.1, the default of the official ASFT code and of LLaMA-Factory
@@ -138,7 +138,7 @@ class Anchor(Term):
         """distance: how far the trained weights are from the reference's, |w - w_ref| / |w|; not with adapters."""
         if ctx.forward.adapters:
             return {}
-        return {"distance": reference_weights.distance(trained(ctx.forward.module), self._weights(ctx))}
+        return {"distance": distance(trained(ctx.forward.module), self._weights(ctx))}
 
     def _without_adapters(self, ctx: Evaluation) -> bool:
         return ctx.forward.adapters and self.reference == "start"
@@ -149,11 +149,16 @@ class Anchor(Term):
         if forward.adapters and self.divergence == "l2":
             self.refuse("divergence", "the weights that are trained are those of adapters, not the model's: use 'kl'")
         if self.reference == "average":
-            return MovingAverage(self.beta, self.beta)(ctx, self.name, trained(module))
+            return MovingAverage(self.beta, self.beta)(ctx.memory, self.name, trained(module), ctx.step)
         if self.reference == "start":
             with forward.without_adapters():
                 parameters = trained(module)
-            return reference_weights.start(ctx, self.name, parameters)
+            if self.name not in ctx.memory and ctx.step and parameters:
+                ctx.notes[self.name] = (
+                    f"its reference is the model at step {ctx.step}, where it was first used: to resume a run, load "
+                    "Criterion.state_dict() of its checkpoint"
+                )
+            return start_weights(ctx.memory, self.name, parameters)
         if forward.adapters:
             self.refuse("reference", "with adapters the reference is the model they were put on: use 'start'")
         try:

@@ -7,12 +7,11 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from seqreg import reference_weights
 from seqreg.context import Evaluation, Per
 from seqreg.divergences import Divergence
 from seqreg.forward import Dropout
 from seqreg.objective import Consistency
-from seqreg.reference_weights import MovingAverage, trained
+from seqreg.overrides import MovingAverage, distance, trained
 from seqreg.term import Cost, Term
 
 
@@ -84,9 +83,9 @@ class Bregman(Term):
 
     def diagnostics(self, ctx: Evaluation) -> dict[str, float]:
         """distance: how far the weights are from their average, |w - w'| / |w|."""
-        return {"distance": reference_weights.distance(trained(ctx.forward.module), self.average(ctx))}
+        return {"distance": distance(trained(ctx.forward.module), self.average(ctx))}
 
     def average(self, ctx: Evaluation) -> dict[str, Tensor]:
         """The averaged weights, brought up to date if an optimizer step was made since they were last used."""
         keep = MovingAverage(self.beta, self.beta_late, self.switch)
-        return keep(ctx, self.name, trained(ctx.forward.module))
+        return keep(ctx.memory, self.name, trained(ctx.forward.module), ctx.step)
