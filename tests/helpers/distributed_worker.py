@@ -18,6 +18,7 @@ from torch import Tensor
 
 from seqreg import BadInput, Criterion
 from seqreg.integrations.hf import context, count
+from seqreg.terms.anchor import Anchor
 from seqreg.terms.r3f import R3F
 from seqreg.terms.smart import SMART
 from tests.helpers import tiny_models
@@ -30,6 +31,16 @@ TERMS: dict[str, tuple[Any, ...]] = {
     "r3f_rows": (R3F(scale=0.1, per="sequence"),),
     "smart": (SMART(relative=False),),
 }
+
+
+ANCHORS = (Anchor(weight=1.0), Anchor(name="all", on="all"), Anchor(name="weights", divergence="l2", weight=0.01))
+
+
+def anchored() -> Criterion:
+    """Held by a model that is elsewhere, as after some steps."""
+    criterion, start = Criterion(*ANCHORS, loss="dft"), tiny_models.make("bart", seed=3)
+    criterion.load_state_dict({f"{t.name}/w/{name}": p for t in ANCHORS for name, p in start.named_parameters()})
+    return criterion
 
 
 def through_trainer(world: int) -> Iterator[tuple[str, Tensor, dict[str, float]]]:
@@ -48,7 +59,10 @@ def through_trainer(world: int) -> Iterator[tuple[str, Tensor, dict[str, float]]
 
 def by_hand(rank: int, world: int, accelerator: Any) -> Iterator[tuple[str, Tensor]]:
     """A raw DistributedDataParallel loop, and an Accelerate loop that divides by the accumulation steps itself."""
-    for name, terms in TERMS.items():
+    criterions = {name: Criterion(*terms, label_smoothing=0.1) for name, terms in TERMS.items()} | {
+        "anchor": anchored()
+    }
+    for name, criterion in criterions.items():
         for accumulate in (1, 2, 4):
             size = 8 // accumulate // world
             pieces = [
@@ -65,7 +79,7 @@ def by_hand(rank: int, world: int, accelerator: Any) -> Iterator[tuple[str, Tens
                 accelerator.gradient_accumulation_steps = accumulate
                 whole = count(model, pieces, accelerator if kind == "accelerate" else None)
                 for piece in pieces:
-                    total = Criterion(*terms, label_smoothing=0.1)(context(model, piece, count=whole)).total
+                    total = criterion(context(model, piece, count=whole)).total
                     if kind == "accelerate":
                         accelerator.backward(total)
                     else:
