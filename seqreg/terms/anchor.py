@@ -119,29 +119,25 @@ class Anchor(Term):
 
     def prepare(self, ctx: Evaluation) -> None:
         """The start is that of training, also where a schedule begins later."""
-        if ctx.labelled:
+        if self.reference == "start" and self.name not in ctx.memory:
             self._weights(ctx)
 
     def __call__(self, ctx: Evaluation) -> Part | Tensor:
         if self.divergence == "l2":
             return self._half_squared_distance(ctx)
-        weights = self._weights(ctx)
-        view = ctx.forward(
-            dropout=self.dropout, grad=False, weights=weights or None, adapters=not self._without_adapters(ctx)
-        )
+        own, weights = ctx.clean, self._weights(ctx)
+        adapters = self.reference == "average"  # whose adapters are averaged; any other reference has none
+        view = ctx.forward(dropout=self.dropout, grad=False, weights=weights or None, adapters=adapters)
         if self.divergence == "k3":
-            return LabelRatio(view, ctx.clean, self.per)
+            return LabelRatio(view, own, self.per)
         name: Divergence = self.divergence
-        return Consistency(view, ctx.clean, name, "first", self.per, on=self.on)
+        return Consistency(view, own, name, "first", self.per, on=self.on)
 
     def diagnostics(self, ctx: Evaluation) -> dict[str, float]:
         """distance: how far the trained weights are from the reference's, |w - w_ref| / |w|; not with adapters."""
         if ctx.forward.adapters:
             return {}
         return {"distance": distance(trained(ctx.forward.module), self._weights(ctx))}
-
-    def _without_adapters(self, ctx: Evaluation) -> bool:
-        return ctx.forward.adapters and self.reference == "start"
 
     def _weights(self, ctx: Evaluation) -> Mapping[str, Tensor]:
         """The reference's parameters by name, as far as they are not the model's own."""
