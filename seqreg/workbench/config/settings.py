@@ -145,8 +145,9 @@ class Optimisation(Section):
         precision: of the passes; weights are always float32
         gradient_checkpointing: compute activations again in the backward pass, to save memory
         nonfinite_patience: a step that is not finite is not made; after so many in a row the run stops
-        update: a change of the optimizer's step, by name with its settings: {selective: {ratio: 0.3}} (UEGR's backward
-            stage), {child_tuning_f: {}} or {child_tuning_d: {}}; see `seqreg.selective_update`
+        update: a change of the optimizer's step, by name with its settings: {stochastic: {alpha: 0.6, beta: 1.0}} (of
+            RoAST, and UEGR's backward stage), {selective: {ratio: 0.3}}, {child_tuning_f: {}} or {child_tuning_d: {}};
+            see `seqreg.selective_update`
     """
 
     learning_rate: float = Field(default=3e-5, gt=0, le=100)
@@ -288,8 +289,8 @@ class Config(Section):
 
     @property
     def method(self) -> str:
-        """What the run is called in tables: its terms, R4F for R3F with a normalised head, and a loss of its own."""
-        names = list(self.terms)
+        """What tables call the run: its terms, R4F for R3F with a normalised head, RoAST for its FreeLB, and DFT."""
+        names = ["roast" if keys and keys.get("preset") == "roast" else name for name, keys in self.terms.items()]
         if self.model.head == "r4f":
             names = ["r4f"] if names == ["r3f"] else [*names, "r4f"]
         return "+".join([*names, *(["dft"] if self.loss.loss == "dft" else [])]) or "baseline"
