@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -125,19 +125,29 @@ class Anchor(Term):
     def __call__(self, ctx: Evaluation) -> Part | Tensor:
         if self.divergence == "l2":
             return self._half_squared_distance(ctx)
-        own, weights = ctx.clean, self._weights(ctx)
-        adapters = self.reference == "average"  # whose adapters are averaged; any other reference has none
-        view = ctx.forward(dropout=self.dropout, grad=False, weights=weights or None, adapters=adapters)
+        return self._part(ctx, ctx.clean, self.dropout)
+
+    def _part(self, ctx: Evaluation, own: Pass, dropout: Dropout) -> Part:
+        """The divergence of a pass of the model from the reference's."""
+        weights, adapters = self._weights(ctx), self.reference == "average"  # any other reference has no adapters
+        view = ctx.forward(dropout=dropout, grad=False, weights=weights or None, adapters=adapters)
         if self.divergence == "k3":
             return LabelRatio(view, own, self.per)
-        name: Divergence = self.divergence
+        name = cast("Divergence", self.divergence)  # l2 has no pass
         return Consistency(view, own, name, "first", self.per, on=self.on)
 
     def diagnostics(self, ctx: Evaluation) -> dict[str, float]:
-        """distance: how far the trained weights are from the reference's, |w - w_ref| / |w|; not with adapters."""
-        if ctx.forward.adapters:
-            return {}
-        return {"distance": distance(trained(ctx.forward.module), self._weights(ctx))}
+        """Numbers about the reference.
+
+        drift: the value where neither model nor reference has dropout; what the term has besides is dropout's.
+        distance: how far the trained weights are from the reference's, |w - w_ref| / |w|; not with adapters.
+        """
+        numbers = {}
+        if self.divergence != "l2":
+            numbers["drift"] = float(self._part(ctx, ctx.eval_view, "off").value(ctx))
+        if not ctx.forward.adapters:
+            numbers["distance"] = distance(trained(ctx.forward.module), self._weights(ctx))
+        return numbers
 
     def _weights(self, ctx: Evaluation) -> Mapping[str, Tensor]:
         """The reference's parameters by name, as far as they are not the model's own."""

@@ -269,6 +269,7 @@ def test_dropout_of_the_reference(dropout: Any) -> None:
     torch.manual_seed(0)
     value = Criterion(Anchor(dropout=dropout))(context(net, batch, step=0)).values["anchor"]
     assert (value == 0) == (dropout == "shared")
+    assert Criterion(Anchor(dropout=dropout)).diagnostics(context(net, batch, step=0))["anchor/drift"] == 0
     assert net.training
     if dropout == "off":
         torch.manual_seed(0)
