@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
@@ -20,7 +20,7 @@ from seqreg.errors import BadInput
 from seqreg.forward import Pass
 from seqreg.fused.block import Block, Detach, divergence, smoothed_nll
 from seqreg.fused.loss import Summand, Values, fused_loss
-from seqreg.losses import label_smoothed_nll, probability_weighted, squared_error
+from seqreg.losses import at_least_float32, label_smoothed_nll, probability_weighted, squared_error
 
 Path = Literal["fused", "plain", "own"]
 
@@ -163,6 +163,16 @@ class WeightedSum:
 
 def base_loss(view: Pass, ctx: Evaluation) -> Values:
     """The per-position base loss of a pass, and its plain negative log-likelihood if it has one, from logits."""
+    if ctx.loss is not None:
+        for field in fields(ctx.base):
+            value = getattr(ctx.base, field.name)
+            if field.name not in ("smoothing", "per") and value != field.default:
+                raise BadInput(f"{field.name}={value!r} means nothing to your own loss: leave it out")
+        values = ctx.loss(view.logits)
+        if values.shape != ctx.mask.shape:
+            shapes = f"{list(values.shape)}, and was to give {list(ctx.mask.shape)}"
+            raise BadInput(f"the loss gave {shapes}: one number a position or example, not their mean")
+        return at_least_float32(values), None
     if ctx.kind == "regression":
         if ctx.base.label_smoothing:
             raise BadInput(
@@ -237,7 +247,7 @@ def _fusable(part: Part, ctx: Evaluation) -> bool:
 
     Passes with a gradient share one head; others may have one of their own.
     """
-    if ctx.kind != "tokens" or not ctx.fused:
+    if ctx.kind != "tokens" or not ctx.fused or (ctx.loss is not None and isinstance(part, BaseLoss)):
         return False
     heads = [head for view in part.passes if (head := view.deferred) is not None]
     learning = [head for head in heads if head.requires_grad]
