@@ -109,13 +109,23 @@ class Loss(Section):
         label_smoothing: 0.1 in most summarization recipes
         smoothing: "torch" spreads it over all V classes, "fairseq" over the V - 1 others
         per: what it is averaged over: "token", or "sequence" (fairseq's --sentence-avg)
+        loss: "nll", or "dft", which multiplies it by the probability of the label, held fixed; without label smoothing
         fused: compute head and loss together in chunks of tokens; false computes everything from all logits, slower
     """
 
     label_smoothing: Share = 0.0
     smoothing: Literal["torch", "fairseq"] = "torch"
     per: Literal["token", "sequence"] = "token"
+    loss: Literal["nll", "dft"] = "nll"
     fused: bool = True
+
+    @model_validator(mode="after")
+    def _dft_has_no_smoothing(self) -> Loss:
+        if self.loss == "dft" and self.label_smoothing:
+            raise ValueError(
+                f"loss.loss=dft has no label smoothing: set loss.label_smoothing={self.label_smoothing:g} to 0"
+            )
+        return self
 
 
 class Optimisation(Section):
@@ -290,11 +300,11 @@ class Config(Section):
 
     @property
     def method(self) -> str:
-        """What the run is called in tables: its terms, R4F for R3F with a normalised head, RoAST for its FreeLB."""
+        """What tables call the run: its terms, R4F for R3F with a normalised head, RoAST for its FreeLB, and DFT."""
         names = ["roast" if keys and keys.get("preset") == "roast" else name for name, keys in self.terms.items()]
         if self.model.head == "r4f":
-            return "r4f" if names == ["r3f"] else "+".join([*names, "r4f"])
-        return "+".join(names) or "baseline"
+            names = ["r4f"] if names == ["r3f"] else [*names, "r4f"]
+        return "+".join([*names, *(["dft"] if self.loss.loss == "dft" else [])]) or "baseline"
 
     def for_evaluation(self, model: str) -> Config:
         """The same for a trained model that is only evaluated: no terms, no checkpoints, no evaluation by steps."""
