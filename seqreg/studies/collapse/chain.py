@@ -184,7 +184,8 @@ class ChainResults:
     def tables(self) -> list[Table]:
         """The scores on every task, then how rich and how near to the pretrained the last layer is."""
         chain, steps = self.chain, list(enumerate(self.chain.steps))
-        kind = "ROUGE-L in percent" if chain.tasks[0].run is not None else "accuracy of a linear probe in percent"
+        run = chain.tasks[0].run
+        kind = f"{'accuracy of a linear probe' if run is None else run.card.score_title} in percent"
         tables = []
         for index, task in enumerate(chain.tasks):
             majority = self.majority(task.name)

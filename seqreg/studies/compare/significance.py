@@ -33,7 +33,8 @@ def measure(results: Results) -> dict[str, Any]:
         name, pairs = method.name, len(results.common_seeds(method.name))
         methods[name] = {
             **_summary(results, name), "seeds": sorted(method.metrics), "scores": list(results.scores(name).values()),
-            "failed": len(method.failed), "open": len(method.open), "agreement": agreement(method, results.texts),
+            "failed": len(method.failed), "open": len(method.open),
+            "agreement": agreement(method, results.metric == "rougeL"),
             "seconds": float(np.median(list(costs[name].values()))),
             "time": _relative_cost(costs[name], costs[base], results.common_seeds(name)),
             "collapse": _collapse(method, results.texts),
@@ -48,7 +49,8 @@ def measure(results: Results) -> dict[str, Any]:
             }  # fmt: skip
     first = next(iter(results.baseline.metrics.values()))
     return {
-        "metric": results.metric, "split": results.split, "alpha": results.plan.alpha, "tests": len(planned),
+        "metric": results.metric, "greater_is_better": results.greater_is_better, "split": results.split,
+        "alpha": results.plan.alpha, "tests": len(planned),
         "cost": what, "examples": results.examples, "examples_needed": statistics.EXAMPLES,
         "baseline": base, "planned": len(seeds), "methods": methods,
         "without": {
@@ -112,7 +114,7 @@ def _collapse(method: MethodResults, texts: bool) -> dict[str, Any]:
 
 
 def agreement(method: MethodResults, texts: bool) -> dict[str, float] | None:
-    """How alike two seeds of a method predict, mean over pairs: share of equal predictions; of texts ROUGE-L too.
+    """How alike two seeds of a method predict, mean over pairs: share of equal predictions; of `texts` ROUGE-L too.
 
     None for a single seed, and for numbers, which are never quite equal.
     """

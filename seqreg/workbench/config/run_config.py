@@ -118,7 +118,7 @@ def resolve(
         _check_terms(run)
     if card.kind == "generation" and config.evaluation.resamples < 1:
         where = stack.origin("evaluation.resamples")
-        raise BadInput(f"{where}: evaluation.resamples=0: ROUGE has intervals: expected at least 1; 1000 is usual")
+        raise BadInput(f"{where}: evaluation.resamples=0: texts are scored with intervals: expected 1 or more")
     return run
 
 

@@ -192,7 +192,7 @@ def make_trainer(loaded: LoadedRun, folder: Path, scorer: Scorer | None = None, 
     sets = {name: Encoded(examples, loaded.tokenizer, config) for name, examples in loaded.splits.sets.items()}
     kind = FaultTolerantSeq2SeqTrainer if seq2seq else FaultTolerantTrainer
     collate = DataCollatorForSeq2Seq if seq2seq else DataCollatorWithPadding
-    args = arguments(config, folder, seq2seq)
+    args = arguments(config, folder, seq2seq, greater_is_better=run.card.greater_is_better)
     grouped = config.data.group_by_length and "train" in sets
     return kind(
         loaded.model,
@@ -216,7 +216,7 @@ def make_trainer(loaded: LoadedRun, folder: Path, scorer: Scorer | None = None, 
     )
 
 
-def arguments(config: Config, folder: Path, seq2seq: bool) -> TrainingArguments:
+def arguments(config: Config, folder: Path, seq2seq: bool, *, greater_is_better: bool = True) -> TrainingArguments:
     """transformers' arguments: settings of the same name are passed as they are."""
     opt, evaluation, saved = config.optimisation, config.evaluation, config.checkpoints
     known = {field.name for field in dataclasses.fields(TrainingArguments)}
@@ -234,7 +234,8 @@ def arguments(config: Config, folder: Path, seq2seq: bool) -> TrainingArguments:
         "eval_strategy": "steps" if evaluation.eval_steps else "no", "eval_steps": evaluation.eval_steps or None,
         "save_strategy": "steps" if saved.save_steps else "no", "save_steps": saved.save_steps or 500,
         "save_total_limit": None,  # `checkpoints.rotate` does it
-        "metric_for_best_model": "score" if evaluation.load_best_model_at_end else None, "greater_is_better": True,
+        "metric_for_best_model": "score" if evaluation.load_best_model_at_end else None,
+        "greater_is_better": greater_is_better,
     }  # fmt: skip
     return (
         Seq2SeqTrainingArguments(**settings, predict_with_generate=True) if seq2seq else TrainingArguments(**settings)

@@ -49,6 +49,7 @@ class _Metrics(BaseModel):
     scores: dict[str, _Split]
     train: _Train = _Train()
     method: str = ""
+    metric: str = ""
 
 
 def scores_of(folder: Path) -> dict[str, Any]:
@@ -92,7 +93,7 @@ def write_scores(folder: Path, run: Run, splits: Mapping[str, Scored], **further
             "signature": scored.signature,
         }
     versions = {"seqreg": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    metrics |= {**further, "versions": {**versions, "transformers": transformers.__version__}}
+    metrics |= {"metric": run.card.score, **further, "versions": {**versions, "transformers": transformers.__version__}}
     metrics = dict(finite(metrics))
     write_text(folder / METRICS, to_json(metrics, indent=2) + "\n")
     main = next((name for name in ("test", "validation") if name in splits), next(iter(splits), ""))
@@ -159,6 +160,25 @@ def cost(runs: Sequence[Mapping[str, Any]]) -> tuple[str, list[float]]:
     if all(timing.get("step_seconds") for timing in timings):
         return STEPS, [timing["step_seconds"] for timing in timings]
     return WHOLE, [timing.get("seconds") or 0.0 for timing in timings]
+
+
+def generates(metrics: Mapping[str, Any]) -> bool:
+    """Whether the contents of a metrics.json are scores of texts."""
+    return any("gen_len" in numbers or "rougeL" in numbers for numbers in metrics["scores"].values())
+
+
+def deciding(metrics: Mapping[str, Any], split: str) -> str:
+    """The score of a split that decides between runs; `metrics` are the contents of metrics.json.
+
+    Several scores of a classifier decide by their mean, "score". Runs of before there was a choice had ROUGE.
+    """
+    numbers = metrics["scores"][split]
+    if metrics.get("metric") in numbers:
+        return str(metrics["metric"])
+    if "rougeL" in numbers:
+        return "rougeL"
+    names = [key for key in numbers.get("intervals", {}) if key != "score"]
+    return names[0] if len(names) == 1 else "score"
 
 
 def main_split(scores: Mapping[str, Any], texts: bool) -> str:
