@@ -87,7 +87,8 @@ def resolve(
             folder = output / method / f"seed-{seed}" / f"{number}-{step.title}"
             chosen = [*plan.settings, *step.settings, *settings, f"seed={seed}", assigned("output", folder)]
             if links:
-                chosen += [assigned("model.name", links[-1].folder), "model.tokenizer=null", "model.architecture=null"]
+                chosen += [assigned("model.name", links[-1].folder), "model.tokenizer=null"]
+                chosen += ["model.target_tokenizer=null", "model.architecture=null"]
                 chosen += ["model.new_head=true"]
             links.append(Link(step.title, _resolve_step(path, step, method, given, chosen, trust)))
         return links

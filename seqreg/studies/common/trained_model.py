@@ -90,7 +90,7 @@ class TrainedModel:
 
     @cached_property
     def tokenizer(self) -> Any:
-        return models.load_tokenizer(self.run.config, (), trust=self.run.trust)
+        return models.load_tokenizer(self.run.config, trust=self.run.trust)
 
     @cached_property
     def model(self) -> Any:

@@ -115,12 +115,15 @@ class Files(Section):
         header: names of the columns of a table that has none
         only: a column that holds the configuration, where one file has all of them
         labels: other names of classes
+        mapping: for a JSON file that is one object, the names of two columns: of its keys, and of its values. What is
+            not a text in the latter is left out
     """
 
     names: list[str] = []
     header: list[str] = []
     only: str | None = None
     labels: dict[str, str] = {}
+    mapping: Annotated[list[str], Field(min_length=2, max_length=2)] | None = None
 
     @model_validator(mode="after")
     def _are_names(self) -> Files:

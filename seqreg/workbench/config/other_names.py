@@ -27,6 +27,7 @@ ALIASES = {
     "model": ("network", "net"),
     "model.name": ("model.path", "model_name_or_path", "name_or_path", "model_name", "pretrained", "from_pretrained"),
     "model.tokenizer": ("tokenizer_name",),
+    "model.target_tokenizer": ("tokenizer_target", "decoder_tokenizer"),
     "model.architecture": ("model_type", "arch"),
     "model.settings": ("model.config", "config_overrides", "model_kwargs"),
     "model.vocab_size": ("vocab", "vocabulary_size", "vocabulary"),

@@ -83,9 +83,9 @@ def resolve(
     stack, note = _recipe(path, variants, forget, _named(overrides, "model.name"))
     recipe_task = _current_task(stack.values.get("task"))
     if _named(overrides, "model.name"):
-        _replace_model(stack, ("architecture", "vocab_size", "settings", "tokenizer"))
+        _replace_model(stack, ("architecture", "vocab_size", "settings", "tokenizer", "target_tokenizer"))
     elif _named(overrides, "model.architecture"):
-        _replace_model(stack, ("name", "settings", "tokenizer"))
+        _replace_model(stack, ("name", "settings", "tokenizer", "target_tokenizer"))
     chosen = [methods.parse(text) for text in terms]
     parts = [_TermRecipe(part) for method in chosen for part in method.parts]
     for part in parts:

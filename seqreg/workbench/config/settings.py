@@ -15,13 +15,20 @@ if TYPE_CHECKING:
     from seqreg.criterion import Criterion
     from seqreg.selective_update import Update
 
+VOCABULARY, CHARACTERS = "vocabulary:", "characters"
+"""Tokenizers of single symbols: of a list in the model's config.json, or of all characters of the training text."""
+
 
 class Model(Section):
     """What is trained: a pretrained model by `name`, or one from scratch of an `architecture`.
 
     Args:
         name: a name on the Hugging Face hub, or a folder written by `save_pretrained`
-        tokenizer: the same for the tokenizer; the model's own by default
+        tokenizer: the same for the tokenizer; the model's own by default. "vocabulary:KEY" is one of single symbols,
+            which the model's config.json lists under this key: a text of characters, or a list of symbols that are
+            apart by spaces in the data; an id is the place in it. "characters", for a model from scratch, is one of all
+            characters of the training text
+        target_tokenizer: the same for targets, where they need another one; as `tokenizer` by default
         architecture: of a model from scratch, in transformers' spelling ("bart", "pegasus", "roberta" ...); its
             tokenizer is trained on the training text
         vocab_size: tokens of that tokenizer
@@ -34,6 +41,7 @@ class Model(Section):
 
     name: str | None = None
     tokenizer: str | None = None
+    target_tokenizer: str | None = None
     architecture: str | None = None
     vocab_size: int = Field(default=2000, ge=300, le=1_000_000)
     settings: dict[str, Any] = {}
@@ -48,6 +56,7 @@ class Model(Section):
             raise ValueError(
                 "set one of model.name (pretrained) and model.architecture (from scratch), and the other to null"
             )
+        self._check_tokenizers()
         for key, value in _pairs(self.settings):
             if key.startswith("_") or key in ("auto_map", "trust_remote_code") or ("attn" in key and "/" in str(value)):
                 raise ValueError(f"model.settings.{key}={value!r}: a recipe cannot name code to run")
@@ -57,6 +66,28 @@ class Model(Section):
             if key.endswith(("layer", "layers", "heads")) and isinstance(value, int) and value < 0:
                 raise ValueError(f"model.settings.{key}={value!r}: expected a whole number from 0")
         return self
+
+    def _check_tokenizers(self) -> None:
+        names = {"tokenizer": self.tokenizer, "target_tokenizer": self.target_tokenizer}
+        for key, name in names.items():
+            if name is None or not _is_symbols(name):
+                continue
+            if name == VOCABULARY or (name == CHARACTERS) == (self.name is not None):
+                fix = f"{VOCABULARY}KEY is for model.name, {CHARACTERS} for model.architecture"
+                raise ValueError(f"model.{key}={name!r}: {fix}")
+            if not all(other is None or _is_symbols(other) for other in names.values()) or self.tokenizer is None:
+                raise ValueError(f"model.{key}={name!r}: set both model.tokenizer and model.target_tokenizer like this")
+        if self.target_tokenizer is not None and self.name is None and not self.has_symbols:
+            raise ValueError(f"model.target_tokenizer={self.target_tokenizer!r}: for a model from scratch: characters")
+
+    @property
+    def has_symbols(self) -> bool:
+        """Whether its tokenizers are of single symbols, made here."""
+        return _is_symbols(self.tokenizer or "")
+
+
+def _is_symbols(name: str) -> bool:
+    return name == CHARACTERS or name.startswith(VOCABULARY)
 
 
 def _pairs(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:

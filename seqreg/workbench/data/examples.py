@@ -52,7 +52,9 @@ class Example:
 
 def example(card: Card, record: Record, where: str, *, labelled: bool = True) -> Example | None:
     """One example by the rules of its card; None where the card says to drop it."""
-    columns = card.columns
+    columns, mapping = card.columns, card.files.mapping
+    if mapping is not None and mapping[1] in record and not isinstance(record[mapping[1]], str):
+        return None
     source = _text(card, record, "source", columns.source, where)
     second = None if columns.second is None else _text(card, record, "second", columns.second, where)
     if not labelled and not any(name in record for name in names_of(columns.target) + names_of(columns.label)):
@@ -178,7 +180,7 @@ def examples(
         _same_kind(card, record, where, kinds)
         ids.update([str(record[key]) for key in _IDS if record.get(key) is not None][:1])
         if item is None:
-            left_out["a label that the card drops"] += 1
+            left_out["a label that the card drops" if card.files.mapping is None else "a value that is no text"] += 1
             continue
         long += item.characters > LONG
         longest = max(longest, (item.characters, where), key=lambda pair: pair[0])

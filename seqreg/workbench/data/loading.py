@@ -209,7 +209,9 @@ def _records(card: Card, path: Path, name: str = "") -> Iterator[tuple[str, Reco
     columns = card.columns.model_dump().values()
     known = {name for names in columns if names for name in names_of(names)}
     named = path.suffix == ".txt" and any(pattern.endswith(".txt") for pattern in card.files.names)
-    records = readers.read(path, ending=".tsv" if named else None, header=card.files.header, known=known)
+    files = card.files
+    ending = ".tsv" if named else None
+    records = readers.read(path, ending=ending, header=files.header, known=known, mapping=files.mapping)
     split, column = card.splits.get(name, name), card.files.only
     if column is None or not name:
         return records

@@ -21,13 +21,19 @@ COLUMNS = 10_000
 
 
 def read(
-    path: Path, *, ending: str | None = None, header: Sequence[str] = (), known: Collection[str] = ()
+    path: Path,
+    *,
+    ending: str | None = None,
+    header: Sequence[str] = (),
+    known: Collection[str] = (),
+    mapping: Sequence[str] | None = None,
 ) -> Iterator[tuple[str, Record]]:
     """Every record of a file, with the place to name when it is wrong.
 
     Args:
         ending: of the format, where the name of the file does not tell
         header: names of the columns of a table whose first line has none of the `known` names: it is a record then
+        mapping: names of the columns that keys and values of a single JSON object become
     """
     ending = ending or path.suffix
     if ending not in ENDINGS:
@@ -35,6 +41,8 @@ def read(
     try:
         if ending in (".csv", ".tsv"):
             yield from _table(regular(path), ending == ".tsv", header, known)
+        elif ending == ".json" and mapping is not None:
+            yield from _json(regular(path), mapping)
         else:
             yield from {".jsonl": _jsonl, ".json": _json, ".parquet": _parquet}[ending](regular(path))
     except OSError as error:
@@ -91,7 +99,7 @@ def _fault(error: ValueError | RecursionError) -> str:
     return str(error).partition(":")[0]
 
 
-def _json(path: Path) -> Iterator[tuple[str, Record]]:
+def _json(path: Path, mapping: Sequence[str] | None = None) -> Iterator[tuple[str, Record]]:
     text = "".join(line for _, line in lines(path, path.stat().st_size))
     if not text.strip():
         return
@@ -103,6 +111,10 @@ def _json(path: Path) -> Iterator[tuple[str, Record]]:
             return
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise BadInput(f"{path}{line}: not JSON: {_fault(error)}") from None
+    if isinstance(records, dict) and mapping is not None:
+        for key, value in records.items():
+            yield f"{path}: key {key[:80]!r}", {mapping[0]: key, mapping[1]: value}
+        return
     if not isinstance(records, list):
         raise BadInput(f"{path}: expected a list of JSON objects, not {type(records).__name__}")
     for number, record in enumerate(records, start=1):

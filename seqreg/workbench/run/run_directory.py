@@ -26,6 +26,8 @@ from seqreg.version import __version__
 from seqreg.workbench.config import overlay
 from seqreg.workbench.config.other_names import current, current_settings
 from seqreg.workbench.config.run_config import Run
+from seqreg.workbench.config.schema import Section
+from seqreg.workbench.config.settings import Config
 from seqreg.workbench.data.loading import Splits
 from seqreg.workbench.run import checkpoints, disk
 from seqreg.workbench.run.fingerprint import difference, fingerprint
@@ -114,6 +116,16 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def _defaults() -> dict[str, Any]:
+    """The defaults of all settings in sections, by dotted key."""
+    sections = {name: field.annotation for name, field in Config.model_fields.items()}
+    return {
+        f"{name}.{key}": value
+        for name, section in sections.items() if isinstance(section, type) and issubclass(section, Section)
+        for key, value in section.model_construct().model_dump(mode="json").items()
+    }  # fmt: skip
+
+
 def check_output(folder: Path) -> None:
     """Refuse a path that cannot become a folder: of a file, too long, or of links that go round in circles."""
     for path in (folder, *folder.parents):
@@ -173,8 +185,9 @@ def check_same(folder: Path, old: RunRecord, new: RunRecord, allowed: Sequence[s
     Args:
         rows: how the data differ
     """
+    before = {**_defaults(), **old.settings}  # a setting that was not there yet did nothing
     missing = object()
-    keys = [key for key in new.settings if old.settings.get(key, missing) != new.settings[key]]
+    keys = [key for key in new.settings if before.get(key, missing) != new.settings[key]]
     keys += [key for key in old.settings if key not in new.settings and key != ROWS]
     refused = [key for key in keys if not any(covers(name, key) for name in allowed)]
     if refused:

@@ -63,8 +63,7 @@ def prepare(run: Run, *, splits: Splits | None = None) -> LoadedRun:
         console.print(plain(note), style="dim")
     check_precision(run.config.optimisation.precision)
     transformers.set_seed(run.config.seed)
-    texts = (text for row in splits.sets.get("train", ()) for text in (row.source, row.second, row.target) if text)
-    tokenizer = models.load_tokenizer(run.config, texts, trust=run.trust)
+    tokenizer = models.load_tokenizer(run.config, splits.sets.get("train", ()), trust=run.trust)
     model = models.load_model(run.config, run.card, tokenizer, trust=run.trust)
     if "train" in splits.sets:
         preflight.check_loss(run, model, tokenizer, splits.sets["train"])
@@ -275,7 +274,7 @@ def evaluate_run(
         splits = loading.load(run.card, run.config.data, needs_train=False)
         wanted = dict.fromkeys(["validation", *splits.evaluations(run.card)])
         names = [name for name in wanted if name in splits.sets]
-    tokenizer = models.load_tokenizer(run.config, (), trust=trust)
+    tokenizer = models.load_tokenizer(run.config, trust=trust)
     model = models.load_model(run.config, run.card, tokenizer, trust=trust, trained=True)
     with tempfile.TemporaryDirectory() as scratch:
         trainer = make_trainer(LoadedRun(run, splits, tokenizer, model), Path(scratch))
