@@ -87,7 +87,7 @@ class Generated(Section):
         return self
 
 
-class Columns(Section):
+class ColumnNames(Section):
     """Which columns hold what; of several names the first that is there counts.
 
     Args:
@@ -99,11 +99,17 @@ class Columns(Section):
         label: the class, or the number
     """
 
-    source: Names
+    source: Names | None = None
     second: Names | None = None
     target: Names | None = None
     references: Names | None = None
     label: Names | None = None
+
+
+class Columns(ColumnNames):
+    """The same of a card, which has a source always."""
+
+    source: Names
 
 
 class Files(Section):

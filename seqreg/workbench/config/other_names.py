@@ -32,6 +32,10 @@ ALIASES = {
     "model.settings": ("model.config", "config_overrides", "model_kwargs"),
     "model.vocab_size": ("vocab", "vocabulary_size", "vocabulary"),
     "data": ("dataset", "datasets"),
+    "data.subset": ("dataset_config_name", "config_name"),
+    "data.revision": ("dataset_revision",),
+    "data.delimiter": ("sep", "separator"),
+    "data.columns": ("text_column", "summary_column", "column_names"),
     "data.path": (
         "data.name", "data.file", "data.folder", "data.dir", "train_file", "validation_file", "test_file",
         "data_dir", "dataset_name", "data_path", "data.train",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from seqreg.errors import BadInput, nearest
 from seqreg.workbench.config import cards, lookup, methods, overlay
-from seqreg.workbench.config.cards import Card
+from seqreg.workbench.config.cards import Card, ColumnNames
 from seqreg.workbench.config.methods import BASELINE, MethodPart
 from seqreg.workbench.config.other_names import RETIRED_TASKS
 from seqreg.workbench.config.overlay import Overlay
@@ -94,6 +94,7 @@ def resolve(
         _has_term(stack, assignment)
         stack.set(assignment, texts=TEXTS)
     card, card_path = _card(stack, path)
+    card = _with_columns(stack, card)
     stack = _above_card(stack, card, card_path)
     for part in parts if card.kind == "regression" else ():
         stack.add(part.regression, part.origin)
@@ -281,6 +282,18 @@ def _card(stack: Overlay, recipe: Path) -> tuple[Card, Path]:
         raise BadInput(f"{stack.origin('task')}: task={task!r}: {error}") from None
     stack.values["task"] = str(path.resolve()) if is_file else task
     return card, path
+
+
+def _with_columns(stack: Overlay, card: Card) -> Card:
+    """The card, with other columns where data.columns names some."""
+    data = stack.values.get("data")
+    names = data.get("columns") if isinstance(data, dict) else None
+    if not isinstance(names, dict) or not any(names.values()):
+        return card
+    chosen = checked(ColumnNames, names, lambda key: f"{stack.origin('data.columns')}: data.columns")
+    columns = {**card.columns.model_dump(), **{key: value for key, value in chosen.model_dump().items() if value}}
+    values = {**card.model_dump(exclude_defaults=True), "columns": columns}
+    return checked(Card, values, lambda key: f"{stack.origin('data.columns')}: data.columns")
 
 
 def _current_task(task: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from seqreg.workbench.config.cards import Generation
+from seqreg.workbench.config.cards import ColumnNames, Generation
 from seqreg.workbench.config.schema import Count, Few, Length, Natural, NotNegative, Positive, Section, Share
 
 if TYPE_CHECKING:
@@ -103,6 +103,11 @@ class Data(Section):
 
     Args:
         path: a file or a folder to use instead of the hub, with the card's columns
+        columns: other names of columns than the card's, by what they hold: {source: body}
+        delimiter: between the cells of a CSV file, where it is not a comma
+        encoding: of files that are text, in Python's names
+        subset: on the hub, the configuration of the dataset; the card's by default
+        revision: on the hub, the branch, tag or commit of the dataset
         also: further tasks that a trained model is scored on, to see what it still knows: name -> file or folder, null
             for the hub. Lengths, generation and metric are those of the run
         unlabelled: a file with the card's columns but no labels, for terms that take such examples: after every
@@ -119,6 +124,11 @@ class Data(Section):
     """
 
     path: str | None = None
+    columns: ColumnNames = ColumnNames()
+    delimiter: str | None = None
+    encoding: str = "utf-8"
+    subset: str | None = None
+    revision: str | None = None
     also: dict[str, str | None] = {}
     unlabelled: str | None = None
     limit: dict[str, Count] = {}
@@ -130,6 +140,18 @@ class Data(Section):
     dataloader_num_workers: Few = 0
     group_by_length: bool = False
     max_empty_fraction: Share = 0.1
+
+    @model_validator(mode="after")
+    def _can_be_read(self) -> Data:
+        try:
+            known = "\n,".encode(self.encoding) == b"\n,"
+        except (LookupError, ValueError):  # also codecs that are none of text
+            known = False
+        if not known:
+            raise ValueError(f"data.encoding={self.encoding!r}: expected utf-8, latin-1, cp1252 or the like")
+        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '\n\r"'):
+            raise ValueError(f"data.delimiter={self.delimiter!r}: expected one character, such as ;")
+        return self
 
 
 class Loss(Section):

@@ -119,11 +119,10 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _defaults() -> dict[str, Any]:
     """The defaults of all settings in sections, by dotted key."""
     sections = {name: field.annotation for name, field in Config.model_fields.items()}
-    return {
-        f"{name}.{key}": value
+    return _flat({
+        name: section.model_construct().model_dump(mode="json")
         for name, section in sections.items() if isinstance(section, type) and issubclass(section, Section)
-        for key, value in section.model_construct().model_dump(mode="json").items()
-    }  # fmt: skip
+    })  # fmt: skip
 
 
 def check_output(folder: Path) -> None:

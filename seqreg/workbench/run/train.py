@@ -268,7 +268,7 @@ def evaluate_run(
     launch.check_environment(run.config.optimisation.precision)
     check_precision(run.config.optimisation.precision)
     if file is not None:
-        splits = Splits({file.stem: loading.read_file(run.card, file)})
+        splits = Splits({file.stem: loading.read_file(run.card, file, run.config.data)})
         names = [file.stem]
     else:
         splits = loading.load(run.card, run.config.data, needs_train=False)
