@@ -96,6 +96,8 @@ class TrainedModel:
     def model(self) -> Any:
         config, trust = self.run.config, self.run.trust
         model = models.load_model(config, self.card, self.tokenizer, trust=trust, trained=True).eval()
+        if config.generation.do_sample:
+            torch.manual_seed(config.seed)
         return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
     def unload(self) -> None:

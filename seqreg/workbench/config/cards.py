@@ -29,6 +29,10 @@ class Generation(Section):
         length_penalty: exponent of the length that scores of beams are divided by
         no_repeat_ngram_size: no n-gram of this size comes twice; 0 for no such rule
         early_stopping: end when as many beams as `num_beams` are complete
+        do_sample: draw tokens, from the seed of the run, instead of taking the most likely ones
+        temperature, top_k, top_p: of `do_sample`: what logits are divided by; so many of the most likely tokens alone,
+            0 for all; the fewest tokens whose probabilities add up to this
+        suppress_tokens: ids of tokens that are never generated
     """
 
     max_length: int = Field(default=64, ge=2, le=32_768)
@@ -37,9 +41,17 @@ class Generation(Section):
     length_penalty: float = Field(default=1.0, ge=-10, le=10)
     no_repeat_ngram_size: Natural = 0
     early_stopping: bool = True
+    do_sample: bool = False
+    temperature: float = Field(default=1.0, gt=0, le=100)
+    top_k: Natural = 50
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    suppress_tokens: list[Natural] = []
 
     @model_validator(mode="after")
     def _fits(self) -> Generation:
+        for key, usual in (("temperature", 1.0), ("top_k", 50), ("top_p", 1.0)):
+            if not self.do_sample and getattr(self, key) != usual:
+                raise ValueError(f"{key}={getattr(self, key)} does nothing without do_sample=true")
         if self.min_length > self.max_length:
             raise ValueError(f"min_length={self.min_length} is larger than max_length={self.max_length}")
         return self

@@ -251,6 +251,8 @@ class EvaluationSettings(Section):
         per_device_eval_batch_size: examples in one pass on one device
         eval_before_training: also evaluate the untrained model
         load_best_model_at_end: keep the checkpoint with the best validation score instead of the last
+        early_stopping_patience: stop when the score was not better than the best so far in so many evaluations one
+            after the other; 0 for never
         confidence: of the bootstrap intervals
         resamples: of the bootstrap; 0 for no intervals, where classes are predicted
     """
@@ -259,8 +261,12 @@ class EvaluationSettings(Section):
     per_device_eval_batch_size: Length = 16
     eval_before_training: bool = False
     load_best_model_at_end: bool = False
+    early_stopping_patience: Natural = 0
     confidence: float = Field(default=0.95, gt=0, lt=1)
     resamples: int = Field(default=1000, ge=0, le=100_000)
+
+
+Tracker = Literal["wandb", "mlflow", "comet_ml", "clearml", "swanlab", "trackio", "dvclive"]
 
 
 class Logging(Section):
@@ -269,6 +275,8 @@ class Logging(Section):
     Args:
         logging_steps: steps between two points of every curve
         tensorboard: write event files
+        report_to: where else curves go, by transformers' callbacks: wandb, mlflow and so on; their own environment
+            variables say to which project
         samples: outputs shown as text at every evaluation
         diagnostics_steps: steps between two diagnostics of every term; 0 for none
         smoothness_steps: steps between two measurements of smoothness, which cost extra passes; 0 for none
@@ -276,6 +284,7 @@ class Logging(Section):
 
     logging_steps: Count = 50
     tensorboard: bool = True
+    report_to: list[Tracker] = []
     samples: Few = 4
     diagnostics_steps: Natural = 500
     smoothness_steps: Natural = 0
@@ -327,6 +336,11 @@ class Config(Section):
                 f"evaluation.load_best_model_at_end needs evaluation.eval_steps={every} > 0 and "
                 f"checkpoints.save_steps={saved} a multiple of it"
             )
+        if self.evaluation.early_stopping_patience and not every:
+            raise ValueError(
+                f"evaluation.early_stopping_patience={self.evaluation.early_stopping_patience} needs "
+                "evaluation.eval_steps > 0"
+            )
         return self
 
     @property
@@ -338,8 +352,9 @@ class Config(Section):
 
     def for_evaluation(self, model: str) -> Config:
         """The same for a trained model that is only evaluated: no terms, no checkpoints, no evaluation by steps."""
-        evaluation = self.evaluation.updated(eval_steps=0, load_best_model_at_end=False)
-        return self.updated(model=Model(name=model), terms={}, evaluation=evaluation, checkpoints=Checkpoints())
+        evaluation = self.evaluation.updated(eval_steps=0, load_best_model_at_end=False, early_stopping_patience=0)
+        plain = {"terms": {}, "evaluation": evaluation, "checkpoints": Checkpoints()}
+        return self.updated(model=Model(name=model), logging=self.logging.updated(report_to=[]), **plain)
 
     def criterion(self) -> Criterion:
         """The loss of this run."""

@@ -72,6 +72,7 @@ def _add_other(splits: Splits, card: Card, name: str, path: str | None, data: Da
 
 
 def _splits(card: Card, data: Data, needs_train: bool) -> Splits:
+    _check_used(card, data)
     if data.path is not None:
         splits = _local(card, data, needs_train)
     elif card.generated is not None:
@@ -94,6 +95,17 @@ def _splits(card: Card, data: Data, needs_train: bool) -> Splits:
     if data.train_fraction < 1 and "train" in splits.sets:
         splits.sets["train"] = sample(splits.sets["train"], round(data.train_fraction * len(splits.sets["train"])))
     return splits
+
+
+def _check_used(card: Card, data: Data) -> None:
+    """Refuse settings of files where the data is from elsewhere, and settings of the hub where it is not from there."""
+    local = data.path is not None
+    for key in ("subset", "revision"):
+        if getattr(data, key) is not None and (local or card.hub is None):
+            raise BadInput(f"data.{key}={getattr(data, key)}: the data of this run are not from the hub: leave it out")
+    if not local and (data.delimiter is not None or data.encoding != readers.UTF8):
+        key = "encoding" if data.delimiter is None else "delimiter"
+        raise BadInput(f"data.{key}={getattr(data, key)}: for local files, and data.path names none: leave it out")
 
 
 def read_file(card: Card, path: Path, data: Data, *, labelled: bool = True) -> list[Example]:

@@ -85,6 +85,7 @@ def train(
     folder = Path(run.config.output)
     with Signals() as signals, contextlib.ExitStack() as stack:
         launch.check_environment(run.config.optimisation.precision)
+        launch.check_trackers(run.config.logging.report_to)
         directory = RunDirectory(folder, run, stack, overwrite=overwrite, resume=resume, allowed=allow_change)
         with disk.writing(folder):
             directory.check()
@@ -118,6 +119,9 @@ def _train(trainer: Any, loaded: LoadedRun, directory: RunDirectory) -> dict[str
     with signals.deferred():
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     seconds = trainer.seconds + time.monotonic() - trainer.clock
+    if trainer.stopped_early:
+        patience, step = run.config.evaluation.early_stopping_patience, trainer.state.global_step
+        say(f"stopped early, after step {step}: {run.card.score} was not better in {patience} evaluations")
     directory.check_own()
     trainer.check_weights()
     numbers = {
@@ -218,11 +222,13 @@ def make_trainer(loaded: LoadedRun, folder: Path, scorer: Scorer | None = None, 
 def arguments(config: Config, folder: Path, seq2seq: bool, *, greater_is_better: bool = True) -> TrainingArguments:
     """transformers' arguments: settings of the same name are passed as they are."""
     opt, evaluation, saved = config.optimisation, config.evaluation, config.checkpoints
+    best = evaluation.load_best_model_at_end or evaluation.early_stopping_patience
     known = {field.name for field in dataclasses.fields(TrainingArguments)}
     sections = (opt, evaluation, saved, config.data, config.logging)
     settings = {key: value for section in sections for key, value in dict(section).items() if key in known}
     settings |= {
-        "output_dir": str(folder), "seed": config.seed, "report_to": "none", "disable_tqdm": True,
+        "output_dir": str(folder), "seed": config.seed, "disable_tqdm": True,
+        "report_to": list(config.logging.report_to) or "none",
         "use_cpu": not torch.accelerator.is_available(),  # explicit, or several processes on CPUs are not a group
         "warmup_steps": opt.warmup, "optim": "adafactor" if opt.optim == "adafactor" else "adamw_torch",
         "max_grad_norm": opt.max_grad_norm or NO_CLIPPING, "max_steps": opt.max_steps or -1,
@@ -233,7 +239,7 @@ def arguments(config: Config, folder: Path, seq2seq: bool, *, greater_is_better:
         "eval_strategy": "steps" if evaluation.eval_steps else "no", "eval_steps": evaluation.eval_steps or None,
         "save_strategy": "steps" if saved.save_steps else "no", "save_steps": saved.save_steps or 500,
         "save_total_limit": None,  # `checkpoints.rotate` does it
-        "metric_for_best_model": "score" if evaluation.load_best_model_at_end else None,
+        "metric_for_best_model": "score" if best else None,
         "greater_is_better": greater_is_better,
     }  # fmt: skip
     return (
