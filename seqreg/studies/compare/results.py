@@ -83,6 +83,11 @@ class Results:
         """How many test examples every method was scored on."""
         return len(next(iter(self.baseline.predictions.values())))
 
+    def column(self, metric: str) -> str:
+        """The numbers of examples whose mean a score is: its own; its pseudo-values where it is no mean."""
+        line = next(iter(self.baseline.predictions.values()))[0]
+        return f"{metric}{PSEUDOVALUE}" if f"{metric}{PSEUDOVALUE}" in line else metric
+
     @property
     def greater_is_better(self) -> bool:
         return greater_is_better(self.metric)
@@ -93,10 +98,7 @@ class Results:
 
     def by_example(self, name: str, seeds: list[int], metric: str | None = None) -> NDArray[np.float64]:
         """Scores of generated texts in percent, [seeds, examples]; of a score that is no mean their pseudo-values."""
-        key, predictions = metric or self.metric, self.methods[name].predictions
-        pseudovalue = f"{key}{PSEUDOVALUE}"
-        if all(pseudovalue in line for seed in seeds for line in predictions[seed]):
-            key = pseudovalue
+        key, predictions = self.column(metric or self.metric), self.methods[name].predictions
         return 100 * np.array([[line[key] for line in predictions[seed]] for seed in seeds], dtype=np.float64)
 
 
@@ -159,8 +161,7 @@ def _check_scores(results: Results) -> None:
     for name, method in results.methods.items() if results.texts else ():
         for seed, predictions in method.predictions.items():
             where = f"{results.folder}: {name}, seed {seed}: {PREDICTIONS} has"
-            keys = {results.metric, f"{results.metric}{PSEUDOVALUE}"}
-            if not all(keys & line.keys() for line in predictions):
+            if any(results.column(results.metric) not in line for line in predictions):
                 raise BadInput(f"{where} no {results.metric}")
             mean, stored = float(results.by_example(name, [seed]).mean()), results.scores(name)[seed]
             if abs(mean - stored) > _ROUNDING:

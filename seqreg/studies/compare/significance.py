@@ -136,7 +136,7 @@ def agreement(method: MethodResults, texts: bool) -> dict[str, float] | None:
 def write_examples(results: Results, path: Path) -> None:
     """Scores of every example, so that anybody can test again; of a regression the predictions."""
     first = next(iter(results.baseline.predictions.values()))
-    key = results.metric if results.texts else "correct" if "correct" in first[0] else "prediction"
+    key = results.column(results.metric) if results.texts else "correct" if "correct" in first[0] else "prediction"
     lines = []
     for place in range(len(first)):
         scores = {

@@ -25,6 +25,10 @@ UNLABELLED = "unlabelled"
 """Examples that are trained on without a label, beside the splits."""
 
 
+PLAIN = Data()
+"""Files as they are by default: UTF-8, with commas."""
+
+
 @dataclass
 class Splits:
     """The examples of every split, and what a user should know about them.
@@ -108,7 +112,7 @@ def _check_used(card: Card, data: Data) -> None:
         raise BadInput(f"data.{key}={getattr(data, key)}: for local files, and data.path names none: leave it out")
 
 
-def read_file(card: Card, path: Path, data: Data, *, labelled: bool = True) -> list[Example]:
+def read_file(card: Card, path: Path, data: Data = PLAIN, *, labelled: bool = True) -> list[Example]:
     """All examples of one file."""
     made, notes = examples(card, records(card, path, data), labelled=labelled)
     if not made:

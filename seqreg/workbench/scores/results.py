@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from seqreg.errors import BadInput
+from seqreg.metrics.texts import greater_is_better
 from seqreg.metrics.variety import VARIETY
 from seqreg.version import __version__
 from seqreg.workbench.config import overlay
@@ -198,7 +199,7 @@ def score_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
         table.add_column(plain(name), justify="right")
     for split, key in _lines(list(runs.values())):
         cells = [_cell(metrics["scores"].get(split, {}), key, len(runs) == 1) for metrics in runs.values()]
-        table.add_row(plain(split), plain(key), *cells)
+        table.add_row(plain(split), plain(key) + ("" if greater_is_better(key) else " (lower is better)"), *cells)
     seconds = [metrics.get("train", {}).get("seconds") for metrics in runs.values()]
     if all(seconds):
         table.add_section()
