@@ -185,14 +185,13 @@ class ChainResults:
     def tables(self) -> list[Table]:
         """The scores on every task, then how rich and how near to the pretrained the last layer is."""
         chain, steps = self.chain, list(enumerate(self.chain.steps))
-        run = chain.tasks[0].run
-        kind = f"{'accuracy of a linear probe' if run is None else run.card.score_title} in percent"
         tables = []
         for index, task in enumerate(chain.tasks):
+            score = "accuracy of a linear probe" if task.run is None else task.run.card.score_title
             majority = self.majority(task.name)
             common = "" if majority is None else f"; most common class {majority:.1f}"
             rows = [[step, title, *(self._cell(m, step, task.name) for m in chain.methods)] for step, title in steps]
-            title = f"{'' if index else 'source task, '}{task.name}: {kind}{common}"
+            title = f"{'' if index else 'source task, '}{task.name}: {score} in percent{common}"
             tables.append(Table(title, ["after step", "task", *chain.methods], rows))
         columns = [f"{method} {what}" for method in chain.methods for what in ("rank", "CKA")]
         layers = [

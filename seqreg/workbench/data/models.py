@@ -236,9 +236,9 @@ def set_generation(model: Any, config: Config) -> None:
     target.length_penalty = chosen.length_penalty if beams else 1.0
     target.early_stopping = chosen.early_stopping if beams else False
     target.max_new_tokens = None
+    for key in ("temperature", "top_k", "top_p") if chosen.do_sample or target.do_sample else ():
+        setattr(target, key, getattr(chosen, key) if chosen.do_sample else None)  # alone they mean nothing either
     target.do_sample = chosen.do_sample
-    for key in ("temperature", "top_k", "top_p"):  # without sampling they mean nothing either
-        setattr(target, key, getattr(chosen, key) if chosen.do_sample else None)
     if chosen.suppress_tokens:
         size = int(model.get_input_embeddings().weight.shape[0])
         if max(chosen.suppress_tokens) >= size:

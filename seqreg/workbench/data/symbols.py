@@ -39,7 +39,8 @@ def symbol_tokenizers(chosen: Model, settings: Any, examples: Sequence[Example])
         for some in listed
     ]
     characters = [isinstance(some, str) for some in listed]
-    _add_missing(sides[1], characters[1], settings, max(map(len, listed)), examples, names[1])
+    first = max(*map(len, listed), special[SPECIAL["unk_token"]] + 1)
+    _add_missing(sides[1], characters[1], settings, first, examples, names[1])
     return TwoTokenizers(
         *(symbol_tokenizer(side, special, characters=way) for side, way in zip(sides, characters, strict=True))
     )
@@ -71,7 +72,9 @@ def _listed(settings: Any, chosen: Model, key: str, name: str) -> str | list[str
 
 
 def _special_ids(settings: Any, listed: Sequence[Sequence[str]], chosen: Model) -> dict[str, int]:
-    """Ids of special tokens: the model's; for what a vocabulary lacks the first place that is a repeated symbol."""
+    """Ids of special tokens: the model's. That of unknown symbols, where it has none: the first place that both sides
+    leave open by repeating a symbol, or the first id that neither uses.
+    """
     special: dict[str, int] = {}
     for name in ("bos_token", "pad_token", "eos_token"):
         number = getattr(settings, f"{name}_id", None)
@@ -81,8 +84,12 @@ def _special_ids(settings: Any, listed: Sequence[Sequence[str]], chosen: Model) 
     shared = range(min(map(len, listed)))
     spare = [n for n in shared if n not in special.values() and all(some.count(some[n]) > 1 for some in listed)]
     unknown = getattr(settings, "unk_token_id", None)
-    if isinstance(unknown, int) or spare:
-        special[SPECIAL["unk_token"]] = unknown if isinstance(unknown, int) else spare[0]
+    free = [*spare, *range(max(map(len, listed)), settings.vocab_size)]
+    if not isinstance(unknown, int) and not free:
+        raise BadInput(
+            f"{chosen.name}: its vocabularies leave no id for symbols that are not in them: set unk_token_id"
+        )
+    special[SPECIAL["unk_token"]] = unknown if isinstance(unknown, int) else free[0]
     return special
 
 

@@ -48,7 +48,7 @@ def symbol_tokenizer(symbols: Mapping[str, int], special: Mapping[str, int], *, 
 
     Args:
         symbols: their ids
-        special: ids of `<s>`, `<pad>`, `</s>` and perhaps `<unk>`
+        special: ids of `<s>`, `<pad>`, `</s>` and `<unk>`
         characters: a symbol is a character of the text; otherwise symbols are apart by whitespace
     """
     vocabulary = {**symbols, **special}

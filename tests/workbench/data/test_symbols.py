@@ -64,6 +64,9 @@ def test_symbols_of_several_characters_are_apart_by_spaces() -> None:
     both = symbol_tokenizers(chosen(target="arpabet"), settings, [Example("a", target="B AH0 K")])
     assert both(text_target="B AH0 K")["input_ids"] == [1, 4, 3, 5, 2]
     assert both.batch_decode([[1, 4, 3, 5, 2]], skip_special_tokens=True) == ["B AH0 K"]
+    assert both(text_target="ZH")["input_ids"] == both("?")["input_ids"] == [1, 12, 2]  # the first id that is free
+    with pytest.raises(BadInput, match="g2p: its vocabularies leave no id for symbols that are not in them"):
+        symbol_tokenizers(chosen(target="arpabet"), config(arpabet=[f"P{n}" for n in range(14)]), [])
 
 
 def test_a_vocabulary_that_is_not_there_is_refused() -> None:
