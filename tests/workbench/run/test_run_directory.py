@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import torch
 from seqreg.errors import BadInput, DiskError, NotFinite
 from seqreg.studies.collapse import chain
 from seqreg.studies.common.findings import Finding
-from seqreg.workbench.config import other_names
+from seqreg.workbench.config import other_names, run_config
 from seqreg.workbench.data import loading
 from seqreg.workbench.run import fingerprint, launch, run_directory, train
+from seqreg.workbench.run.run_directory import RunRecord, check_same
 from seqreg.workbench.run.trainer import FaultTolerantTrainer
 from seqreg.workbench.text import atomic_files
 from tests.workbench.run.test_train import run_of
@@ -274,3 +276,16 @@ def test_a_run_from_before_settings_were_renamed_is_compared_by_their_new_names(
         check("optimisation.max_grad_norm=0.5")
     assert len(str(caught.value).splitlines()) <= 3
     check("optimisation.max_grad_norm=0.5", allowed=("optimisation.clip",))
+
+
+def test_settings_that_a_run_of_before_did_not_know_are_no_difference(tmp_path: Path) -> None:
+    """As long as they have their defaults: then they do nothing."""
+    new = RunRecord.of(run_config.resolve("quickstart"))
+    added = ("evaluation.early_stopping_patience", "model.target_tokenizer", "data.columns.source", "logging.report_to")
+    old = replace(new, settings={key: value for key, value in new.settings.items() if key not in added})
+    assert len(old.settings) == len(new.settings) - len(added)
+    assert check_same(tmp_path, old, new, []) == []
+    other = RunRecord.of(run_config.resolve("quickstart", overrides=["evaluation.early_stopping_patience=2"]))
+    with pytest.raises(BadInput) as caught:
+        check_same(tmp_path, old, other, [])
+    assert caught.value.lines[1] == "  evaluation.early_stopping_patience: nothing there, 2 now"
