@@ -16,6 +16,7 @@ from seqreg.forward import Dropout
 from seqreg.losses import at_least_float32
 from seqreg.objective import Consistency
 from seqreg.term import Cost, Term
+from seqreg.weight_average import float_copies, is_average_of, trained_parameters, update_average
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +89,8 @@ class Bregman(Term):
     def diagnostics(self, ctx: Evaluation) -> dict[str, float]:
         """distance: how far the weights are from their average, |w - w'| / |w|."""
         average = self.average(ctx)
-        own = {
-            name: at_least_float32(p.detach()) for name, p in ctx.forward.module.named_parameters() if p.requires_grad
-        }
+        trained = trained_parameters(ctx.forward.module)
+        own = {name: at_least_float32(parameter.detach()) for name, parameter in trained.items()}
         apart = sum(float((own[name] - average[name]).square().sum()) for name in own)
         whole = sum(float(weight.square().sum()) for weight in own.values())
         return {"distance": (apart / whole) ** 0.5 if whole else 0.0}
@@ -98,34 +98,28 @@ class Bregman(Term):
     @torch.no_grad()
     def average(self, ctx: Evaluation) -> dict[str, Tensor]:
         """The averaged weights, brought up to date if an optimizer step was made since they were last used."""
-        module = ctx.forward.module
-        trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+        trained = trained_parameters(ctx.forward.module)
         if ctx.step is None:
             raise BadInput(f"{self.name} averages once an optimizer step: pass context(..., step=step)")
         now = torch.tensor(ctx.step)
         kept = ctx.memory.get(self.name)
         if kept is None:
-            kept = {f"w/{name}": _copy(parameter) for name, parameter in trained.items()}
-            ctx.memory[self.name] = {**kept, "step": now, "updates": torch.tensor(0)}
+            kept = ctx.memory[self.name] = {f"w/{name}": copy for name, copy in float_copies(trained).items()}
+            kept |= {"step": now, "updates": torch.tensor(0)}
         elif kept["step"] != now:
-            self._check(kept, trained)
+            average = self._stored_average(kept, trained)
             passed = max(int(now - kept["step"]), 1)
             beta = (self.beta if int(kept["updates"]) < self.switch else self.beta_late) ** passed
-            for name, parameter in trained.items():  # a loaded average is on the CPU
-                average = kept[f"w/{name}"] = kept[f"w/{name}"].to(parameter.device)
-                average.lerp_(at_least_float32(parameter.detach()), 1 - beta)
+            update_average(average, trained, beta)
+            kept |= {f"w/{name}": value for name, value in average.items()}
             kept["updates"] += passed
             kept["step"] = now
-        kept = ctx.memory[self.name]
         return {name: kept[f"w/{name}"] for name in trained}
 
-    def _check(self, kept: Mapping[str, Tensor], trained: Mapping[str, nn.Parameter]) -> None:
-        shapes = {key[2:]: value.shape for key, value in kept.items() if key.startswith("w/")}
-        if shapes != {name: parameter.shape for name, parameter in trained.items()}:
+    def _stored_average(self, kept: Mapping[str, Tensor], trained: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+        average = {key[2:]: value for key, value in kept.items() if key.startswith("w/")}
+        if not is_average_of(average, trained):
             raise BadInput(
                 f"{self.name}: the trained parameters are not those that its average is of: begin a new criterion"
             )
-
-
-def _copy(parameter: nn.Parameter) -> Tensor:
-    return at_least_float32(parameter.detach()).clone()
+        return average

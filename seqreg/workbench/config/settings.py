@@ -137,6 +137,8 @@ class Optimisation(Section):
         nonfinite_patience: a step that is not finite is not made; after so many in a row the run stops
         update: a change of the optimizer's step, by name with its settings: {selective: {ratio: 0.3}} (UEGR's backward
             stage), {child_tuning_f: {}} or {child_tuning_d: {}}; see `seqreg.selective_update`
+        ema_decay: also keep an exponential moving average of the weights, and save it beside the model, in
+            ema.safetensors; the run stays what it is. At step t the decay is at most (1 + t) / (10 + t). null for none
     """
 
     learning_rate: float = Field(default=3e-5, gt=0, le=100)
@@ -158,6 +160,7 @@ class Optimisation(Section):
     gradient_checkpointing: bool = False
     nonfinite_patience: Count = 3
     update: dict[str, dict[str, Any] | None] | None = None
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     @model_validator(mode="after")
     def _ends(self) -> Optimisation:
@@ -198,6 +201,8 @@ class EvaluationSettings(Section):
         per_device_eval_batch_size: examples in one pass on one device
         eval_before_training: also evaluate the untrained model
         load_best_model_at_end: keep the checkpoint with the best validation score instead of the last
+        test_sets: score the trained model on the sets that it is judged by in the end too; false, as in the trials of a
+            search, for the validation set alone
         confidence: of the bootstrap intervals
         resamples: of the bootstrap; 0 for no intervals, where classes are predicted
     """
@@ -206,6 +211,7 @@ class EvaluationSettings(Section):
     per_device_eval_batch_size: Length = 16
     eval_before_training: bool = False
     load_best_model_at_end: bool = False
+    test_sets: bool = True
     confidence: float = Field(default=0.95, gt=0, lt=1)
     resamples: int = Field(default=1000, ge=0, le=100_000)
 
@@ -273,6 +279,11 @@ class Config(Section):
             raise ValueError(
                 f"evaluation.load_best_model_at_end needs evaluation.eval_steps={every} > 0 and "
                 f"checkpoints.save_steps={saved} a multiple of it"
+            )
+        if self.optimisation.ema_decay is not None and self.model.head == "r4f":
+            raise ValueError(
+                f"optimisation.ema_decay={self.optimisation.ema_decay:g}: an average of a normalised head is none: set "
+                "it to null, or model.head=plain"
             )
         return self
 

@@ -98,6 +98,7 @@ def _with_new_head(auto: Any, name: str, trust: bool, config: Any) -> Any:
     if model.base_model is model:
         raise BadInput(f"model.new_head: {type(model).__name__} does not tell its head from its body")
     model.base_model.load_state_dict(source.base_model.state_dict())
+    weights.mark_new(model, weights.outside_body(model) | weights.new_weights(source))
     return model
 
 
@@ -111,6 +112,7 @@ def loaded(auto: Any, name: str, trust: bool, config: Any, *, new_head: bool) ->
     weights.check_loaded(model, report, name, new_head=new_head)
     if bad := weights.not_finite(model):
         raise BadInput(f"{name}: {bad}: the file of weights is spoilt")
+    weights.mark_new(model, report["missing_keys"])  # what may be missing was drawn: `check_loaded` has looked
     return model
 
 
@@ -149,6 +151,7 @@ def _from_scratch(auto: Any, config: Config, tokenizer: Any, labels: Mapping[str
         model = auto.from_config(_fresh_config(config, tokenizer, labels))
         if seq2seq:
             _forbid_special(model, tokenizer)
+        weights.mark_new(model, (name for name, _ in model.named_parameters()))
         return model
     except BadInput:
         raise

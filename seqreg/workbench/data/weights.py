@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -58,6 +59,37 @@ def _in_body(model: Any, key: str) -> bool:
     """Whether a weight belongs to the body; checkpoints of bodies alone leave out its name."""
     inside = key.removeprefix(f"{model.base_model_prefix}.")
     return inside != key or key.partition(".")[0] in dict(model.base_model.named_children())
+
+
+def mark_new(model: Any, names: Iterable[str]) -> None:
+    """Note on a model which of its parameters were drawn, and not loaded."""
+    model._seqreg_new_weights = frozenset(names)
+
+
+def new_weights(model: Any) -> frozenset[str]:
+    """The parameters of a starting model that were drawn: a new head, or of a model from scratch all."""
+    names: frozenset[str] = model._seqreg_new_weights
+    return names
+
+
+def outside_body(model: Any) -> set[str]:
+    """The parameters that are not in the body of a model: its head."""
+    return {name for name, _ in model.named_parameters() if not _in_body(model, name)}
+
+
+def start_digest(model: Any) -> str:
+    """SHA-256 of the pretrained weights of a starting model, names and shapes included; "" where all are new.
+
+    A head that is drawn, by the seed of a run, and one that is normalised do not count: all seeds start from one model.
+    """
+    new, digest, count = new_weights(model), hashlib.sha256(), 0
+    for name, parameter in sorted(model.named_parameters()):
+        if name not in new and ".parametrizations." not in name:
+            value = parameter.detach().cpu().contiguous()
+            digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
+            digest.update(memoryview(value.view(torch.uint8).numpy()).cast("B") if value.numel() else b"")
+            count += 1
+    return digest.hexdigest() if count else ""
 
 
 def misfit(model: Any, missing: Iterable[str], unexpected: Collection[str]) -> str:

@@ -32,8 +32,8 @@ def check_disk_space(run: Run, model: Any, folder: Path) -> int:
     """
     config = run.config
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    term_state = sum(term.stateful for term in run.criterion.terms)
-    size = int(weights * (1 + OPTIMIZER_STATE[config.optimisation.optim] + term_state))
+    averages = sum(term.stateful for term in run.criterion.terms) + (config.optimisation.ema_decay is not None)
+    size = int(weights * (1 + OPTIMIZER_STATE[config.optimisation.optim] + averages))
     saves = config.checkpoints.save_steps or config.checkpoints.save_minutes
     count = config.checkpoints.save_total_limit + 1 + config.evaluation.load_best_model_at_end if saves else 0
     existing = len(list(folder.glob(f"{checkpoints.PREFIX}*"))) if folder.is_dir() else 0

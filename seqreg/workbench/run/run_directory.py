@@ -37,6 +37,8 @@ from seqreg.workbench.text.terminal import first_process, say, warn
 
 RECORD, LOCK = "run.json", ".lock"
 ROWS, WORLD = "data.rows", "world_size"
+_SINCE = {"optimisation.ema_decay": None, "evaluation.test_sets": True}
+"""Settings that older runs do not have, with what they were trained with."""
 _UNFINISHED = {LOCK, "config.yaml", "task.yaml", f"{ASIDE}{RECORD}", f"{ASIDE}config.yaml", f"{ASIDE}task.yaml"}
 """What a run that was killed in its first moments leaves."""
 _WRITTEN = (LOCK, "crash", checkpoints.PREFIX, checkpoints.OLD, ASIDE, "tensorboard", "evidence")
@@ -55,6 +57,7 @@ class RunRecord:
         before: scores of the untrained model, if there are any
         files: of the model when it was finished: size and SHA-256 of each
         outline: of every split of the data, to tell what has changed
+        start: SHA-256 of the pretrained weights that it started from; "" for a model from scratch
     """
 
     run: str
@@ -64,6 +67,7 @@ class RunRecord:
     before: stored_json.Before = field(default_factory=stored_json.Before)
     files: dict[str, Any] = field(default_factory=dict)
     outline: dict[str, stored_json.Outline] = field(default_factory=dict)
+    start: str = ""
 
     @classmethod
     def of(cls, run: Run) -> RunRecord:
@@ -173,8 +177,9 @@ def check_same(folder: Path, old: RunRecord, new: RunRecord, allowed: Sequence[s
     Args:
         rows: how the data differ
     """
+    before = {**_SINCE, **old.settings}  # of a run that was started when there was no such setting
     missing = object()
-    keys = [key for key in new.settings if old.settings.get(key, missing) != new.settings[key]]
+    keys = [key for key in new.settings if before.get(key, missing) != new.settings[key]]
     keys += [key for key in old.settings if key not in new.settings and key != ROWS]
     refused = [key for key in keys if not any(covers(name, key) for name in allowed)]
     if refused:
@@ -305,7 +310,7 @@ class RunDirectory:
         self.record.write(self.folder)
 
     def _resume(self, stored: RunRecord) -> Path | None:
-        self.record = replace(self.record, run=stored.run, before=stored.before)
+        self.record = replace(self.record, run=stored.run, before=stored.before, start=stored.start)
         checkpoint = checkpoints.newest(self.folder, stored.run)
         if checkpoint is None and self.resume:
             raise BadInput(f"output={self.folder}: there is no checkpoint to resume from")

@@ -20,7 +20,7 @@ from seqreg.integrations.hf.trainer import RAW_HEAD
 from seqreg.workbench.config import run_config
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.config.settings import Config
-from seqreg.workbench.data import loading, models
+from seqreg.workbench.data import loading, models, weights
 from seqreg.workbench.data.batches import GroupedOrder
 from seqreg.workbench.data.encoding import Collator, Encoded, Numbered
 from seqreg.workbench.data.hardware import check_precision
@@ -112,7 +112,9 @@ def _train(trainer: Any, loaded: LoadedRun, directory: RunDirectory) -> dict[str
     """Train from the newest checkpoint, or from the start, to the end."""
     run, signals = loaded.run, trainer.options.signals
     checkpoint = directory.take()
-    first = loaded.splits.evaluations(run.card)[0]
+    if not directory.record.start:
+        directory.update(start=weights.start_digest(loaded.model))
+    first = _judged(loaded)[0]
     if run.config.evaluation.eval_before_training and not directory.record.before:
         untrained = evaluate(trainer, run, loaded.tokenizer, loaded.splits.sets[first], first, untrained=True)
         directory.update(before=results.scores(untrained))
@@ -135,12 +137,18 @@ def _train(trainer: Any, loaded: LoadedRun, directory: RunDirectory) -> dict[str
         return _finish(trainer, run, directory, scores, numbers)
 
 
+def _judged(loaded: LoadedRun) -> list[str]:
+    """The splits that the trained model is judged by; a trial of a search sees the validation set alone."""
+    run = loaded.run
+    return loaded.splits.evaluations(run.card) if run.config.evaluation.test_sets else ["validation"]
+
+
 def _evaluate(trainer: Any, loaded: LoadedRun) -> dict[str, Scored]:
     """The scores of the trained model on all its splits."""
     run, splits, signals = loaded.run, loaded.splits, trainer.options.signals
     try:
         signals.check()
-        names = dict.fromkeys(["validation", *splits.evaluations(run.card)])
+        names = dict.fromkeys(["validation", *_judged(loaded)])
         scores = {name: evaluate(trainer, run, loaded.tokenizer, splits.sets[name], name) for name in names}
     except Interrupted as stop:
         with signals.deferred():
@@ -159,6 +167,7 @@ def _finish(
     directory.check_own()
     aside = folder / f"{ASIDE}model"
     trainer.save_model(str(aside))
+    trainer.save_ema(aside)
     if not trainer.is_world_process_zero():
         return {}
     (aside / RAW_HEAD).unlink(missing_ok=True)  # the final model is folded
@@ -246,8 +255,8 @@ def trained(folder: Path, overrides: tuple[str, ...] = (), *, trust: bool = Fals
     run_config.check_trained(folder)
     run = run_config.load(folder, overrides, trust=trust, build_terms=False)
     record = RunRecord.read(folder)
-    weights = {} if record is None else {k: v for k, v in record.files.items() if k.endswith(".safetensors")}
-    damage = checkpoints.damage(folder, weights)
+    files = {} if record is None else {k: v for k, v in record.files.items() if k.endswith(".safetensors")}
+    damage = checkpoints.damage(folder, files)
     if damage is not None:
         raise BadInput(
             f"{folder}: its model is not the one that was trained: {damage}: train it again with --overwrite"
