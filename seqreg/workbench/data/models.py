@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import huggingface_hub
 import torch
@@ -23,6 +25,28 @@ from seqreg.workbench.data import weights
 from seqreg.workbench.data.tokenizers import train_tokenizer
 
 _STARTS_WITH_EOS = ("bart", "mbart", "led")
+_drawn: WeakKeyDictionary[torch.nn.Module, frozenset[str]] = WeakKeyDictionary()
+
+
+def drawn_anew(model: Any) -> frozenset[str]:
+    """Names of the parameters of a pretrained model that are not pretrained: of a new head, and the pooler below it."""
+    return _drawn.get(model, frozenset())
+
+
+def pretrained_digest(model: Any, config: Config) -> str:
+    """SHA-256 of the weights of a starting model that were pretrained, with names and shapes; "" for one from scratch.
+
+    It is the same for all seeds: a head that is drawn, or normalised, does not count.
+    """
+    if config.model.name is None:
+        return ""
+    digest, new = hashlib.sha256(), drawn_anew(model)
+    for name, parameter in sorted(model.named_parameters()):
+        if name not in new and ".parametrizations." not in name:
+            values = parameter.detach().cpu().contiguous().flatten()
+            digest.update(f"{name} {list(parameter.shape)} {parameter.dtype}\n".encode())
+            digest.update(values.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def load_tokenizer(config: Config, texts: Iterable[str], *, trust: bool = False) -> Any:
@@ -98,7 +122,8 @@ def _with_new_head(auto: Any, name: str, trust: bool, config: Any) -> Any:
     if model.base_model is model:
         raise BadInput(f"model.new_head: {type(model).__name__} does not tell its head from its body")
     model.base_model.load_state_dict(source.base_model.state_dict())
-    weights.mark_new(model, weights.outside_body(model) | weights.new_weights(source))
+    above = {key for key, _ in model.named_parameters() if not weights.in_body(model, key)}
+    _drawn[model] = drawn_anew(source) | above
     return model
 
 
@@ -109,10 +134,9 @@ def loaded(auto: Any, name: str, trust: bool, config: Any, *, new_head: bool) ->
     _check_generation(name)
     settings: dict[str, Any] = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
     model, report = fetched(auto, name, "model", trust, config=config, **settings)
-    weights.check_loaded(model, report, name, new_head=new_head)
+    _drawn[model] = frozenset(weights.check_loaded(model, report, name, new_head=new_head))
     if bad := weights.not_finite(model):
         raise BadInput(f"{name}: {bad}: the file of weights is spoilt")
-    weights.mark_new(model, report["missing_keys"])  # what may be missing was drawn: `check_loaded` has looked
     return model
 
 
@@ -151,7 +175,6 @@ def _from_scratch(auto: Any, config: Config, tokenizer: Any, labels: Mapping[str
         model = auto.from_config(_fresh_config(config, tokenizer, labels))
         if seq2seq:
             _forbid_special(model, tokenizer)
-        weights.mark_new(model, (name for name, _ in model.named_parameters()))
         return model
     except BadInput:
         raise

@@ -57,7 +57,7 @@ class RunRecord:
         before: scores of the untrained model, if there are any
         files: of the model when it was finished: size and SHA-256 of each
         outline: of every split of the data, to tell what has changed
-        start: SHA-256 of the pretrained weights that it started from; "" for a model from scratch
+        pretrained: SHA-256 of the pretrained weights that it started from, the same for all seeds; "" from scratch
     """
 
     run: str
@@ -67,7 +67,7 @@ class RunRecord:
     before: stored_json.Before = field(default_factory=stored_json.Before)
     files: dict[str, Any] = field(default_factory=dict)
     outline: dict[str, stored_json.Outline] = field(default_factory=dict)
-    start: str = ""
+    pretrained: str = ""
 
     @classmethod
     def of(cls, run: Run) -> RunRecord:
@@ -310,7 +310,7 @@ class RunDirectory:
         self.record.write(self.folder)
 
     def _resume(self, stored: RunRecord) -> Path | None:
-        self.record = replace(self.record, run=stored.run, before=stored.before, start=stored.start)
+        self.record = replace(self.record, run=stored.run, before=stored.before, pretrained=stored.pretrained)
         checkpoint = checkpoints.newest(self.folder, stored.run)
         if checkpoint is None and self.resume:
             raise BadInput(f"output={self.folder}: there is no checkpoint to resume from")

@@ -12,9 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import transformers
-
 from seqreg.errors import BadInput
+from seqreg.spectral_norm import fold
 from seqreg.workbench.config import run_config
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.data import loading, models, weights
@@ -75,19 +74,16 @@ class SourceRun:
         config, trust = self.run.config, self.run.trust
         if config.model.name is None:
             raise BadInput(f"{self.folder}: trained from scratch: there is no pretrained model to interpolate with")
-        transformers.set_seed(config.seed)
         tokenizer = models.load_tokenizer(config, (), trust=trust)
-        plain = config.updated(model=config.model.updated(head="plain"))  # a normalised head is stored folded
-        model = models.load_model(plain, self.run.card, tokenizer, trust=trust)
-        drawn = set(weights.new_weights(model))
-        if config.model.head == "r4f":
-            drawn |= weights.outside_body(model)
-            weights.mark_new(model, drawn)
-        if weights.start_digest(model) != self.record.start:
+        model = models.load_model(config, self.run.card, tokenizer, trust=trust)
+        if models.pretrained_digest(model, config) != self.record.pretrained:
             raise BadInput(
                 f"{self.folder}: model.name={config.model.name} is not what it started from (the SHA-256 of the "
                 "weights is another than in its run.json): bring that model back, or train the run again"
             )
+        drawn = set(models.drawn_anew(model))
+        if config.model.head == "r4f":
+            drawn |= {name for name, _ in fold(model).named_parameters() if not weights.in_body(model, name)}
         return {name: value.detach().clone() for name, value in model.named_parameters()}, drawn
 
 
@@ -104,7 +100,7 @@ def check_alike(runs: Sequence[SourceRun], several: Sequence[Weights]) -> None:
             name = next(name for name in names if shapes[0].get(name) != shapes[1].get(name))
             sizes = " and ".join(str(some.get(name, "missing")) for some in shapes)
             raise BadInput(f"{pair}: models of different shapes ({name}: {sizes}): their weights have no mean")
-        if first.record.start != run.record.start or not run.record.start:
+        if first.record.pretrained != run.record.pretrained or not run.record.pretrained:
             starts = " and ".join(str(some.run.config.model.name or "from scratch") for some in (first, run))
             raise BadInput(f"{pair}: not started from one pretrained model ({starts}): their weights have no mean")
 
@@ -126,7 +122,9 @@ def make_soup(
         raise BadInput(f"{', '.join(map(str, folders))}: the same run twice")
     runs = [SourceRun.read(folder, trust) for folder in folders]
     settings = {**runs[0].record.settings, **blend.settings(), MADE_OF: [run.record.run for run in runs]}
-    record = replace(RunRecord.of(runs[0].run), settings=settings, versions=versions(), start=runs[0].record.start)
+    record = replace(
+        RunRecord.of(runs[0].run), settings=settings, versions=versions(), pretrained=runs[0].record.pretrained
+    )
     check_output(output)
     check_links(output)
     if _is_finished(output, record, judge) and not overwrite:
@@ -209,7 +207,7 @@ def _blended(
     about: dict[str, Any] = {
         "kind": blend.title(len(runs)),
         "runs": [{"folder": str(run.folder), "run": run.record.run, "seed": run.run.config.seed} for run in runs],
-        "start": {"model": runs[0].run.config.model.name, "sha256": runs[0].record.start},
+        "start": {"model": runs[0].run.config.model.name, "sha256": runs[0].record.pretrained},
     }  # fmt: skip
     blended = blending.greedy_soup(several, scored) if blend.greedy else Blended(blending.mean_weights(several))
     about |= blended.choice

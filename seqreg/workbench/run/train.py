@@ -20,7 +20,7 @@ from seqreg.integrations.hf.trainer import RAW_HEAD
 from seqreg.workbench.config import run_config
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.config.settings import Config
-from seqreg.workbench.data import loading, models, weights
+from seqreg.workbench.data import loading, models
 from seqreg.workbench.data.batches import GroupedOrder
 from seqreg.workbench.data.encoding import Collator, Encoded, Numbered
 from seqreg.workbench.data.hardware import check_precision
@@ -112,8 +112,8 @@ def _train(trainer: Any, loaded: LoadedRun, directory: RunDirectory) -> dict[str
     """Train from the newest checkpoint, or from the start, to the end."""
     run, signals = loaded.run, trainer.options.signals
     checkpoint = directory.take()
-    if not directory.record.start:
-        directory.update(start=weights.start_digest(loaded.model))
+    if not directory.record.pretrained:
+        directory.update(pretrained=models.pretrained_digest(loaded.model, run.config))
     first = _judged(loaded)[0]
     if run.config.evaluation.eval_before_training and not directory.record.before:
         untrained = evaluate(trainer, run, loaded.tokenizer, loaded.splits.sets[first], first, untrained=True)
@@ -255,8 +255,8 @@ def trained(folder: Path, overrides: tuple[str, ...] = (), *, trust: bool = Fals
     run_config.check_trained(folder)
     run = run_config.load(folder, overrides, trust=trust, build_terms=False)
     record = RunRecord.read(folder)
-    files = {} if record is None else {k: v for k, v in record.files.items() if k.endswith(".safetensors")}
-    damage = checkpoints.damage(folder, files)
+    weights = {} if record is None else {k: v for k, v in record.files.items() if k.endswith(".safetensors")}
+    damage = checkpoints.damage(folder, weights)
     if damage is not None:
         raise BadInput(
             f"{folder}: its model is not the one that was trained: {damage}: train it again with --overwrite"
