@@ -68,9 +68,9 @@ def compare(
     arm: Annotated[
         Optional[list[str]],
         typer.Option(
-            help="A free arm, made of the baseline's weights without training: `wise` (interpolated with the start, the "
-            "share chosen on validation), `ema` (the average of its weights), `soup` and `greedy-soup` (the mean over "
-            "its seeds); may be repeated.",
+            help="A free arm, made of the baseline's weights without training: `wise` (interpolated with the start, "
+            "the share chosen on validation), `ema` (the average of its weights), `soup` and `greedy-soup` (the mean "
+            "over its seeds); may be repeated.",
             autocompletion=lambda: list(ARMS),
         ),
     ] = None,
@@ -148,7 +148,8 @@ def compare(
     quiet()
     finished = study.compare(
         recipe, terms or [], seeds, output, variants=variant or [], settings=settings or [], alpha=alpha,
-        baseline=baseline, arms=arm or [], search=search, at_a_time=jobs, launcher=launcher, collect=collect, extend=extend, retry=retry,
+        baseline=baseline, arms=arm or [], search=search, at_a_time=jobs,
+        launcher=launcher, collect=collect, extend=extend, retry=retry,
         keep_models=keep_models, trust=trust,
     )  # fmt: skip
     if finished is None:  # left to a launcher
@@ -197,8 +198,8 @@ def soup(
 ) -> None:
     """Make a model of the weights of finished runs, without training: their mean, or the way back to their start.
 
-    The folder is one for `from_pretrained` and for every command that takes a run; soup.json says what it was made of. A
-    head that was drawn anew has no start, and stays as it was trained. Runs of other shapes, tasks or starting models
+    The folder is one for `from_pretrained` and for every command that takes a run; soup.json says what it was made of.
+    A head that was drawn anew has no start, and stays as it was trained. Runs of other shapes, tasks or starting models
     are refused.
 
     seqreg soup runs/compare/baseline/seed-* -o runs/soup --greedy --evaluate

@@ -204,7 +204,10 @@ def _stability_table(values: dict[str, Any], texts: bool) -> Table:
         [name, None, "", f"{stats['failed']} of {stats['planned']}", "", *[None] * (len(varied) + len(alike) + 2)]
         for name, stats in values["without"].items()
     ]
-    return Table("Stability and cost", columns, rows)
+    free = (
+        "; of free arms the time is that of making and scoring them" if any(s["free"] for s in methods.values()) else ""
+    )
+    return Table(f"Stability and cost{free}", columns, rows)
 
 
 def _times(stats: dict[str, Any]) -> str | None:
@@ -296,7 +299,7 @@ def verdict_table(values: dict[str, Any]) -> rich.table.Table:
               if stats["collapse"]["collapsed"]]  # fmt: skip
     caption = f"{values['examples']} test examples; time is the {values['cost']} over {base}'s"
     free = [name for name, stats in methods.items() if stats["free"]]
-    caption += f", of {' and '.join(free)} that of making and scoring it" if free else ""
+    caption += f", of {', '.join(free)} that of making and scoring it" if free else ""
     caption += f"; collapsed: {', '.join(fallen)} seeds" if fallen else ""
     table = rich.table.Table(
         title=plain(f"{values['metric']} on {values['split']}, in percent"), caption=plain(caption)

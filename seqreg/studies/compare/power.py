@@ -76,11 +76,11 @@ def sentences(numbers: dict[str, Any]) -> list[str]:
     if numbers["budget"]:
         seeds = ", ".join(map(str, numbers["search_seeds"]))
         lines.append(
-            f"Every trained method has {numbers['budget']} trials, on the validation set alone, with seeds that no run has "
-            f"({seeds})."
+            f"Every trained method has {numbers['budget']} trials on the validation set, with seeds that no run "
+            f"has ({seeds})."
         )
     if one_model:
-        lines.append(f"Without a test: {', '.join(one_model)}, one model of all seeds each.")
+        lines.append(f"Not tested: {', '.join(one_model)}: a soup is one model of all seeds.")
     if numbers["missing_seeds"]:
         lines.append(
             f"No verdict is possible: {numbers['tests']} tests need {numbers['missing_seeds']} more seeds per method "

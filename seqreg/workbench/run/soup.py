@@ -130,13 +130,46 @@ def make_soup(
     if _is_finished(output, record, judge) and not overwrite:
         say(f"{output}: finished, nothing to do (--overwrite makes it again)")
         return dict(json.loads((output / SOUP).read_text(encoding="utf-8")))
+    begin = time.process_time(), time.perf_counter()
+    parts = _Parts.load(runs, blend, judge)  # whatever is refused is refused before anything is written
     with disk.writing(output):
         output.mkdir(parents=True, exist_ok=True)
         with locked(output):
             for path in [path for path in output.iterdir() if path.name != LOCK]:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             record.write(output)
-            return _make(runs, output, record, blend, judge)
+            return _make(parts, output, record, blend, judge, begin)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """All that a model is made with, loaded and checked.
+
+    Args:
+        several: the weights of every run
+        start: those that the first run started from, and the names of those that were drawn; None if not needed
+        loaded: the model of the first run, into which candidates are put, and the splits to score them on
+    """
+
+    runs: Sequence[SourceRun]
+    several: Sequence[Weights]
+    start: tuple[Weights, set[str]] | None
+    loaded: LoadedRun
+
+    @classmethod
+    def load(cls, runs: Sequence[SourceRun], blend: Blend, judge: bool) -> _Parts:
+        first, splits = runs[0], Splits({})
+        if judge or blend.chooses:
+            splits = loading.load(first.final.card, first.final.config.data, needs_train=False)
+            _check_validation(first.folder, splits, first.final, blend)
+        several = [run.weights(blend.ema) for run in runs]
+        check_alike(runs, several)
+        start = None if blend.interpolate is None else first.start()
+        if start is not None and {n: v.shape for n, v in start[0].items()} != {
+            n: v.shape for n, v in several[0].items()
+        }:
+            raise BadInput(f"{first.folder}: its model has not the shapes of {first.run.config.model.name}")
+        return cls(runs, several, start, LoadedRun(first.final, splits, first.tokenizer, first.model()))
 
 
 def _is_finished(output: Path, record: RunRecord, judge: bool) -> bool:
@@ -153,25 +186,22 @@ def _is_finished(output: Path, record: RunRecord, judge: bool) -> bool:
     return stored.finished and whole and (not judge or (output / results.METRICS).is_file())
 
 
-def _make(runs: Sequence[SourceRun], output: Path, record: RunRecord, blend: Blend, judge: bool) -> dict[str, Any]:
-    begin = time.process_time(), time.perf_counter()
-    first, splits = runs[0], Splits({})
-    if judge or blend.chooses:
-        splits = loading.load(first.final.card, first.final.config.data, needs_train=False)
-        _check_validation(first.folder, splits, first.final, blend)
-    several = [run.weights(blend.ema) for run in runs]
-    check_alike(runs, several)
-    parts = LoadedRun(first.final, splits, first.tokenizer, first.model())
+def _make(
+    parts: _Parts, output: Path, record: RunRecord, blend: Blend, judge: bool, begin: tuple[float, float]
+) -> dict[str, Any]:
+    """Choose the weights, write the model, score it, and write that it is finished; `begin` is when the work did."""
+    first, loaded = parts.runs[0], parts.loaded
+    splits = loaded.splits
     with tempfile.TemporaryDirectory() as scratch:
-        trainer = make_trainer(parts, Path(scratch))
+        trainer = make_trainer(loaded, Path(scratch))
 
         def scored(candidate: Weights, split: str = "validation") -> Scored:
-            _put(parts.model, candidate)
+            _put(loaded.model, candidate)
             return evaluate(trainer, first.final, first.tokenizer, splits.sets[split], split)
 
-        blended, about = _blended(runs, several, blend, scored)
-        _put(parts.model, blended.weights)
-        files = _write_model(parts, output)
+        blended, about = _blended(parts, blend, scored)
+        _put(loaded.model, blended.weights)
+        files = _write_model(loaded, output)
         scores: dict[str, Scored] = {}
         if judge:
             names = [name for name in splits.evaluations(first.final.card) if name != "validation"]
@@ -200,25 +230,22 @@ def _check_validation(folder: Path, splits: Splits, run: Run, blend: Blend) -> N
         raise BadInput(f"{folder}: its task is judged by its validation set, which cannot choose too: add a test set")
 
 
-def _blended(
-    runs: Sequence[SourceRun], several: Sequence[Weights], blend: Blend, scored: ToScored
-) -> tuple[Blended, dict[str, Any]]:
+def _blended(parts: _Parts, blend: Blend, scored: ToScored) -> tuple[Blended, dict[str, Any]]:
     """The weights, and the record of what they are made of."""
+    runs, several = parts.runs, parts.several
     about: dict[str, Any] = {
         "kind": blend.title(len(runs)),
         "runs": [{"folder": str(run.folder), "run": run.record.run, "seed": run.run.config.seed} for run in runs],
         "start": {"model": runs[0].run.config.model.name, "sha256": runs[0].record.pretrained},
-    }  # fmt: skip
+    }
     blended = blending.greedy_soup(several, scored) if blend.greedy else Blended(blending.mean_weights(several))
     about |= blended.choice
-    if blend.interpolate is not None:
-        start, drawn = runs[0].start()
-        if {name: value.shape for name, value in start.items()} != {n: v.shape for n, v in blended.weights.items()}:
-            raise BadInput(f"{runs[0].folder}: its model has not the shapes of {runs[0].run.config.model.name}")
+    if parts.start is not None:
+        start, drawn = parts.start
         if blend.interpolate == BEST:
             blended = blending.best_interpolation(start, blended.weights, drawn, scored)
         else:
-            share = float(blend.interpolate)
+            share = float(blend.interpolate or 0)
             blended = Blended(blending.interpolated(start, blended.weights, share, drawn), None, {"alpha": share})
         about |= {**blended.choice, "kept_as_trained": sorted(drawn)}
     return blended, about
@@ -230,11 +257,11 @@ def _put(model: Any, values: Weights) -> None:
         parameter.data.copy_(values[name])
 
 
-def _write_model(parts: LoadedRun, output: Path) -> dict[str, Any]:
+def _write_model(loaded: LoadedRun, output: Path) -> dict[str, Any]:
     """Write the model and its tokenizer for `from_pretrained`; returns the listing of the files."""
     aside = output / f"{ASIDE}model"
-    if bad := weights.not_finite(parts.model):
+    if bad := weights.not_finite(loaded.model):
         raise BadInput(f"{output}: {bad}: the weights of these runs cannot be blended")
-    parts.model.save_pretrained(aside)
-    parts.tokenizer.save_pretrained(aside)
+    loaded.model.save_pretrained(aside)
+    loaded.tokenizer.save_pretrained(aside)
     return checkpoints.publish(aside, output)
