@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from seqreg.context import Evaluation, Per
 from seqreg.divergences import Divergence
-from seqreg.errors import BadInput
 from seqreg.forward import Dropout
-from seqreg.losses import at_least_float32
 from seqreg.objective import Consistency
+from seqreg.overrides import MovingAverage, distance, trained
 from seqreg.term import Cost, Term
-from seqreg.weight_average import float_copies, is_average_of, trained_parameters, update_average
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,45 +77,15 @@ class Bregman(Term):
 
     def __call__(self, ctx: Evaluation) -> Consistency:
         own = ctx.reference(self.dropout)
-        average = self.average(ctx)
-        view = ctx.forward(dropout=self.dropout, grad=False, weights=average)
+        view = ctx.forward(dropout=self.dropout, grad=False, weights=self.average(ctx))
         held: Literal["second"] = "second"
         return Consistency(own, view, self.divergence, held, self.per)
 
     def diagnostics(self, ctx: Evaluation) -> dict[str, float]:
         """distance: how far the weights are from their average, |w - w'| / |w|."""
-        average = self.average(ctx)
-        trained = trained_parameters(ctx.forward.module)
-        own = {name: at_least_float32(parameter.detach()) for name, parameter in trained.items()}
-        apart = sum(float((own[name] - average[name]).square().sum()) for name in own)
-        whole = sum(float(weight.square().sum()) for weight in own.values())
-        return {"distance": (apart / whole) ** 0.5 if whole else 0.0}
+        return {"distance": distance(trained(ctx.forward.module), self.average(ctx))}
 
-    @torch.no_grad()
     def average(self, ctx: Evaluation) -> dict[str, Tensor]:
         """The averaged weights, brought up to date if an optimizer step was made since they were last used."""
-        trained = trained_parameters(ctx.forward.module)
-        if ctx.step is None:
-            raise BadInput(f"{self.name} averages once an optimizer step: pass context(..., step=step)")
-        now = torch.tensor(ctx.step)
-        kept = ctx.memory.get(self.name)
-        if kept is None:
-            kept = ctx.memory[self.name] = {f"w/{name}": copy for name, copy in float_copies(trained).items()}
-            kept |= {"step": now, "updates": torch.tensor(0)}
-        elif kept["step"] != now:
-            average = self._stored_average(kept, trained)
-            passed = max(int(now - kept["step"]), 1)
-            beta = (self.beta if int(kept["updates"]) < self.switch else self.beta_late) ** passed
-            update_average(average, trained, beta)
-            kept |= {f"w/{name}": value for name, value in average.items()}
-            kept["updates"] += passed
-            kept["step"] = now
-        return {name: kept[f"w/{name}"] for name in trained}
-
-    def _stored_average(self, kept: Mapping[str, Tensor], trained: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-        average = {key[2:]: value for key, value in kept.items() if key.startswith("w/")}
-        if not is_average_of(average, trained):
-            raise BadInput(
-                f"{self.name}: the trained parameters are not those that its average is of: begin a new criterion"
-            )
-        return average
+        keep = MovingAverage(self.beta, self.beta_late, self.switch)
+        return keep(ctx.memory, self.name, trained(ctx.forward.module), ctx.step)

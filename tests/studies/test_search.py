@@ -291,21 +291,7 @@ def test_a_task_that_is_judged_by_its_validation_set_cannot_choose(tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_kill_in_trials_and_in_arms_changes_nothing(tmp_path: Path, pretrained: list[str]) -> None:
-    words = [
-        "compare",
-        "glue",
-        "-t",
-        "r3f",
-        "--arm",
-        "wise",
-        "--arm",
-        "ema",
-        "--search",
-        "2",
-        "--seeds",
-        "1",
-        *pretrained,
-    ]
+    words = "compare glue --arm wise --search 2 --seeds 1".split() + pretrained
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
     def begin(folder: Path) -> subprocess.Popen[bytes]:
@@ -313,7 +299,7 @@ def test_a_kill_in_trials_and_in_arms_changes_nothing(tmp_path: Path, pretrained
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    for place in (killed / "search" / "r3f" / "trial-1" / "run.json", killed / "wise" / "seed-1" / "run.json"):
+    for place in (killed / "search" / "baseline" / "trial-1" / "run.json", killed / "wise" / "seed-1" / "run.json"):
         process, end = begin(killed), time.monotonic() + 200
         while not place.exists() and process.poll() is None and time.monotonic() < end:
             time.sleep(0.01)

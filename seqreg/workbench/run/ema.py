@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import safetensors.torch
-import torch
 from torch import Tensor, nn
 
 from seqreg.errors import BadInput
-from seqreg.weight_average import float_copies, is_average_of, trained_parameters, update_average
+from seqreg.overrides import KEPT, Memory, MovingAverage, trained
 
 FILE = "ema.safetensors"
-_UPDATES = "#updates"
+_OWNER = "optimisation.ema_decay"
 
 
 class WeightEMA:
@@ -24,31 +23,34 @@ class WeightEMA:
 
     def __init__(self, decay: float) -> None:
         self.decay, self.updates = decay, 0
-        self.average: dict[str, Tensor] = {}
+        self.memory: Memory = {}
 
     def begin(self, model: nn.Module, checkpoint: Path | None) -> None:
         """Start from the weights as they are, or from what a checkpoint holds."""
-        if checkpoint is None:
-            self.average, self.updates = float_copies(trained_parameters(model)), 0
-            return
-        if not (checkpoint / FILE).is_file():
-            raise BadInput(f"{checkpoint / FILE} is missing: optimisation.ema_decay cannot be resumed without it")
-        self.average, self.updates = load(checkpoint)
-        if not is_average_of(self.average, trained_parameters(model)):
-            raise BadInput(f"{checkpoint / FILE}: the average of another model")
+        self.memory, self.updates = {}, 0
+        if checkpoint is not None:
+            if not (checkpoint / FILE).is_file():
+                raise BadInput(f"{checkpoint / FILE} is missing: {_OWNER} cannot be resumed without it")
+            self.memory = {_OWNER: safetensors.torch.load_file(checkpoint / FILE)}
+            self.updates = int(self.memory[_OWNER]["updates"])
+        self._average(model)
 
     def update(self, model: nn.Module) -> None:
         """Count one optimizer step in."""
         self.updates += 1
+        self._average(model)
+
+    def _average(self, model: nn.Module) -> None:
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        update_average(self.average, trained_parameters(model), decay)
+        MovingAverage(decay, decay)(self.memory, _OWNER, trained(model), self.updates)
 
     def save(self, folder: Path) -> None:
-        state = {**self.average, _UPDATES: torch.tensor(self.updates)}
-        safetensors.torch.save_file({key: value.contiguous() for key, value in state.items()}, folder / FILE)
+        state = {key: value.contiguous() for key, value in self.memory[_OWNER].items()}
+        safetensors.torch.save_file(state, folder / FILE)
 
 
 def load(folder: Path) -> tuple[dict[str, Tensor], int]:
     """The average in the folder of a run or of a checkpoint, and the steps that are in it."""
-    average = safetensors.torch.load_file(folder / FILE)
-    return average, int(average.pop(_UPDATES))
+    state = safetensors.torch.load_file(folder / FILE)
+    average = {key.removeprefix(KEPT): value for key, value in state.items() if key.startswith(KEPT)}
+    return average, int(state["updates"])

@@ -50,7 +50,7 @@ def record(folder: Path, **change: Any) -> None:
     (folder / "run.json").write_text(json.dumps({**stored, **change}))
 
 
-def test_an_average_is_the_formula_and_forgets_its_start_at_any_length() -> None:
+def test_an_average_is_the_formula_and_forgets_its_start_at_any_length(tmp_path: Path) -> None:
     model = nn.Linear(2, 1, bias=False)
     average = ema.WeightEMA(0.4)  # the bound counts up to step 4, the decay from step 5 on
     average.begin(model, None)
@@ -61,7 +61,12 @@ def test_an_average_is_the_formula_and_forgets_its_start_at_any_length() -> None
         decay = min(0.4, (1 + step) / (10 + step))
         by_hand = decay * by_hand + (1 - decay) * model.weight.detach()
         average.update(model)
-    torch.testing.assert_close(average.average["weight"], by_hand)
+    average.save(tmp_path)
+    stored, steps = ema.load(tmp_path)
+    torch.testing.assert_close(stored["weight"], by_hand)
+    assert steps == 7
+    with pytest.raises(BadInput, match="the trained parameters are not those that it keeps"):
+        average.begin(nn.Linear(3, 1, bias=False), tmp_path)
 
 
 def test_training_is_the_same_bit_by_bit_with_and_without_an_average(runs: Path) -> None:
