@@ -350,6 +350,17 @@ def _refuse_modules(config: Config, stack: Overlay) -> None:
 def _check_terms(run: Run) -> None:
     """Build the criterion, so that a misspelt term or setting is found before anything else happens."""
     config, stack = run.config, run.origins
+    _check_each_term(config, stack)
+    try:
+        if config.terms:
+            _ = run.criterion
+    except BadInput as error:
+        raise BadInput(f"{stack.origin('terms')}: {error}") from None
+    _check_update(config, stack)
+
+
+def _check_each_term(config: Config, stack: Overlay) -> None:
+    """Build every term by itself."""
     for name, settings in config.terms.items():
         from seqreg.build import build_term  # which imports torch
 
@@ -362,11 +373,9 @@ def _check_terms(run: Run) -> None:
             key = f"terms.{name}.mode"
             fix = "set data.unlabelled=FILE, texts without labels, or choose 'joint'"
             raise BadInput(f"{stack.origin(key)}: {key}='alternate': {fix}")
-    try:
-        if config.terms:
-            _ = run.criterion
-    except BadInput as error:
-        raise BadInput(f"{stack.origin('terms')}: {error}") from None
+
+
+def _check_update(config: Config, stack: Overlay) -> None:
     try:
         config.update()
     except BadInput as error:
@@ -391,7 +400,9 @@ def _check_search(run: Run, part: _TermRecipe) -> None:
             for name in reversed(key.split(".")):
                 value = {name: value}
             tried.add(value, f"{part.origin}: search")
-            _check_terms(Run(checked(Config, tried.values, tried.origin), run.card, tried, run.trust))
+            config = checked(Config, tried.values, tried.origin)
+            _check_each_term(config, tried)
+            _check_update(config, tried)
 
 
 PATHS = ("data.path", "model.name", "output")
