@@ -143,7 +143,7 @@ def compare(
         options = {"variants": variant or [], "settings": settings or [], "alpha": alpha, "baseline": baseline}
         _print_plan(output, sd, as_json, recipe, terms or [], seeds, arms=arm or [], search=search, **options)
         return
-    from seqreg.studies.compare import conclusions, study
+    from seqreg.studies.compare import conclusions, drift, study
 
     quiet()
     finished = study.compare(
@@ -157,7 +157,8 @@ def compare(
     finding = conclusions.judge(output)
     console.print(f"A page about it: seqreg report {plain(shlex.quote(str(output)))}", soft_wrap=True)
     changes = next(table for table in finding.tables if table.title == conclusions.CHANGES)
-    tables = conclusions.verdict_table(finding.values), terminal_table(changes)
+    shorter = [*drift.short_tables(finding.values["drift"]), changes]
+    tables = conclusions.verdict_table(finding.values), *map(terminal_table, shorter)
     print_result(finding, *tables, *map(plain, finding.summary), as_json=as_json)
 
 

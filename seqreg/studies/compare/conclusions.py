@@ -11,6 +11,7 @@ import rich.table
 
 from seqreg.studies.common.findings import FOLDER, Finding, Table
 from seqreg.studies.common.seeds import write_seeds
+from seqreg.studies.compare import drift
 from seqreg.studies.compare import results as stored
 from seqreg.studies.compare.arms import ARMS
 from seqreg.studies.compare.choices import against_free, search_table, searched
@@ -165,9 +166,10 @@ def _count(count: int, what: str) -> str:
 
 
 def tables_of(results: Results, values: dict[str, Any]) -> list[Table]:
-    """Quality, then stability and cost, then settings, then the other scores."""
+    """Quality, then stability and cost, then settings, then drift and retention, then the other scores."""
     tables = [_quality_table(values), _stability_table(values, results.texts), settings_table(results)]
     tables += [search_table(values)] if values["search"] else []
+    tables += drift.tables(values["drift"], values["baseline"])
     return [*tables, _others_table(values)] if values["others"] else tables
 
 

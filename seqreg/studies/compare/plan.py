@@ -18,6 +18,7 @@ from seqreg.workbench.config.methods import BASELINE
 from seqreg.workbench.config.other_names import current_settings
 from seqreg.workbench.config.overlay import assigned, parse
 from seqreg.workbench.config.run_config import Run
+from seqreg.workbench.config.settings import with_defaults
 from seqreg.workbench.text.atomic_files import write_text
 
 if TYPE_CHECKING:
@@ -320,6 +321,6 @@ def differences(old: ComparisonPlan, new: ComparisonPlan, skip: Sequence[str] = 
         was, now = ([asdict(trial) for trial in plan.search.trials[name]] for plan in (old, new))
         pairs.append((f"{name}: trials", was, now))
     for name in [name for name in new.trained if name in old.resolved]:
-        before, after = old.resolved[name], new.resolved[name]
+        before, after = with_defaults(old.resolved[name]), new.resolved[name]
         pairs += [(f"{name}: {key}", before.get(key), after.get(key)) for key in sorted({*before, *after})]
     return [f"  {key}: {json.dumps(was)} there, {json.dumps(now)} now" for key, was, now in pairs if was != now]

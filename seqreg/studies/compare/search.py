@@ -24,7 +24,10 @@ FURTHER_FACTORS = (0.25, 4.0, 0.7, 1.4, 0.35, 2.8, 0.125, 8.0)
 """Those that follow where a space is smaller than the budget."""
 FIRST_SEED = 100_001
 """The seed of all trials; those that repeat a setting have the next ones. No run of a comparison may have them."""
-ONLY_VALIDATION = ["evaluation.test_sets=false", "evaluation.eval_before_training=false", "logging.tensorboard=false"]
+ONLY_VALIDATION = [
+    "evaluation.test_sets=false", "evaluation.eval_before_training=false", "evaluation.retention=false",
+    "evaluation.drift_examples=0", "logging.tensorboard=false",
+]  # fmt: skip
 """Settings of every trial: the test sets are not scored."""
 
 

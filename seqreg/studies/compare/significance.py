@@ -15,6 +15,7 @@ from seqreg.metrics import statistics
 from seqreg.metrics.rouge.score import rouge
 from seqreg.metrics.statistics import Difference
 from seqreg.metrics.variety import spread, variety
+from seqreg.studies.compare import drift
 from seqreg.studies.compare.arms import SOUPS
 from seqreg.studies.compare.results import MethodResults, Results
 from seqreg.studies.compare.search import Search
@@ -69,6 +70,7 @@ def measure(results: Results) -> dict[str, Any]:
         "signature": first["scores"][results.split].get("signature", ""),
         "others": {key: _other(results, key) for key in results.others},
         "free": against_free_arms(results), "search": _search(results.plan.search),
+        "drift": drift.measure({method.name: list(method.metrics.values()) for method in results.scored}, base),
     }  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from seqreg.version import __version__
 from seqreg.workbench.config import overlay
 from seqreg.workbench.config.other_names import current, current_settings
 from seqreg.workbench.config.run_config import Run
+from seqreg.workbench.config.settings import with_defaults
 from seqreg.workbench.data.loading import Splits
 from seqreg.workbench.run import checkpoints, disk
 from seqreg.workbench.run.fingerprint import difference, fingerprint
@@ -37,8 +38,6 @@ from seqreg.workbench.text.terminal import first_process, say, warn
 
 RECORD, LOCK = "run.json", ".lock"
 ROWS, WORLD = "data.rows", "world_size"
-_SINCE = {"optimisation.ema_decay": None, "evaluation.test_sets": True}
-"""Settings that older runs do not have, with what they were trained with."""
 _UNFINISHED = {LOCK, "config.yaml", "task.yaml", f"{ASIDE}{RECORD}", f"{ASIDE}config.yaml", f"{ASIDE}task.yaml"}
 """What a run that was killed in its first moments leaves."""
 _WRITTEN = (LOCK, "crash", checkpoints.PREFIX, checkpoints.OLD, ASIDE, "tensorboard", "evidence")
@@ -54,7 +53,9 @@ class RunRecord:
         settings: of the recipe and the card, the fingerprint of the data and the number of processes, by dotted key
         versions: of the libraries when it was started
         finished: whether the model and its scores are written
+        start: the digest of the weights that it started from
         before: scores of the untrained model, if there are any
+        retention: the same on every task of data.also
         files: of the model when it was finished: size and SHA-256 of each
         outline: of every split of the data, to tell what has changed
         pretrained: SHA-256 of the pretrained weights that it started from, the same for all seeds; "" from scratch
@@ -64,7 +65,9 @@ class RunRecord:
     settings: dict[str, Any]
     versions: dict[str, str]
     finished: bool = False
+    start: str = ""
     before: stored_json.Before = field(default_factory=stored_json.Before)
+    retention: dict[str, stored_json.Before] = field(default_factory=dict)
     files: dict[str, Any] = field(default_factory=dict)
     outline: dict[str, stored_json.Outline] = field(default_factory=dict)
     pretrained: str = ""
@@ -177,9 +180,8 @@ def check_same(folder: Path, old: RunRecord, new: RunRecord, allowed: Sequence[s
     Args:
         rows: how the data differ
     """
-    before = {**_SINCE, **old.settings}  # of a run that was started when there was no such setting
-    missing = object()
-    keys = [key for key in new.settings if before.get(key, missing) != new.settings[key]]
+    missing, known = object(), with_defaults(old.settings)
+    keys = [key for key in new.settings if known.get(key, missing) != new.settings[key]]
     keys += [key for key in old.settings if key not in new.settings and key != ROWS]
     refused = [key for key in keys if not any(covers(name, key) for name in allowed)]
     if refused:
@@ -310,7 +312,14 @@ class RunDirectory:
         self.record.write(self.folder)
 
     def _resume(self, stored: RunRecord) -> Path | None:
-        self.record = replace(self.record, run=stored.run, before=stored.before, pretrained=stored.pretrained)
+        self.record = replace(
+            self.record,
+            run=stored.run,
+            start=stored.start,
+            before=stored.before,
+            retention=stored.retention,
+            pretrained=stored.pretrained,
+        )
         checkpoint = checkpoints.newest(self.folder, stored.run)
         if checkpoint is None and self.resume:
             raise BadInput(f"output={self.folder}: there is no checkpoint to resume from")
