@@ -132,7 +132,7 @@ def test_shells_complete_commands_recipes_and_terms() -> None:
 
     assert completed("seqreg ro", 1) == ["robustness", "rouge"]
     assert completed("seqreg train giga", 2) == ["gigaword"]
-    assert completed("seqreg train gigaword --terms r", 4) == ["r3f", "r4f", "rdrop"]
+    assert completed("seqreg train gigaword --terms r", 4) == ["r3f", "r4f", "rdrop", "roast"]
 
 
 WRONG = {

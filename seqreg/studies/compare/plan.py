@@ -317,7 +317,8 @@ def differences(old: ComparisonPlan, new: ComparisonPlan, skip: Sequence[str] = 
     keys = [key for key in ("recipe", "variants", "settings", "methods", "seeds", "alpha") if key not in skip]
     pairs = [(key, getattr(old, key), getattr(new, key)) for key in keys]
     pairs.append(("search", old.search.budget, new.search.budget))
-    for name in [name for name in new.search.trials if name in old.search.trials]:
+    same = new.search.trials if old.search.budget == new.search.budget else {}
+    for name in [name for name in same if name in old.search.trials]:
         was, now = ([asdict(trial) for trial in plan.search.trials[name]] for plan in (old, new))
         pairs.append((f"{name}: trials", was, now))
     for name in [name for name in new.trained if name in old.resolved]:

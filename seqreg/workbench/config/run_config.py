@@ -377,6 +377,9 @@ def _check_each_term(config: Config, stack: Overlay) -> None:
 
 
 def _check_update(config: Config, stack: Overlay) -> None:
+    """Build the change of the optimizer's step, if there is one: this imports torch."""
+    if not config.optimisation.update:
+        return
     try:
         config.update()
     except BadInput as error:
