@@ -18,6 +18,7 @@ from seqreg.forward import Pass
 from seqreg.losses import Base, Smoothing, check_smoothing
 from seqreg.objective import BaseLoss, Part, PartResult, Path, WeightedSum, evaluate
 from seqreg.schedules import weight_at
+from seqreg.sharding import refusal
 from seqreg.term import Term, packed_fix
 
 
@@ -179,8 +180,9 @@ class Criterion:
                 )
         weighted = self._weighted(ctx) if training else []
         active = [(term, weight) for term, weight in weighted if weight > 0]
-        evaluation = self._evaluation(ctx, active, memory=self.memory, batched=batched and torch.is_grad_enabled())
-        return self._report(evaluation, active, {term.name: weight for term, weight in weighted})
+        with ctx.forward.one_step():
+            evaluation = self._evaluation(ctx, active, memory=self.memory, batched=batched and torch.is_grad_enabled())
+            return self._report(evaluation, active, {term.name: weight for term, weight in weighted})
 
     def _report(
         self, ctx: Evaluation, active: Sequence[tuple[Term, float]], weights: Mapping[str, float]
@@ -228,7 +230,7 @@ class Criterion:
         """
         active = [(term, weight) for term, weight in self._weighted(ctx) if weight > 0]
         numbers: dict[str, float] = {}
-        with ctx.forward.observed(), torch.no_grad():
+        with ctx.forward.observed(), torch.no_grad(), ctx.forward.one_step():
             alone = replace(ctx, count=Count.of(ctx.mask))  # whatever its share in the optimizer step
             evaluation = self._evaluation(alone, active, memory=copy.deepcopy(self.memory))
             base = float(BaseLoss(evaluation.clean).value(evaluation))
@@ -279,7 +281,11 @@ def _check(ctx: Context, active: Sequence[tuple[Term, float]], per: str) -> None
     forward = ctx.forward
     if forward.packed and per == "sequence":
         raise BadInput(f"the criterion: per={per!r}: {packed_fix('per')}")
+    if ctx.training and (reason := refusal(forward.engine)):
+        raise BadInput(f"{', '.join(term.name for term, _ in active) or 'the loss'}: {reason}")
     for term, _ in active:
+        if reason := refusal(forward.engine, other_weights=term.other_weights):
+            raise BadInput(f"{term.name}: {reason}")
         if forward.packed:
             term.check_packed()
         if term.uses_inner_gradient and forward.reentrant:

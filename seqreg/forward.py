@@ -22,6 +22,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from seqreg.fused.head import Projection
 from seqreg.losses import at_least_float32
 from seqreg.overrides import dropout_rate, generator_state, replay, swapped_weights, training_off
+from seqreg.sharding import Engine, Shards
 
 Dropout = Literal["independent", "shared", "off"]
 Point = Literal["embedding", "normalised", "layernorm"]
@@ -186,6 +187,9 @@ class Forward(ABC):
     """Whether gradient checkpointing runs parts of a pass again in its backward."""
     ragged: bool = False
     """Passes drop different layers, and gradients are synchronised across ranks: extra passes need shared dropout."""
+    engine: Engine = ""
+    shards: Shards | None = None
+    """The weights, where FSDP2 keeps them as shards."""
     _clean_rng_state: tuple[Tensor, Tensor | None] | None = None
     _input_perturbations: tuple[Perturbation, ...] = ()
     _replaying: bool = False
@@ -285,7 +289,8 @@ class Forward(ABC):
             if weights is not None:
                 if torch.is_grad_enabled():
                     raise RuntimeError("a pass with other weights carries no gradient: use grad=False")
-                stack.enter_context(swapped_weights(self.module, weights))
+                swap = swapped_weights if self.shards is None else self.shards.swapped
+                stack.enter_context(swap(self.module, weights))
             shifts = (*self._input_perturbations, *(() if shift is None else (shift,)))
             view = self.run(shifts, hidden=hidden, **({} if rows is None else {"rows": rows}))
             if weights is not None:
@@ -306,6 +311,19 @@ class Forward(ABC):
                 yield
             finally:
                 self.observing = False
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        """Of the weights in a pass, whatever autocast makes of them; FSDP2 may cast them for it."""
+        own = next(self.module.parameters(), torch.empty(0)).dtype
+        return own if self.shards is None or self.shards.param_dtype is None else self.shards.param_dtype
+
+    @contextlib.contextmanager
+    def one_step(self) -> Iterator[None]:
+        """The passes of one evaluation of a loss are made inside; a sharded head is gathered once for all of them."""
+        yield
+        if self.shards is not None and not torch.is_grad_enabled():
+            self.shards.reshard()  # no backward will: an optimizer's step would leave whole weights behind
 
     @contextlib.contextmanager
     def full_precision(self) -> Iterator[None]:

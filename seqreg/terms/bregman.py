@@ -15,6 +15,7 @@ from seqreg.errors import BadInput
 from seqreg.forward import Dropout
 from seqreg.losses import at_least_float32
 from seqreg.objective import Consistency
+from seqreg.sharding import full, like
 from seqreg.term import Cost, Term
 
 
@@ -37,7 +38,8 @@ class Bregman(Term):
 
     Cost:
         1 extra forward without a graph, no backward (dropout="off": 2 and 1). Memory: one extra copy of the trainable
-        parameters, in float32. The average is part of `Criterion.state_dict`; the trainers save and resume it.
+        parameters, in float32; under FSDP2 a copy of this rank's shards. The average is part of
+        `Criterion.state_dict`; the trainers save and resume it.
 
     Differs from:
         no public implementation of SMART has this half.
@@ -60,6 +62,7 @@ class Bregman(Term):
     per: Per = "token"
 
     stateful: ClassVar[bool] = True
+    other_weights: ClassVar[bool] = True
     starts_at_zero: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -91,14 +94,16 @@ class Bregman(Term):
         own = {
             name: at_least_float32(p.detach()) for name, p in ctx.forward.module.named_parameters() if p.requires_grad
         }
-        apart = sum(float((own[name] - average[name]).square().sum()) for name in own)
-        whole = sum(float(weight.square().sum()) for weight in own.values())
+        apart = sum(float(full((own[name] - average[name]).square().sum())) for name in own)
+        whole = sum(float(full(weight.square().sum())) for weight in own.values())
         return {"distance": (apart / whole) ** 0.5 if whole else 0.0}
 
     @torch.no_grad()
     def average(self, ctx: Evaluation) -> dict[str, Tensor]:
         """The averaged weights, brought up to date if an optimizer step was made since they were last used."""
         module = ctx.forward.module
+        if ctx.forward.shards is not None:
+            ctx.forward.shards.reshard()  # the average is kept as the shards are
         trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
         if ctx.step is None:
             raise BadInput(f"{self.name} averages once an optimizer step: pass context(..., step=step)")
@@ -111,8 +116,8 @@ class Bregman(Term):
             self._check(kept, trained)
             passed = max(int(now - kept["step"]), 1)
             beta = (self.beta if int(kept["updates"]) < self.switch else self.beta_late) ** passed
-            for name, parameter in trained.items():  # a loaded average is on the CPU
-                average = kept[f"w/{name}"] = kept[f"w/{name}"].to(parameter.device)
+            for name, parameter in trained.items():  # a loaded average is on the CPU, and may be whole
+                average = kept[f"w/{name}"] = like(kept[f"w/{name}"], parameter)
                 average.lerp_(at_least_float32(parameter.detach()), 1 - beta)
             kept["updates"] += passed
             kept["step"] = now

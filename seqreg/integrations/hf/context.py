@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import EncoderDecoderModel
+from transformers import EncoderDecoderModel, PreTrainedModel
 
 from seqreg.context import Context, Count, Kind
 from seqreg.errors import BadInput
@@ -19,6 +19,7 @@ from seqreg.integrations.embedding_hook import Lookup, Stack, perturbed
 from seqreg.integrations.hf import model as hf
 from seqreg.integrations.hf.lazy_logits import Pending, deferred, head_of
 from seqreg.losses import IGNORE, check_labels
+from seqreg.sharding import Engine, Shards, engine_of, kept_whole, world_size
 
 
 class HFForward(Forward):
@@ -34,9 +35,12 @@ class HFForward(Forward):
         self.documents = documents(self.inputs)
         self.packed = self.documents is not None
         self.sites = {name: self._site(name, stack, labels) for name, stack in self.stacks.items()}
+        self.engine, self.shards = engine_of(model), Shards.of(model)
         self.reentrant = hf.uses_reentrant_checkpointing(module)
         self.drops_layers = module.training and hf.drops_layers(module)
-        self.ragged = self.drops_layers and _ranks() > 1 and model is not module
+        if self.drops_layers and self.engine in ("FSDP2", "FSDP1"):
+            raise BadInput(f"{self.engine}: layerdrop skips layers that other ranks gather: set the model's layerdrop to 0")
+        self.ragged = self.drops_layers and _several_ranks(model, self.engine)
         if module.is_gradient_checkpointing and module.config._attn_implementation != "eager":
             self.no_double_backward = "checkpointing recomputes fused attention: load with attn_implementation='eager'"
         if getattr(module, "is_quantized", False):
@@ -44,7 +48,8 @@ class HFForward(Forward):
         self.recomputes = module.training and module.is_gradient_checkpointing
         if task in ("seq2seq", "causal") or hf.takes_cache(module):
             self.inputs.setdefault("use_cache", False)
-        self.head = None if task == "classification" else head_of(model, module)
+        self.head = None if task == "classification" else head_of(model, module, self.shards)
+        self.head_owner = None if self.head is None or self.shards is None else self.shards.owner(self.head)
         self.batch_size = None if self.packed or hf.routes(module, self.inputs) else _batch_size(self.inputs)
         self.lookups = self._lookups(self.inputs)
 
@@ -58,7 +63,7 @@ class HFForward(Forward):
                 for lookup in self.lookups if rows is None else self._lookups(inputs):
                     exits.enter_context(lookup)
             embeds = exits.enter_context(perturbed(self.stacks, shifts))
-            exits.enter_context(deferred(self.head))
+            exits.enter_context(deferred(self.head, self.head_owner))
             output = (self.module if self.observing else self.model)(**inputs, **options)
         states = _hidden_states(output, self.stacks) if hidden else {}
         aux = hf.aux_loss(self.module, output, inputs)
@@ -100,6 +105,11 @@ class HFForward(Forward):
             return self(dropout="off", grad=False)
         finally:
             self.inputs = inputs
+
+    @contextlib.contextmanager
+    def one_step(self) -> Iterator[None]:
+        with kept_whole(self.head_owner, "reshard_after_backward"), super().one_step():
+            yield
 
     @contextlib.contextmanager
     def full_precision(self) -> Iterator[None]:
@@ -234,7 +244,7 @@ def context(
         if isinstance(module, EncoderDecoderModel):  # which does not let its decoder see padding
             seen = inputs["decoder_input_ids"] != module.config.pad_token_id
             inputs.setdefault("decoder_attention_mask", seen.long())
-    if count is None and module.training and _ranks() > 1 and model is not module:
+    if count is None and module.training and _several_ranks(model, engine_of(model)):
         raise BadInput("several ranks train one model: pass count=count(model, batches), or ranks weigh unequally")
     aligned = labels[:, 1:] if task == "causal" else labels
     forward = HFForward(model, inputs, task, labels)
@@ -351,7 +361,7 @@ def count(model: nn.Module, batches: Iterable[Mapping[str, Any]], accelerator: A
         raise BadInput("count takes the list of an optimizer step's batches: count(model, [batch])")
     here = [Count.of(_label_mask(labels_of(batch), module, task)) for batch in batches]
     labels, sequences = sum(one.labels for one in here), sum(one.sequences for one in here)
-    ranks = _ranks()
+    ranks = world_size()
     if ranks > 1:
         totals = torch.tensor([labels, sequences], dtype=torch.float64, device=module.device)
         torch.distributed.all_reduce(totals)
@@ -366,6 +376,6 @@ def _label_mask(labels: Tensor, model: Any, task: hf.ModelTask) -> Tensor:
     return (labels[:, 1:] if task == "causal" else labels) != IGNORE
 
 
-def _ranks() -> int:
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_world_size() if distributed else 1
+def _several_ranks(model: nn.Module, engine: Engine) -> bool:
+    """Whether the gradients of several ranks become one."""
+    return world_size() > 1 and (bool(engine) or not isinstance(model, PreTrainedModel))
