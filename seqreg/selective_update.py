@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from seqreg.errors import BadInput
+from seqreg.sharding import is_sharded
 
 
 def _check_share(name: str, value: float) -> None:
@@ -50,6 +51,8 @@ class Update(ABC):
     def around(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
         """Inside, call `optimizer.step()` once."""
         everything = list(parameters)
+        if any(is_sharded(parameter) for parameter in everything):
+            raise BadInput(f"{type(self).__name__}: parameters are sharded, and it chooses among whole ones: use DDP")
         self.before(everything)
         yield
         self.after(everything)

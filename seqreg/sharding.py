@@ -97,7 +97,9 @@ class Shards:
         self.groups = groups
         policies = {group._get_fsdp_state()._mp_policy.param_dtype for group in groups}
         if len(policies) > 1:
-            raise BadInput(f"FSDP2: mp_policy.param_dtype is {_names(policies)} in one model: give all modules the same")
+            raise BadInput(
+                f"FSDP2: mp_policy.param_dtype is {_names(policies)} in one model: give all modules the same"
+            )
         self.param_dtype: torch.dtype | None = policies.pop()
         """What weights are cast to in every pass, whatever they are kept in."""
 

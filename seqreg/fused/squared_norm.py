@@ -53,7 +53,12 @@ class _SquaredNorm(torch.autograd.Function):
             vectors, weight, weights = ctx.saved_tensors
             ctx.gather()
             gradients = _compute(vectors, weight, weights, ctx.needs_grad)[1]
-        return (None, None, *(None if gradient is None else gradient.mul_(2 * upstream) for gradient in gradients), None)
+        return (
+            None,
+            None,
+            *(None if gradient is None else gradient.mul_(2 * upstream) for gradient in gradients),
+            None,
+        )
 
 
 def _compute(

@@ -110,7 +110,9 @@ def wrap(model: Any, case: Case, world: int) -> Any:
             model, auto_wrap_policy=policy, use_orig_params=True, device_id=torch.device("cpu")
         )
     if case.engine == "fsdp2":
-        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (world // 2, 2) if case.way == "hsdp" else (world,))
+        mesh = torch.distributed.device_mesh.init_device_mesh(
+            "cpu", (world // 2, 2) if case.way == "hsdp" else (world,)
+        )
         shard = partial(fully_shard, mesh=mesh)
         if case.dtype is not None:
             shard = partial(shard, mp_policy=MixedPrecisionPolicy(param_dtype=case.dtype, reduce_dtype=torch.float32))
@@ -144,7 +146,7 @@ def settled(criterion: Criterion, model: str) -> None:
     stacks = ("encoder", "decoder") if model == "bart" else ("encoder",) if model == "roberta" else ("decoder",)
     if criterion.terms and criterion.terms[0].name == "jachess":
         names = [*(f"{stack}.1" for stack in stacks), "logits"]
-        criterion.load_state_dict({f"jachess/{name}": torch.tensor(2.0) for name in names})
+        criterion.load_state_dict({f"jachess/{name}": torch.tensor(400.0) for name in names})
 
 
 def make(case: Case) -> Any:

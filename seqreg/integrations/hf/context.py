@@ -39,7 +39,9 @@ class HFForward(Forward):
         self.reentrant = hf.uses_reentrant_checkpointing(module)
         self.drops_layers = module.training and hf.drops_layers(module)
         if self.drops_layers and self.engine in ("FSDP2", "FSDP1"):
-            raise BadInput(f"{self.engine}: layerdrop skips layers that other ranks gather: set the model's layerdrop to 0")
+            raise BadInput(
+                f"{self.engine}: layerdrop skips layers that other ranks gather: set the model's layerdrop to 0"
+            )
         self.ragged = self.drops_layers and _several_ranks(model, self.engine)
         if module.is_gradient_checkpointing and module.config._attn_implementation != "eager":
             self.no_double_backward = "checkpointing recomputes fused attention: load with attn_implementation='eager'"
