@@ -13,12 +13,12 @@ from torch import Tensor
 
 from seqreg.advice import Advisor
 from seqreg.context import Context, Count, Evaluation, Memory
+from seqreg.engines.detect import refusal
 from seqreg.errors import BadInput
 from seqreg.forward import Pass
 from seqreg.losses import Base, Smoothing, check_smoothing
 from seqreg.objective import BaseLoss, Part, PartResult, Path, WeightedSum, evaluate
 from seqreg.schedules import weight_at
-from seqreg.sharding import refusal
 from seqreg.term import Term, packed_fix
 
 

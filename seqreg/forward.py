@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
+from seqreg.engines.detect import Engine
+from seqreg.engines.shards import Shards
 from seqreg.fused.head import Projection
 from seqreg.losses import at_least_float32
 from seqreg.overrides import dropout_rate, generator_state, replay, swapped_weights, training_off
-from seqreg.sharding import Engine, Shards
 
 Dropout = Literal["independent", "shared", "off"]
 Point = Literal["embedding", "normalised", "layernorm"]

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from seqreg.engines.detect import is_sharded
 from seqreg.errors import BadInput
-from seqreg.sharding import is_sharded
 
 
 def _check_share(name: str, value: float) -> None:

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from seqreg.context import Evaluation, Per
 from seqreg.divergences import Divergence
+from seqreg.engines.shards import full, like
 from seqreg.errors import BadInput
 from seqreg.forward import Dropout
 from seqreg.losses import at_least_float32
 from seqreg.objective import Consistency
-from seqreg.sharding import full, like
 from seqreg.term import Cost, Term
 
 

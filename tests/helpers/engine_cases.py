@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime
 import multiprocessing
-import os
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -23,8 +22,8 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from seqreg import Criterion
 from seqreg.context import Count
+from seqreg.engines.shards import full
 from seqreg.integrations.hf import context, count
-from seqreg.sharding import full
 from seqreg.term import Term
 from seqreg.terms.alum import ALUM
 from seqreg.terms.bregman import Bregman
@@ -244,9 +243,6 @@ def _rank(rank: int, world: int, folder: str, cases: Sequence[Any]) -> None:
             results[case] = _attempt(partial(case, rank, world))
         elif case.engine or number % world == rank:  # one process: each rank does its part of them
             results[case] = _attempt(partial(run, case, rank, world))
-        if case in results and isinstance(results[case], Result) and results[case].error:
-            if os.environ.get("SHOW"):
-                print(rank, case, results[case].error, flush=True)
     torch.save(results, f"{folder}/{rank}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

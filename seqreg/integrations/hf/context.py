@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from transformers import EncoderDecoderModel, PreTrainedModel
 
 from seqreg.context import Context, Count, Kind
+from seqreg.engines.detect import Engine, engine_of, world_size
+from seqreg.engines.shards import Shards, kept_whole
 from seqreg.errors import BadInput
 from seqreg.forward import Forward, Pass, Perturbation, PerturbationSite
 from seqreg.integrations.embedding_hook import Lookup, Stack, perturbed
 from seqreg.integrations.hf import model as hf
 from seqreg.integrations.hf.lazy_logits import Pending, deferred, head_of
 from seqreg.losses import IGNORE, check_labels
-from seqreg.sharding import Engine, Shards, engine_of, kept_whole, world_size
 
 
 class HFForward(Forward):

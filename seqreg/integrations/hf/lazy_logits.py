@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
+from seqreg.engines.detect import is_fsdp2, is_sharded
+from seqreg.engines.shards import Shards, kept_whole
 from seqreg.errors import BadInput
 from seqreg.fused.head import Projection
-from seqreg.sharding import Shards, is_fsdp2, is_sharded, kept_whole
 
 
 class _Head:
@@ -33,8 +34,8 @@ class _Head:
 class Pending:
     """Logits that nobody has needed yet. Not a tensor, but torch's functions and its own methods take it for one.
 
-    FSDP2 puts a hook on every tensor in an output, and finds the states here: it gathers what is needed before them when
-    their gradient comes.
+    FSDP2 puts a hook on every tensor in an output, and finds the states here: it gathers the weights that come before
+    them when their gradient is there.
     """
 
     states: Tensor

@@ -1,79 +1,25 @@
-"""Engines that spread a model over ranks: which one holds a model, what is refused there, and weights kept as shards.
+"""Weights that FSDP2 (`torch.distributed.fsdp.fully_shard`) keeps as shards.
 
-Under FSDP2 (`torch.distributed.fsdp.fully_shard`) every `FSDPModule` owns a group of weights: shards between passes,
-whole inside them. What is done to weights outside of a pass goes through `Shards`.
+Every module that `fully_shard` was called on owns a group of weights: shards between passes, whole inside them. What is
+done to weights outside of a pass is in this file.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from seqreg.engines.detect import is_fsdp2, is_sharded, world_size
 from seqreg.errors import BadInput
-
-Engine = Literal["", "DDP", "FSDP2", "FSDP1", "DeepSpeed", "tensor parallelism"]
-"""What spreads a model over ranks; empty where nothing does."""
-
-USE_FSDP2 = "use FSDP2 (torch.distributed.fsdp.fully_shard) or DistributedDataParallel"
-
-
-def world_size() -> int:
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_world_size() if distributed else 1
-
-
-def _loaded(module: str, name: str) -> tuple[type, ...]:
-    """A class of a module, if that has been imported: nothing can be an instance of it otherwise."""
-    found = getattr(sys.modules.get(module), name, None)
-    return () if found is None else (found,)
-
-
-def is_sharded(tensor: Any) -> bool:
-    """Whether a tensor is a DTensor: a shard of something larger, or known to be the same on several ranks."""
-    return isinstance(tensor, _loaded("torch.distributed.tensor", "DTensor"))
-
-
-def is_fsdp2(module: Any) -> bool:
-    return isinstance(module, _loaded("torch.distributed.fsdp", "FSDPModule"))
-
-
-def engine_of(model: nn.Module) -> Engine:
-    """The engine of a model, wrapped as it is trained."""
-    modules = list(model.modules())
-    if any(is_fsdp2(module) for module in modules):
-        return "FSDP2"
-    if any(isinstance(module, _loaded("torch.distributed.fsdp", "FullyShardedDataParallel")) for module in modules):
-        return "FSDP1"
-    parameters = list(model.parameters())
-    if type(model).__module__.startswith("deepspeed") or any(hasattr(each, "ds_id") for each in parameters):
-        return "DeepSpeed"
-    planned = any(getattr(module, "_tp_size", None) not in (None, 1) for module in modules)
-    if planned or any(is_sharded(each) for each in parameters):
-        return "tensor parallelism"
-    return "DDP" if isinstance(model, nn.parallel.DistributedDataParallel) else ""
-
-
-def refusal(engine: Engine, *, other_weights: bool = False) -> str:
-    """Why a loss or a term is refused under an engine, and what to use; empty where it is exact.
-
-    Args:
-        other_weights: whether it makes a pass with weights other than the model's own
-    """
-    if engine in ("DeepSpeed", "tensor parallelism"):
-        return f"{engine} has not been shown to give the gradient of one process: {USE_FSDP2}"
-    if engine == "FSDP1" and other_weights:
-        return f"FSDP1 cannot exchange weights for a pass: {USE_FSDP2}"
-    return ""
 
 
 def full(tensor: Tensor) -> Tensor:
     """All of a tensor, on every rank; where it is sharded every rank has to ask."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined, no-any-return]
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def like(tensor: Tensor, parameter: Tensor) -> Tensor:
@@ -97,9 +43,7 @@ class Shards:
         self.groups = groups
         policies = {group._get_fsdp_state()._mp_policy.param_dtype for group in groups}
         if len(policies) > 1:
-            raise BadInput(
-                f"FSDP2: mp_policy.param_dtype is {_names(policies)} in one model: give all modules the same"
-            )
+            raise BadInput(f"FSDP2: mp_policy.param_dtype is {_names(policies)} in one model: use one for all modules")
         self.param_dtype: torch.dtype | None = policies.pop()
         """What weights are cast to in every pass, whatever they are kept in."""
 
@@ -116,8 +60,8 @@ class Shards:
             cut = [placement for placement in parameter.placements if not placement.is_replicate()]  # type: ignore[attr-defined]
             if mesh.size() != world_size() or len(cut) > 1:
                 raise BadInput(
-                    f"FSDP2 holds {name} on a mesh of {mesh.size()} of {world_size()} ranks, cut along {len(cut)} of its "
-                    "dimensions: shard over all ranks, without tensor or pipeline parallelism"
+                    f"FSDP2 holds {name} on a mesh of {mesh.size()} of {world_size()} ranks, cut {len(cut)} times: "
+                    "shard over all ranks, without tensor or pipeline parallelism"
                 )
         return cls(groups)
 
@@ -169,7 +113,7 @@ def kept_whole(owner: Any, setting: Literal["post_forward_mesh_info", "reshard_a
 def _local(tensor: Tensor) -> Tensor:
     """The storage of a parameter on this rank."""
     data = tensor.detach()
-    return data.to_local() if is_sharded(data) else data  # type: ignore[attr-defined, no-any-return]
+    return data.to_local() if is_sharded(data) else data  # type: ignore[attr-defined]
 
 
 def _names(values: set[Any]) -> str:
