@@ -96,11 +96,13 @@ def _on_ranks(engine: str, head: str, size: Size, ranks: int) -> EngineStep:
             exits.callback(process.join)
             exits.callback(process.terminate)
             pipes.append(mine)
-        answers = {}
+        answers: dict[Any, Any] = {}
         while len(answers) < ranks:
-            for pipe in wait([pipe for pipe in pipes if pipe not in answers]):
+            waiting: list[Any] = [pipe for pipe in pipes if pipe not in answers]
+            ready: list[Any] = wait(waiting)
+            for pipe in ready:
                 try:
-                    answers[pipe] = pipe.recv()  # type: ignore[union-attr]
+                    answers[pipe] = pipe.recv()
                 except (EOFError, ConnectionError):
                     raise Stopped(f"a rank with a {head} head ended before its step: too little memory?") from None
     memory, seconds, losses, paths = zip(*answers.values(), strict=True)
@@ -114,7 +116,7 @@ def _rank(pipe: Connection, store: str, engine: str, head: str, size: Size, rank
     torch.set_num_threads(1)
     group = torch.distributed
     group.init_process_group(
-        "gloo", store=group.FileStore(store, ranks), rank=rank, world_size=ranks, timeout=datetime.timedelta(minutes=10)
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=datetime.timedelta(minutes=10)
     )
     model = _wrapped(size.model(), engine)
     batch = size.batch(padding=0.1 * rank)

@@ -180,8 +180,8 @@ def _engine(engine: str, as_json: bool) -> None:
         table.add_row(step.head, f"{step.memory / 2**20:.0f} MB", f"{step.seconds:.2f}", f"{step.loss:.6f}")
     table.add_row("fused over plain", f"{measured.memory:.2f}x", f"{measured.seconds:.2f}x", "")
     setting = (
-        f"BART, d {size.width}, {size.layers} + {size.layers} layers, V {size.classes}, {size.rows} examples of {size.source} "
-        f"source and {size.target} target tokens a rank; the largest of all ranks."
+        f"BART, d {size.width}, {size.layers} + {size.layers} layers, V {size.classes}, {size.rows} examples of "
+        f"{size.source} source and {size.target} target tokens a rank; the largest of all ranks."
     )
     result = {**dataclasses.asdict(measured), "memory": measured.memory, "seconds": measured.seconds}
     print_result(result, table, setting, as_json=as_json)

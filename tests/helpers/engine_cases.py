@@ -23,7 +23,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from seqreg import Criterion
 from seqreg.context import Count
 from seqreg.engines.shards import full
-from seqreg.integrations.hf import context, count
+from seqreg.integrations.hf import context, count, r4f
 from seqreg.term import Term
 from seqreg.terms.alum import ALUM
 from seqreg.terms.bregman import Bregman
@@ -52,6 +52,8 @@ TERMS: dict[str, Callable[[], tuple[Term, ...]]] = {
     "jachess": lambda: (JacHess(weight=0.1),),
     "uegr": lambda: (UEGR(weight=0.5),),
 }
+R4F = "r4f"
+"""R3F, on a classifier whose head is normalised."""
 LAYERS = ("BartEncoderLayer", "BartDecoderLayer", "T5Block", "GPT2Block", "RobertaLayer", "LlamaDecoderLayer")
 VOCAB = 49
 """Not a multiple of the ranks: shards are of unequal size."""
@@ -148,8 +150,15 @@ def settled(criterion: Criterion, model: str) -> None:
         criterion.load_state_dict({f"jachess/{name}": torch.tensor(400.0) for name in names})
 
 
+def terms_of(case: Case) -> tuple[Term, ...]:
+    return TERMS["r3f" if case.term == R4F else case.term]()
+
+
 def make(case: Case) -> Any:
     model = tiny_models.make(case.model, vocab_size=VOCAB)
+    if case.term == R4F:
+        torch.manual_seed(7)
+        r4f(model)
     if case.checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
@@ -162,7 +171,7 @@ def run(case: Case, rank: int, world: int) -> Result:
         return _low_precision(model, case, world)
     net = wrap(model, case, world)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
-    criterion = Criterion(*TERMS[case.term](), label_smoothing=0.1, fused=case.fused)
+    criterion = Criterion(*terms_of(case), label_smoothing=0.1, fused=case.fused)
     settled(criterion, case.model)
     result = Result([], {}, {}, {})
     for step in range(2):
@@ -189,7 +198,7 @@ def run(case: Case, rank: int, world: int) -> Result:
 def _low_precision(model: Any, case: Case, world: int) -> Result:
     """What FSDP2 computes with a MixedPrecisionPolicy: a copy in low precision, gradients added up in float32."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    criterion = Criterion(*TERMS[case.term](), label_smoothing=0.1, fused=case.fused)
+    criterion = Criterion(*terms_of(case), label_smoothing=0.1, fused=case.fused)
     result = Result([], {}, {}, {})
     copy = make(case).to(case.dtype)
     for step in range(2):
@@ -274,3 +283,23 @@ def difference(found: Result, expected: Result) -> tuple[float, float]:
     size = sum(float(expected.gradients[name].square().sum()) for name in names)
     assert size > 0
     return losses, (apart / size) ** 0.5
+
+
+def status(found: dict[Any, Any], case: Case) -> str:
+    """What is true of a case: "exact and fused", "exact" or "refused"; anything else fails."""
+    result = found[case]
+    if result.error.startswith("BadInput: "):
+        assert result.error.startswith(f"BadInput: {case.term}: "), result.error
+        assert "\n" not in result.error.partition("Traceback")[0].strip()
+        return "refused"
+    expected = found[case.reference]
+    assert not result.error, result.error
+    assert not expected.error, expected.error
+    losses, gradients = difference(result, expected)
+    low = case.dtype is not None
+    assert losses <= (2e-3 if low else 6e-6)
+    assert gradients <= (2e-2 if low else 1e-4)
+    name = "r3f" if case.term == R4F else case.term
+    if name not in ("base", "neftune") and not low:  # or the term could be 0 in both
+        assert result.parts[name] > 0 or case.unlabelled
+    return "exact" if "plain" in result.paths.values() else "exact and fused"
