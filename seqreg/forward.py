@@ -194,6 +194,8 @@ class Forward(ABC):
     _clean_rng_state: tuple[Tensor, Tensor | None] | None = None
     _input_perturbations: tuple[Perturbation, ...] = ()
     _replaying: bool = False
+    _swapped: bool = False
+    """Whether a pass is made with other weights."""
 
     dropouts: tuple[type[nn.Module], ...] = (nn.modules.dropout._DropoutNd,)
     """Modules whose dropout rate is their `p`."""
@@ -292,6 +294,8 @@ class Forward(ABC):
                     raise RuntimeError("a pass with other weights carries no gradient: use grad=False")
                 swap = swapped_weights if self.shards is None else self.shards.swapped
                 stack.enter_context(swap(self.module, weights))
+                self._swapped = True
+                stack.callback(setattr, self, "_swapped", False)
             shifts = (*self._input_perturbations, *(() if shift is None else (shift,)))
             view = self.run(shifts, hidden=hidden, **({} if rows is None else {"rows": rows}))
             if weights is not None:

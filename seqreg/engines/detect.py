@@ -8,6 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from seqreg.errors import BadInput
+
 Engine = Literal["", "DDP", "FSDP2", "FSDP1", "DeepSpeed", "tensor parallelism"]
 """What spreads a model over ranks; empty where nothing does."""
 
@@ -37,7 +39,13 @@ def is_fsdp2(module: Any) -> bool:
 def engine_of(model: nn.Module) -> Engine:
     """The engine of a model, wrapped as it is trained."""
     modules = list(model.modules())
+    ddp = any(isinstance(module, nn.parallel.DistributedDataParallel) for module in modules)
     if any(is_fsdp2(module) for module in modules):
+        if ddp:
+            raise BadInput(
+                "DistributedDataParallel around a model that FSDP2 has sharded would average different shards: use one "
+                "of them"
+            )
         return "FSDP2"
     if any(isinstance(module, _loaded("torch.distributed.fsdp", "FullyShardedDataParallel")) for module in modules):
         return "FSDP1"
@@ -47,7 +55,23 @@ def engine_of(model: nn.Module) -> Engine:
     planned = any(getattr(module, "_tp_size", None) not in (None, 1) for module in modules)
     if planned or any(is_sharded(each) for each in parameters):
         return "tensor parallelism"
-    return "DDP" if isinstance(model, nn.parallel.DistributedDataParallel) else ""
+    return "DDP" if ddp else ""
+
+
+def check_engine(model: nn.Module, asked: str) -> None:
+    """Refuse to train under another engine than the one that was asked for.
+
+    Args:
+        model: as it is trained, wrapped
+        asked: the setting that asks for FSDP, as the user wrote it; empty where none does
+    """
+    engine = engine_of(model)
+    if asked and engine not in ("FSDP2", "FSDP1"):
+        got = engine or "a model that nothing shards"
+        raise BadInput(
+            f"{asked} asks for FSDP, and Accelerate gave {got}: on CPUs it does so; leave it out, or call fully_shard "
+            "in a loop of your own"
+        )
 
 
 def refusal(engine: Engine, *, other_weights: bool = False) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from seqreg.terms.smart import SMART
 from tests import support
 from tests.helpers import tiny_models
 from tests.helpers.engine_cases import R4F, TERMS, VOCAB, Case, Result, batch, make, on_ranks, status, wrap
+from tests.integrations.test_trainer import trainer
 
 EVERY = [Case("bart", term, engine) for engine in ("ddp", "fsdp2") for term in TERMS]
 EVERY += [Case("roberta", R4F, engine) for engine in ("ddp", "fsdp2")]
@@ -136,7 +139,23 @@ def _average_is_sharded(rank: int, world: int) -> None:
     assert all(is_sharded(value) for key, value in again.memory["bregman"].items() if key.startswith("w/"))
 
 
-CHECKS = [_count_is_required, _nothing_stale, _average_is_sharded]
+def _the_trainer_stops(rank: int, world: int) -> None:
+    """Accelerate takes DDP on CPUs where FSDP is asked for, and wraps it around what FSDP2 has sharded."""
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}
+    with tempfile.TemporaryDirectory() as out, pytest.MonkeyPatch.context() as patch:
+        for name, value in names.items():
+            patch.setenv(name, str(value))
+        patch.setenv("ACCELERATE_USE_FSDP", "false")
+        asked = trainer("bart", Path(out), max_steps=1, fsdp=True)
+        with pytest.raises(BadInput, match=r"^fsdp=True asks for FSDP, and Accelerate gave DDP: on CPUs it does so"):
+            asked.train()
+        patch.setenv("ACCELERATE_USE_FSDP", "false")
+        case = Case("bart", "", "fsdp2")
+        with pytest.raises(BadInput, match="the model is sharded by FSDP2 already, and Accelerate wraps it"):
+            trainer("bart", Path(out), max_steps=1, net=wrap(make(case), case, world))
+
+
+CHECKS = [_count_is_required, _nothing_stale, _average_is_sharded, _the_trainer_stops]
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ class HFForward(Forward):
                 for lookup in self.lookups if rows is None else self._lookups(inputs):
                     exits.enter_context(lookup)
             embeds = exits.enter_context(perturbed(self.stacks, shifts))
-            exits.enter_context(deferred(self.head, self.head_owner))
+            exits.enter_context(deferred(self.head, self.head_owner, copied=self._swapped))
             output = (self.module if self.observing else self.model)(**inputs, **options)
         states = _hidden_states(output, self.stacks) if hidden else {}
         aux = hf.aux_loss(self.module, output, inputs)

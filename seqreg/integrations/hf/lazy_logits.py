@@ -137,7 +137,10 @@ def _tensors(values: Any) -> list[Any]:
 
 def head_of(model: nn.Module, module: PreTrainedModel, shards: Shards | None = None) -> nn.Linear | None:
     """The head that can be deferred, or None: its weight must be usable outside of the model's own forward pass."""
-    head = module.get_output_embeddings()
+    head: Any = module.get_output_embeddings()
+    if hasattr(head, "modules_to_save"):  # PEFT trains a copy, and calls that
+        active = [] if head.disable_adapters else head.active_adapters
+        head = head.modules_to_save[active[0]] if active else head.original_module
     while model is not module:
         if isinstance(model, DistributedDataParallel) and not model.find_unused_parameters:
             model = model.module
@@ -157,11 +160,12 @@ def head_of(model: nn.Module, module: PreTrainedModel, shards: Shards | None = N
 
 
 @contextlib.contextmanager
-def deferred(head: nn.Linear | None, owner: Any = None) -> Iterator[None]:
+def deferred(head: nn.Linear | None, owner: Any = None, *, copied: bool = False) -> Iterator[None]:
     """Passes inside stop before the head.
 
     Args:
         owner: the FSDP2 module whose group holds the weight of the head, if one does
+        copied: that weight is not the model's own: what is gathered is kept, before the next pass overwrites it
     """
     if head is None:
         yield
@@ -178,6 +182,9 @@ def deferred(head: nn.Linear | None, owner: Any = None) -> Iterator[None]:
         dtype = torch.get_autocast_dtype(kind) if autocast and states.dtype != torch.float64 else states.dtype
         if is_sharded(head.weight):
             raise BadInput("FSDP2 has not gathered the language-model head in its own pass: use Criterion(fused=False)")
+        if copied and owner is not None:
+            bias = None if head.bias is None else head.bias.detach().clone()
+            return Pending.of(Projection(states, head.weight.detach().clone(), bias, dtype, False))
         return Pending.of(Projection(states, head.weight, head.bias, dtype, torch.is_grad_enabled(), gather))
 
     head.forward = stop  # type: ignore[method-assign, assignment]

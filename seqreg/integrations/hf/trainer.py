@@ -18,6 +18,8 @@ from transformers import Seq2SeqTrainer, Trainer
 from seqreg import spectral_norm
 from seqreg.context import Context, Count, Evaluation
 from seqreg.criterion import Criterion, LossReport
+from seqreg.engines.detect import check_engine, engine_of
+from seqreg.engines.shards import full
 from seqreg.errors import BadInput
 from seqreg.integrations.hf.callbacks import SkipStepWithoutLabels, UnlabelledStepCallback, UpdateCallback
 from seqreg.integrations.hf.context import context, count
@@ -107,6 +109,8 @@ class RegularizedTrainer(Trainer):
             raise BadInput(f"{settings.n_gpu} GPUs in one process (DataParallel) are not supported: use torchrun")
         if spectral_norm.raw_state(self.model) and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
             raise BadInput("an R4F head cannot be exported under FSDP or DeepSpeed yet: train it with DDP")
+        if self.accelerator.num_processes > 1 and engine_of(self.model) == "FSDP2":
+            raise BadInput("the model is sharded by FSDP2 already, and Accelerate wraps it: write a loop of your own")
         settings.logging_nan_inf_filter = False  # a NaN must be seen in the log, not replaced by the last good loss
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -150,6 +154,8 @@ class RegularizedTrainer(Trainer):
         self, model: nn.Module, inputs: Mapping[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         step_count = num_items_in_batch if isinstance(num_items_in_batch, Count) else None
+        if model.training:
+            check_engine(model, self._asked_for_fsdp)
         report, ctx = self.report(model, inputs, step_count, outputs=return_outputs)
         if ctx.training:
             if self.state.global_step != self._measured_at:
@@ -157,6 +163,14 @@ class RegularizedTrainer(Trainer):
                 self._measure(ctx)
             self._window.add(report, 1 / getattr(self, "current_gradient_accumulation_steps", 1))
         return (report.total, report.clean and report.clean.output) if return_outputs else report.total
+
+    @property
+    def _asked_for_fsdp(self) -> str:
+        """The setting that asks for FSDP, if one does."""
+        if self.args.fsdp:
+            return f"fsdp={self.args.fsdp!r}"
+        asked = os.environ.get("ACCELERATE_USE_FSDP", "")
+        return f"ACCELERATE_USE_FSDP={asked}" if asked.lower() == "true" else ""
 
     def _measure(self, ctx: Context) -> None:
         """Diagnostics and smoothness on the first micro-batch of a step, for the next log."""
@@ -261,7 +275,7 @@ class RegularizedTrainer(Trainer):
         self._save_terms(output_dir)
 
     def _save_terms(self, output_dir: str) -> None:
-        state = self.criterion.state_dict()
+        state = {key: full(value) for key, value in self.criterion.state_dict().items()}  # on every rank
         if self._reference is not None:
             state |= {f"{REFERENCE}/{key}": value for key, value in self._reference.items()}
         if self.update is not None:
