@@ -47,7 +47,7 @@ rdrop    F F F E R R F F F F F F
 neftune  F F F E R R F F F F F F
 jachess  F F R E R R F F F R F -
 uegr     E E R E R R E R E R R E
-r4f      E E E E - - - - - - - -
+r4f      E E - E - - - - - - - -
 """
 """A letter a column, in their order; see `STATUS`."""
 
