@@ -224,7 +224,7 @@ def context(
     """One batch of a transformers model, ready for a criterion.
 
     Works for encoder-decoders, classifiers, regression heads, causal and masked language models, and for the same
-    models inside DistributedDataParallel or Accelerate. Terms are on when the model is in training mode.
+    models inside DistributedDataParallel, FSDP2 or Accelerate. Terms are on when the model is in training mode.
 
     Args:
         batch: what the model takes, with "labels" (-100 where there is none); decoder inputs are made when absent
