@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import peft
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
@@ -69,6 +70,7 @@ class Case:
             every pass, or "hsdp": shards in pairs of ranks, copied between pairs
         dtype: of MixedPrecisionPolicy; of the model itself in one process
         unlabelled: the last rank has no label at all
+        lora: adapters alone learn
     """
 
     model: str
@@ -79,13 +81,13 @@ class Case:
     dtype: torch.dtype | None = None
     unlabelled: bool = False
     checkpointing: bool = False
-    accumulate: int = 1
+    lora: bool = False
 
     @property
     def reference(self) -> Case:
         return Case(
             self.model, self.term, fused=self.fused, dtype=self.dtype, unlabelled=self.unlabelled,
-            accumulate=self.accumulate,
+            lora=self.lora,
         )  # fmt: skip
 
 
@@ -156,6 +158,11 @@ def terms_of(case: Case) -> tuple[Term, ...]:
 def make(case: Case) -> Any:
     spread = 1.0 if case.model == "t5" else 4.0  # whose weights are large as they are
     model = tiny_models.make(case.model, vocab_size=VOCAB, spread=spread)
+    if case.lora:
+        torch.manual_seed(7)
+        model = peft.get_peft_model(
+            model, peft.LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False, lora_dropout=0.1)
+        )
     if case.term == R4F:
         torch.manual_seed(7)
         r4f(model)

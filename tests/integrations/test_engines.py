@@ -33,6 +33,7 @@ SOME = [
     Case("llama", "r3f", "fsdp2", way="root", unlabelled=True),
     Case("llama", "jachess", "fsdp2", unlabelled=True),
     Case("llama", "smart", "fsdp2", way="head", checkpointing=True),
+    *(Case("llama", term, "fsdp2", lora=True) for term in ("r3f", "bregman", "smart")),
     *(Case("bart", term, "fsdp2", dtype=torch.bfloat16) for term in ("base", "r3f", "jachess")),
 ]
 HEAD = (VOCAB + 1) * 16
