@@ -22,7 +22,7 @@ from seqreg.terms.rdrop import RDrop
 from seqreg.terms.smart import SMART
 from tests import support
 from tests.helpers import tiny_models
-from tests.helpers.engine_cases import R4F, TERMS, VOCAB, Case, Result, batch, make, on_ranks, status, wrap
+from tests.helpers.engine_cases import R4F, TERMS, VOCAB, Case, Result, batch, gradients, make, on_ranks, status, wrap
 from tests.integrations.test_trainer import trainer
 
 EVERY = [Case("bart", term, engine) for engine in ("ddp", "fsdp2") for term in TERMS]
@@ -140,6 +140,28 @@ def _average_is_sharded(rank: int, world: int) -> None:
     assert all(is_sharded(value) for key, value in again.memory["bregman"].items() if key.startswith("w/"))
 
 
+def _accumulates_without_communication(rank: int, world: int) -> None:
+    """Micro-batches before the last are not synchronised, and may be differentiated twice through a retained graph."""
+    case, found = Case("llama", "r3f", "fsdp2"), []
+    for late in (False, True):
+        net = wrap(make(case), case, world)
+        batches = [batch(case, rank, world, number) for number in range(2)]
+        whole = count(net, batches)
+        for number, one in enumerate(batches):
+            if late:
+                net.set_requires_gradient_sync(number == 1)
+            torch.manual_seed(number)
+            total = Criterion(R3F(scale=0.1))(context(net, one, step=0, count=whole)).total
+            if late:
+                total.backward(torch.tensor(0.25), retain_graph=True)
+                total.backward(torch.tensor(0.75))
+            else:
+                total.backward()
+        found.append(gradients(net))
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-6)
+
+
 def _the_trainer_stops(rank: int, world: int) -> None:
     """Accelerate takes DDP on CPUs where FSDP is asked for, and wraps it around what FSDP2 has sharded."""
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}
@@ -156,7 +178,13 @@ def _the_trainer_stops(rank: int, world: int) -> None:
             trainer("bart", Path(out), max_steps=1, net=wrap(make(case), case, world))
 
 
-CHECKS = [_count_is_required, _nothing_stale, _average_is_sharded, _the_trainer_stops]
+CHECKS = [
+    _count_is_required,
+    _nothing_stale,
+    _average_is_sharded,
+    _accumulates_without_communication,
+    _the_trainer_stops,
+]
 
 
 @pytest.fixture(scope="module")

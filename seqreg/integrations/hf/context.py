@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import EncoderDecoderModel, PreTrainedModel
 
 from seqreg.context import Context, Count, Kind
-from seqreg.engines.detect import Engine, engine_of, world_size
+from seqreg.engines.detect import Engine, engine_of, refusal, world_size
 from seqreg.engines.shards import Shards, kept_whole
 from seqreg.errors import BadInput
 from seqreg.forward import Forward, Pass, Perturbation, PerturbationSite
@@ -380,5 +380,5 @@ def _label_mask(labels: Tensor, model: Any, task: hf.ModelTask) -> Tensor:
 
 
 def _several_ranks(model: nn.Module, engine: Engine) -> bool:
-    """Whether the gradients of several ranks become one."""
-    return world_size() > 1 and (bool(engine) or not isinstance(model, PreTrainedModel))
+    """Whether the gradients of several ranks become one, under an engine that is not refused anyway."""
+    return world_size() > 1 and not refusal(engine) and (bool(engine) or not isinstance(model, PreTrainedModel))
