@@ -25,14 +25,20 @@ COLUMNS = {
         "as above with `MixedPrecisionPolicy(param_dtype=torch.bfloat16)`, against bf16 weights",
     ),
     "FSDP1": (MATRIX, "`FullyShardedDataParallel(use_orig_params=True)`, as above"),
-    "ZeRO": (REFUSALS, "DeepSpeed, any stage"),
-    "TP": (REFUSALS, "tensor parallelism"),
+    "ZeRO": (REFUSALS, "DeepSpeed, any stage; the test has a stand-in of its wrapper, DeepSpeed itself was not run"),
+    "TP": (REFUSALS, "tensor parallelism, as transformers marks it"),
     "LoRA": (CONDITIONS, "against the merged model, by the chain rule; Bregman against the loss from all logits"),
     "checkpointing": (CONDITIONS, "non-reentrant gradient checkpointing, against the same without"),
     "bf16 autocast": (CONDITIONS, "against the loss from all logits, to bf16's rounding"),
     "bf16 weights": (CONDITIONS, "as above"),
-    "packing": (CONDITIONS, "documents in one row, against a row each"),
-    "accumulation": (CONDITIONS, "a batch in two pieces, against all of it"),
+    "packing": (
+        CONDITIONS,
+        "documents in one row, against a row each; without dropout or random noise",
+    ),
+    "accumulation": (
+        CONDITIONS,
+        "a batch in two pieces, against all of it; as above, with absolute sizes",
+    ),
 }
 TABLE = """
 base     F F F E R R F F F F F F

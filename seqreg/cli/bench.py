@@ -64,8 +64,10 @@ def bench(
 
     seqreg bench --engine fsdp2
     """
-    if sum((rouge, batches, engine is not None)) > 1:
-        raise BadInput("--rouge, --batches and --engine: each is measured alone")
+    if rouge and batches:
+        raise BadInput("--rouge and --batches: each is measured alone")
+    if engine and (rouge or batches):
+        raise BadInput("--engine is measured alone: leave out --rouge and --batches")
     if (rouge or batches) and (terms or rounds or plot):
         raise BadInput("--rouge and --batches measure no steps: leave out --terms, --rounds and --plot")
     if engine and (terms or rounds or plot or size != "small" or threads != 1):
