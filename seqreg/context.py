@@ -6,7 +6,7 @@ is the only place that reduces.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Literal
@@ -21,6 +21,8 @@ from seqreg.losses import IGNORE, Base, at_least_float32
 Per = Literal["token", "sequence", "fairseq", "sum"]
 Where = Literal["input", "encoder", "decoder", "both"]
 Kind = Literal["tokens", "classes", "regression"]
+OutputLoss = Callable[[Tensor], Tensor]
+"""A base loss of another kind: from the outputs of a pass, [B, ...], to one number a position, unreduced."""
 Memory = dict[str, dict[str, Tensor]]
 """What terms keep from step to step, by name."""
 
@@ -60,6 +62,8 @@ class Context:
         count: what one optimizer step averages over; this batch alone by default
         training: whether terms are on
         labelled: False where `labels` only say that there are none
+        loss: the base loss, in place of that of the labels: a function of the outputs of a pass that gives one number
+            at every position of `mask`; `labels` may then be None
     """
 
     forward: Forward
@@ -70,6 +74,7 @@ class Context:
     count: Count
     training: bool
     labelled: bool
+    loss: OutputLoss | None
 
     def __init__(
         self,
@@ -82,21 +87,22 @@ class Context:
         count: Count | None = None,
         training: bool = True,
         labelled: bool = True,
+        loss: OutputLoss | None = None,
     ) -> None:
         if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
             raise BadInput(f"step={step!r}: expected the number of the optimizer step, from 0")
         if count is not None and not isinstance(count, Count):
             raise BadInput(f"count={count!r}: expected what seqreg.integrations.hf.count(model, batches) gives")
-        labelled = labelled and labels is not None
+        labelled = labelled and (labels is not None or loss is not None)
         if labels is None:
             if mask is None:
-                raise BadInput("unlabelled data need a mask of the positions that count")
+                raise BadInput("without labels, a mask must say which positions count")
             labels = torch.full(mask.shape, IGNORE, device=mask.device)
         elif mask is None and kind == "regression":
             mask = torch.ones(len(labels), dtype=torch.bool, device=labels.device)
         elif mask is None:
             mask = labels != IGNORE
-        values = (forward, labels, mask, kind, step, count or Count.of(mask), training, labelled)
+        values = (forward, labels, mask, kind, step, count or Count.of(mask), training, labelled, loss)
         for field, value in zip(fields(Context), values, strict=True):
             object.__setattr__(self, field.name, value)
 
@@ -239,6 +245,11 @@ class Evaluation(Context):
     def reduce_rows(self, values: Tensor) -> Tensor:
         """The mean over the rows of the whole optimizer step that have a position that counts, of values [B]."""
         counted = self.mask.reshape(len(self.mask), -1).any(-1)
+        if len(values) != len(counted):  # pairs of sentences
+            raise BadInput(
+                f"a term counts the rows of the input, {len(values)}, and the loss has {len(counted)} examples: it "
+                "needs one row an example"
+            )
         total = at_least_float32(values).masked_fill(~counted, 0.0).sum() * self.count.grad_divisor
         return total / max(self.count.sequences, 1.0)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
@@ -20,7 +20,7 @@ from seqreg.errors import BadInput
 from seqreg.forward import Pass
 from seqreg.fused.block import Block, Detach, divergence, smoothed_nll
 from seqreg.fused.loss import Summand, Values, fused_loss
-from seqreg.losses import label_smoothed_nll, squared_error
+from seqreg.losses import at_least_float32, label_smoothed_nll, squared_error
 
 Path = Literal["fused", "plain", "own"]
 
@@ -161,6 +161,16 @@ class WeightedSum:
 
 def base_loss(view: Pass, ctx: Evaluation) -> Values:
     """The per-position base loss of a pass, and its plain negative log-likelihood if it has one, from logits."""
+    if ctx.loss is not None:
+        for field in fields(ctx.base):
+            value = getattr(ctx.base, field.name)
+            if field.name not in ("smoothing", "per") and value != field.default:
+                raise BadInput(f"{field.name}={value!r} means nothing to your own loss: leave it out")
+        values = ctx.loss(view.logits)
+        if values.shape != ctx.mask.shape:
+            shapes = f"{list(values.shape)}, and was to give {list(ctx.mask.shape)}"
+            raise BadInput(f"the loss gave {shapes}: one number a position or example, not their mean")
+        return at_least_float32(values), None
     if ctx.kind == "regression":
         if ctx.base.label_smoothing:
             raise BadInput(
@@ -229,7 +239,7 @@ def _compute(
 
 def _fusable(part: Part, ctx: Evaluation) -> bool:
     """Whether the part can be computed before there are logits: no pass has any yet, or constant ones."""
-    if ctx.kind != "tokens" or not ctx.fused:
+    if ctx.kind != "tokens" or not ctx.fused or (ctx.loss is not None and isinstance(part, BaseLoss)):
         return False
     heads = {(id(head.weight), head.dtype) for view in part.passes if (head := view.deferred) is not None}
     return len(heads) == 1 and all(view.deferred or not view.logits.requires_grad for view in part.passes)

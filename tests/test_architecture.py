@@ -23,7 +23,7 @@ LAYERS = [
 ]  # fmt: skip
 INDEPENDENT = {"studies.compare", "studies.calibrate", "studies.robustness", "studies.collapse", "bench"}
 """Layers that do not import each other."""
-FRAMEWORKS = {"transformers", "accelerate", "fairseq", "datasets", "peft"}
+FRAMEWORKS = {"transformers", "accelerate", "fairseq", "datasets", "peft", "trl", "axolotl"}
 LARGEST_FOLDER = 20
 TEXT = (".py", ".md", ".yaml", ".sh", ".html")
 

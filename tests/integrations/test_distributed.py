@@ -30,7 +30,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
 
 
 @pytest.mark.parametrize(
-    ("way", "model"), [("trainer", "bart"), ("trainer", "roberta"), ("ddp", "bart"), ("accelerate", "bart")]
+    ("way", "model"),
+    [("trainer", "bart"), ("trainer", "roberta"), ("ddp", "bart"), ("ddp_steps", "bart"), ("accelerate", "bart")],
 )
 @pytest.mark.parametrize("term", ["none", "r3f", "r3f_rows", "smart"])
 def test_gradient(seen: dict[int, Any], model: str, term: str, way: str) -> None:
@@ -58,7 +59,7 @@ def test_all_ways_agree(seen: dict[int, Any]) -> None:
     gradients = seen[2][0][0]
     for term in ("none", "r3f", "r3f_rows", "smart"):
         expected = gradients[f"ddp/bart/{term}/2"]
-        for way in ("trainer", "accelerate"):
+        for way in ("trainer", "ddp_steps", "accelerate"):
             tolerance = 1e-4 if term == "smart" else 1e-6
             assert (gradients[f"{way}/bart/{term}/2"] - expected).norm() <= tolerance * expected.norm()
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from transformers import EncoderDecoderModel, PreTrainedModel
 
 from seqreg.context import Context, Count, Kind
@@ -21,6 +23,9 @@ from seqreg.integrations.embedding_hook import Lookup, Stack, perturbed
 from seqreg.integrations.hf import model as hf
 from seqreg.integrations.hf.lazy_logits import Pending, deferred, head_of
 from seqreg.losses import IGNORE, check_labels
+
+ContextBuilder = Callable[..., Context]
+"""What is called as `context` is, for models and losses that it does not know."""
 
 
 class HFForward(Forward):
@@ -220,6 +225,7 @@ def context(
     step: int | None = None,
     count: Count | None = None,
     unlabelled: bool = False,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Context:
     """One batch of a transformers model, ready for a criterion.
 
@@ -232,6 +238,8 @@ def context(
         count: what the optimizer step averages over, from `count`; needed with gradient accumulation and several ranks
         unlabelled: ignore labels: only terms that need none count. Where a seq2seq batch has no decoder_input_ids, the
             decoder sees its start token alone
+        loss: a base loss of your own: called with logits and labels, aligned, it gives one number a label, and 0 where
+            there is none; for classifiers one a row. Multi-label classification works that way
     """
     module = hf.unwrap(model)
     task = hf.task_of(module)
@@ -239,7 +247,7 @@ def context(
         return _unlabelled(model, batch, step, count)
     labels = labels_of(batch)
     hf.check_loss(module)
-    kind = _kind(labels, module, task)
+    kind = _kind(labels, module, task, own=loss is not None)
     labels = _checked(labels, batch, module, task, kind)
     inputs = {key: value for key, value in batch.items() if key != "labels"}
     if task == "seq2seq" and "decoder_input_ids" not in inputs and "decoder_inputs_embeds" not in inputs:
@@ -251,7 +259,12 @@ def context(
         raise BadInput("several ranks train one model: pass count=count(model, batches), or ranks weigh unequally")
     aligned = labels[:, 1:] if task == "causal" else labels
     forward = HFForward(model, inputs, task, labels)
-    return Context(forward, aligned, kind=kind, step=step, count=count, training=module.training)
+    own = None if loss is None else functools.partial(_of_labels, loss, aligned)
+    return Context(forward, aligned, kind=kind, step=step, count=count, training=module.training, loss=own)
+
+
+def _of_labels(loss: Callable[[Tensor, Tensor], Tensor], labels: Tensor, logits: Tensor) -> Tensor:
+    return loss(logits, labels)
 
 
 def _unlabelled(model: nn.Module, batch: Mapping[str, Any], step: int | None, count: Count | None) -> Context:
@@ -338,18 +351,30 @@ def _warn_of_padding(labels: Tensor, mask: Any, model: Any, task: hf.ModelTask) 
         warnings.warn(f"labels on padding will be learnt: set them to {IGNORE}", stacklevel=4)
 
 
-def _kind(labels: Tensor, model: Any, task: hf.ModelTask) -> Kind:
+def _kind(labels: Tensor, model: Any, task: hf.ModelTask, *, own: bool = False) -> Kind:
+    """What the outputs are; those of a classifier with a loss of your own are numbers where its labels are."""
     if task != "classification":
         return "tokens"
     problem = getattr(model.config, "problem_type", None)
+    if own and labels.is_floating_point():
+        return "regression"
     if problem == "regression" or (problem is None and model.config.num_labels == 1):
         return "regression"
     if problem == "multi_label_classification" or labels.is_floating_point():
-        raise BadInput("multi-label classification is not supported: labels must be one class id a row")
+        raise BadInput(
+            "multi-label classification needs a loss of its own, context(model, batch, loss=...): or labels must be "
+            "one class id a row"
+        )
     return "classes"
 
 
-def count(model: nn.Module, batches: Iterable[Mapping[str, Any]], accelerator: Any = None) -> Count:
+def count(
+    model: nn.Module,
+    batches: Iterable[Mapping[str, Any]],
+    accelerator: Any = None,
+    *,
+    build_context: ContextBuilder | None = None,
+) -> Count:
     """What one optimizer step averages over: the labels of all its micro-batches on all ranks.
 
     With it the gradient does not depend on how a batch is cut into micro-batches or ranks.
@@ -357,16 +382,21 @@ def count(model: nn.Module, batches: Iterable[Mapping[str, Any]], accelerator: A
     Args:
         batches: the micro-batches of this rank up to the next optimizer step
         accelerator: your `accelerate.Accelerator`, if you use one; plain torch.distributed needs none
+        build_context: makes your contexts, if they are not those of `seqreg.integrations.hf.context`
     """
-    module = hf.unwrap(model)
-    task = hf.task_of(module)
     if isinstance(batches, Mapping):
         raise BadInput("count takes the list of an optimizer step's batches: count(model, [batch])")
-    here = [Count.of(_label_mask(labels_of(batch), module, task)) for batch in batches]
+    if build_context in (None, context):
+        module = hf.unwrap(model)
+        task = hf.task_of(module)
+        here = [Count.of(_label_mask(labels_of(batch), module, task)) for batch in batches]
+    else:  # a context runs nothing until a criterion is called with it
+        inner = model.module if isinstance(model, DistributedDataParallel) else model
+        here = [build_context(inner, batch).count for batch in batches]
     labels, sequences = sum(one.labels for one in here), sum(one.sequences for one in here)
     ranks = world_size()
     if ranks > 1:
-        totals = torch.tensor([labels, sequences], dtype=torch.float64, device=module.device)
+        totals = torch.tensor([labels, sequences], dtype=torch.float64, device=next(model.parameters()).device)
         torch.distributed.all_reduce(totals)
         labels, sequences = totals.tolist()
     world = ranks * (1 if accelerator is None else accelerator.gradient_accumulation_steps)

@@ -96,10 +96,19 @@ def aux_loss(model: PreTrainedModel, output: Any, inputs: Mapping[str, Any]) -> 
 
 
 def _coefficient(model: PreTrainedModel, name: str) -> float:
+    return float(getattr(model, _coefficient_name(model, name)))
+
+
+def _coefficient_name(model: PreTrainedModel, name: str) -> str:
     for known in (f"router_{name}", name):
         if hasattr(model, known):
-            return float(getattr(model, known))
+            return known
     raise BadInput(f"{type(model).__name__} has no router_{name} to weigh its balance with: output_router_logits=False")
+
+
+def set_aux_loss_coefficient(model: PreTrainedModel, value: float) -> None:
+    """Weigh the load balance of experts by another coefficient than the model was made with."""
+    setattr(model, _coefficient_name(model, "aux_loss_coef"), value)
 
 
 def classes_of(model: PreTrainedModel, task: ModelTask) -> int:
