@@ -17,14 +17,15 @@ from torch import Tensor
 from seqreg.errors import BadInput
 from seqreg.forward import Dropout, ExtraPass, Forward, Pass, Perturbation
 from seqreg.losses import IGNORE, Base, at_least_float32
+from seqreg.overrides import Memory
 
 Per = Literal["token", "sequence", "fairseq", "sum"]
+On = Literal["labels", "all"]
+"""The positions that count: those with a label, or all real target positions (`Forward.targets`)."""
 Where = Literal["input", "encoder", "decoder", "both"]
 Kind = Literal["tokens", "classes", "regression"]
 OutputLoss = Callable[[Tensor], Tensor]
 """A base loss of another kind: from the outputs of a pass, [B, ...], to one number a position, unreduced."""
-Memory = dict[str, dict[str, Tensor]]
-"""What terms keep from step to step, by name."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,20 @@ class Count:
         sequences: rows with at least one such label
         grad_divisor: what the framework will divide the gradient by (ranks under DDP, times the accumulation steps
             under Accelerate); the loss is multiplied by it
+        positions: real target positions, with a label or without (see `Forward.targets`); None where they are not known
     """
 
     labels: float
     sequences: float
     grad_divisor: int = 1
+    positions: float | None = None
 
     @classmethod
-    def of(cls, mask: Tensor) -> Count:
+    def of(cls, mask: Tensor, targets: Tensor | None = None) -> Count:
         """The count of a single batch on a single rank."""
-        return cls(float(mask.sum()), float(mask.reshape(mask.shape[0], -1).any(-1).sum()))
+        positions = None if targets is None else float(targets.sum())
+        rows = mask.reshape(mask.shape[0], -1).any(-1)
+        return cls(float(mask.sum()), float(rows.sum()), positions=positions)
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -102,7 +107,8 @@ class Context:
             mask = torch.ones(len(labels), dtype=torch.bool, device=labels.device)
         elif mask is None:
             mask = labels != IGNORE
-        values = (forward, labels, mask, kind, step, count or Count.of(mask), training, labelled, loss)
+        count = count or Count.of(mask, forward.targets)
+        values = (forward, labels, mask, kind, step, count, training, labelled, loss)
         for field, value in zip(fields(Context), values, strict=True):
             object.__setattr__(self, field.name, value)
 
@@ -237,10 +243,29 @@ class Evaluation(Context):
         values = at_least_float32(values)
         return (values if padding else values.masked_fill(~self.mask, 0.0)).sum() * self._factor(per)
 
-    def weights(self, per: Per = "token", *, padding: bool = False) -> Tensor:
-        """What every position counts in `reduce`, [B, T] or [B]."""
-        counted = torch.ones_like(self.mask) if padding else self.mask
-        return counted.to(torch.float32 if counted.device.type == "mps" else torch.float64) * self._factor(per)
+    def weights(self, per: Per = "token", *, padding: bool = False, on: On = "labels") -> Tensor:
+        """What every position counts in `reduce`, [B, T] or [B].
+
+        Args:
+            on: "all" counts every real target position, and divides by their number where `per` is "token"
+        """
+        counted, factor = torch.ones_like(self.mask) if padding else self.mask, self._factor(per)
+        if on == "all":
+            counted = self._targets
+            factor = self.count.grad_divisor / max(self._positions, 1.0) if per == "token" else factor
+        return counted.to(torch.float32 if counted.device.type == "mps" else torch.float64) * factor
+
+    @property
+    def _targets(self) -> Tensor:
+        if self.forward.targets is None:
+            raise BadInput("on='all': it is not known which positions without a label are real: use on='labels'")
+        return self.forward.targets
+
+    @property
+    def _positions(self) -> float:
+        if self.count.positions is None:
+            raise BadInput("on='all': the count of this step has no positions: pass count=count(model, batches)")
+        return self.count.positions
 
     def reduce_rows(self, values: Tensor) -> Tensor:
         """The mean over the rows of the whole optimizer step that have a position that counts, of values [B]."""

@@ -45,6 +45,7 @@ base     F F F E R R F F F F F F
 r3f      F F F E R R F F F F F F
 smart    F F R E R R F F F R F F
 bregman  F F F R R R F F F F F F
+anchor   F F F R R R F F F F F F
 sift     F F R E R R F F F F F F
 alum     F F R E R R F F F R F F
 vat      F F R E R R F F F R R F

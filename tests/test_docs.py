@@ -198,8 +198,9 @@ def test_settings_of_papers_build_the_same_in_python_and_recipes(row: list[str])
     built = [*config.criterion().terms, *filter(None, [config.update()])]
     parts = made if isinstance(made, tuple) else (made,)
     if isinstance(made, Criterion):
-        assert (made.label_smoothing, made.smoothing) == (config.loss.label_smoothing, config.loss.smoothing)
-        parts = ()
+        loss = config.loss
+        assert (made.loss, made.label_smoothing, made.smoothing) == (loss.loss, loss.label_smoothing, loss.smoothing)
+        parts = made.terms
     assert (classifier in parts) == (config.model.head == "r4f")
     wanted = [part for part in parts if part is not classifier]
     assert [type(part) for part in built] == [type(part) for part in wanted]

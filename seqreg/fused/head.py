@@ -43,6 +43,10 @@ class Projection:
             self.gather()
         return self
 
+    def same_head(self, other: Projection) -> bool:
+        """Whether the logits of both come from the same product; a pass with other weights has another head."""
+        return self.weight is other.weight and self.dtype == other.dtype
+
     def logits(self) -> Tensor:
         """All of them, [B, T, V], by way of autograd."""
         self.whole()

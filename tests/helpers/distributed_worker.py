@@ -21,6 +21,7 @@ from seqreg import BadInput, Criterion
 from seqreg.integrations.hf import context, count, optimizer_steps
 from seqreg.losses import label_smoothed_nll
 from seqreg.selective_update import StochasticUpdate
+from seqreg.terms.anchor import Anchor
 from seqreg.terms.r3f import R3F
 from seqreg.terms.smart import SMART
 from tests.helpers import tiny_models
@@ -33,6 +34,16 @@ TERMS: dict[str, tuple[Any, ...]] = {
     "r3f_rows": (R3F(scale=0.1, per="sequence"),),
     "smart": (SMART(relative=False),),
 }
+
+
+ANCHORS = (Anchor(weight=1.0), Anchor(name="all", on="all"), Anchor(name="weights", divergence="l2", weight=0.01))
+
+
+def anchored() -> Criterion:
+    """Held by a model that is elsewhere, as after some steps."""
+    criterion, start = Criterion(*ANCHORS, loss="dft"), tiny_models.make("bart", seed=3)
+    criterion.load_state_dict({f"{t.name}/w/{name}": p for t in ANCHORS for name, p in start.named_parameters()})
+    return criterion
 
 
 def through_trainer(world: int) -> Iterator[tuple[str, Tensor, dict[str, float]]]:
@@ -58,7 +69,7 @@ def by_hand(rank: int, world: int, accelerator: Any) -> Iterator[tuple[str, Tens
 
     Accelerate divides by the accumulation steps itself.
     """
-    for name, terms in TERMS.items():
+    for name, terms in {**TERMS, "anchor": ()}.items():
         for accumulate in (1, 2, 4):
             size = 8 // accumulate // world
             pieces = [
@@ -73,7 +84,7 @@ def by_hand(rank: int, world: int, accelerator: Any) -> Iterator[tuple[str, Tens
                     with pytest.raises(BadInput, match="pass count="):
                         context(model, pieces[0])
                 accelerator.gradient_accumulation_steps = accumulate
-                criterion = Criterion(*terms, label_smoothing=0.1)
+                criterion = anchored() if name == "anchor" else Criterion(*terms, label_smoothing=0.1)
                 if kind == "ddp":
                     whole = count(model, pieces)
                     for piece in pieces:

@@ -27,6 +27,7 @@ from seqreg.engines.shards import full
 from seqreg.integrations.hf import context, count, r4f
 from seqreg.term import Term
 from seqreg.terms.alum import ALUM
+from seqreg.terms.anchor import Anchor
 from seqreg.terms.bregman import Bregman
 from seqreg.terms.freelb import FreeLB
 from seqreg.terms.jachess import JacHess
@@ -51,6 +52,7 @@ TERMS: dict[str, Callable[[], tuple[Term, ...]]] = {
     "rdrop": lambda: (RDrop(weight=1.0),),
     "neftune": lambda: (NEFTune(),),
     "jachess": lambda: (JacHess(weight=0.1),),
+    "anchor": lambda: (Anchor(weight=10.0),),
     "uegr": lambda: (UEGR(weight=0.5),),
 }
 R4F = "r4f"

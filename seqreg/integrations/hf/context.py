@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from seqreg.errors import BadInput
 from seqreg.forward import Forward, Pass, Perturbation, PerturbationSite
 from seqreg.integrations.embedding_hook import Lookup, Stack, perturbed
 from seqreg.integrations.hf import model as hf
+from seqreg.integrations.hf import reference
 from seqreg.integrations.hf.lazy_logits import Pending, deferred, head_of
 from seqreg.losses import IGNORE, check_labels
 
@@ -42,6 +44,7 @@ class HFForward(Forward):
         self.packed = self.documents is not None
         self.sites = {name: self._site(name, stack, labels) for name, stack in self.stacks.items()}
         self.engine, self.shards = engine_of(model), Shards.of(model)
+        self.targets = None if labels is None else target_positions(self.inputs, labels, task)
         self.reentrant = hf.uses_reentrant_checkpointing(module)
         self.drops_layers = module.training and hf.drops_layers(module)
         if self.drops_layers and self.engine in ("FSDP2", "FSDP1"):
@@ -60,6 +63,8 @@ class HFForward(Forward):
         self.head_owner = None if self.head is None or self.shards is None else self.shards.owner(self.head)
         self.batch_size = None if self.packed or hf.routes(module, self.inputs) else _batch_size(self.inputs)
         self.lookups = self._lookups(self.inputs)
+        self.adapted = reference.adapted(model)
+        self.adapters = self.adapted is not None
 
     def run(self, shifts: Sequence[Perturbation], *, hidden: bool, rows: Tensor | None = None) -> Pass:
         inputs = self.inputs
@@ -120,6 +125,17 @@ class HFForward(Forward):
             yield
 
     @contextlib.contextmanager
+    def without_adapters(self) -> Iterator[None]:
+        with reference.without_adapters(self.adapted):
+            yield
+
+    def saved_weights(self, folder: str) -> Mapping[str, Tensor]:
+        return reference.saved_weights(self.module, folder)
+
+    def head_parameters(self) -> set[str]:
+        return hf.head_parameters(self.module) if self.task == "classification" else set()
+
+    @contextlib.contextmanager
     def full_precision(self) -> Iterator[None]:
         """Also without the autocast that Accelerate wraps around `forward`."""
         wrapped = vars(self.module).pop("forward", None)
@@ -167,6 +183,30 @@ class HFForward(Forward):
                 "perturbs embeddings"
             )
         return mask.bool()
+
+
+def target_positions(inputs: Mapping[str, Any], labels: Tensor, task: hf.ModelTask) -> Tensor | None:
+    """True where the model predicts a real token, or the class of a real one, with a label or without; [B, T] or [B].
+
+    None where that cannot be told. For a causal model those are the places before every real token of a document but
+    its first; for a seq2seq model all up to the last label.
+
+    Args:
+        labels: of the batch, not shifted
+    """
+    if task == "classification":
+        return torch.ones(len(labels), dtype=torch.bool, device=labels.device)
+    given = inputs.get("decoder_attention_mask" if task == "seq2seq" else "attention_mask")
+    if given is not None and (not isinstance(given, Tensor) or given.shape != labels.shape):
+        return None
+    real = torch.ones_like(labels, dtype=torch.bool) if given is None else given.bool()
+    if task == "seq2seq":
+        return real & labels.ne(IGNORE).flip(-1).cummax(-1).values.flip(-1)
+    if task != "causal":
+        return real
+    numbers = documents(inputs)
+    inside = real[:, 1:] & real[:, :-1]
+    return inside if numbers is None else inside & (numbers[:, 1:] == numbers[:, :-1])
 
 
 LENGTHS = ("cu_seq_lens_q", "cu_seqlens", "cu_seqlens_q")
@@ -389,18 +429,24 @@ def count(
     if build_context in (None, context):
         module = hf.unwrap(model)
         task = hf.task_of(module)
-        here = [Count.of(_label_mask(labels_of(batch), module, task)) for batch in batches]
+        here = [
+            Count.of(_label_mask(labels, module, task), target_positions(batch, labels, task))
+            for batch in batches
+            for labels in (labels_of(batch),)
+        ]
     else:  # a context runs nothing until a criterion is called with it
         inner = model.module if isinstance(model, DistributedDataParallel) else model
         here = [build_context(inner, batch).count for batch in batches]
-    labels, sequences = sum(one.labels for one in here), sum(one.sequences for one in here)
+    unknown = float("nan")  # of one is unknown of all
+    known = [(one.labels, one.sequences, unknown if one.positions is None else one.positions) for one in here]
+    totals = torch.tensor(known, dtype=torch.float64).reshape(-1, 3).sum(0)
     ranks = world_size()
     if ranks > 1:
-        totals = torch.tensor([labels, sequences], dtype=torch.float64, device=next(model.parameters()).device)
+        totals = totals.to(next(model.parameters()).device)
         torch.distributed.all_reduce(totals)
-        labels, sequences = totals.tolist()
+    labels, sequences, positions = totals.tolist()
     world = ranks * (1 if accelerator is None else accelerator.gradient_accumulation_steps)
-    return Count(labels, sequences, world)
+    return Count(labels, sequences, world, None if math.isnan(positions) else positions)
 
 
 def _label_mask(labels: Tensor, model: Any, task: hf.ModelTask) -> Tensor:

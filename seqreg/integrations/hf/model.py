@@ -212,6 +212,11 @@ def classification_head(model: PreTrainedModel) -> nn.ModuleDict:
     return nn.ModuleDict({name: child for name, child in model.named_children() if child is not body})
 
 
+def head_parameters(model: PreTrainedModel) -> set[str]:
+    """Names of the parameters of a classification head."""
+    return {name for name, _ in classification_head(model).named_parameters()}
+
+
 def r4f(model: nn.Module, layers: spectral_norm.Layers = "all", warmup: int = 15) -> Any:
     """Normalise the classification head of a transformers model in place, and return the model.
 

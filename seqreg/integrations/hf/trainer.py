@@ -325,7 +325,7 @@ class RegularizedTrainer(Trainer):
         if not hasattr(examples, "__getitem__"):
             name = type(update).__name__
             raise BadInput(f"{name} measures the training set first: it needs examples that can be indexed")
-        loss = Criterion(label_smoothing=base.label_smoothing, smoothing=base.smoothing, per=base.per, fused=base.fused)
+        loss = base.without(*(term.name for term in base.terms))
         module, device, indices = self.model.train(), self.args.device, self._measured_indices(update)
         with replay(generator_state(device), device):
             for first in range(self.args.process_index * size, len(indices), self.args.world_size * size):
