@@ -183,7 +183,7 @@ def test_docstring_states_the_cost(name: str) -> None:
 def rows_of_papers() -> list[list[str]]:
     lines = (ROOT / "docs" / "papers.md").read_text().splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| ")]
-    return [row for row in rows if row[0] != "paper" and row[1].rstrip(" |") != "to be filled in"]
+    return [row for row in rows if row[0] != "paper" and len(row) > 3]  # free arms have three columns, and no settings
 
 
 @pytest.mark.parametrize("row", rows_of_papers(), ids=lambda row: row[0].partition(",")[0].replace("[", ""))
