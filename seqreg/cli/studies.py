@@ -77,6 +77,10 @@ def compare(
         Optional[Literal["best", "all", "none"]],
         typer.Option(help="The models to keep of every method; `best`, the default, by validation score."),
     ] = None,
+    primary: Annotated[
+        Optional[str],
+        typer.Option(help="Methods whose difference is tested, with commas between; the others are only described."),
+    ] = None,
     as_json: Json = False,
     trust: Trust = False,
 ) -> None:
@@ -102,7 +106,7 @@ def compare(
     finished = study.compare(
         recipe, terms or [], seeds, output, variants=variant or [], settings=settings or [], alpha=alpha,
         baseline=baseline, at_a_time=jobs, launcher=launcher, collect=collect, extend=extend, retry=retry,
-        keep_models=keep_models, trust=trust,
+        keep_models=keep_models, primary=[name for name in (primary or "").split(",") if name], trust=trust,
     )  # fmt: skip
     if finished is None:  # left to a launcher
         return

@@ -21,6 +21,8 @@ from seqreg.workbench.text.escape import plain
 KIND = "compare"
 EXAMPLES = "examples.jsonl"
 CHANGES = "What the methods change"
+DESCRIBED = "described and not tested"
+"""Of a difference that is not one of the primary comparisons."""
 _NONE = object()
 
 
@@ -53,6 +55,8 @@ def sentences(results: Results, values: dict[str, Any]) -> list[str]:
             f"The highest mean is {best}'s ({methods[best]['mean']:.2f}), the highest single seed {most}'s "
             f"({methods[most]['max']:.2f}): the maximum of several seeds rewards spread."
         )
+    if plan.primary_late:
+        lines.append("The primary comparisons were named after the comparison was begun.")
     if plan.extended:
         sizes = " to ".join(str(len(seeds)) for seeds in [*(old["seeds"] for old in plan.extended), plan.seeds])
         lines.append(f"Seeds or methods were added after a first look (seeds: {sizes}): p values are then too small.")
@@ -90,6 +94,10 @@ def describe(stats: dict[str, Any]) -> str:
 def _verdict(name: str, stats: dict[str, Any], values: dict[str, Any], seeds: Sequence[int]) -> str:
     """What can be said of a method; see docs/evaluation.md for the rule."""
     base, plus = values["baseline"], stats["difference"]
+    cost = "" if stats["time"] is None else f", at {stats['time']:.2f} times the {values['cost']}"
+    if stats.get("described"):
+        ends = f" (95% interval {plus['interval'][0]:+.2f} to {plus['interval'][1]:+.2f})" if plus["interval"] else ""
+        return f"{name} against {base}, {DESCRIBED}: {plus['difference']:+.2f} {values['metric']}{ends}{cost}."
     if plus["p"] is None or stats["missing"]:
         more, beyond = _count(stats["missing"], "seed"), stats["missing"] - stats["waiting"]
         further = [*seeds, *range(max(seeds) + 1, max(seeds) + 1 + beyond)]
@@ -104,7 +112,6 @@ def _verdict(name: str, stats: dict[str, Any], values: dict[str, Any], seeds: Se
     if why:
         return f"{name} against {base}: {why}. The difference is {plus['difference']:+.2f}."
     low, high = plus["interval"]
-    cost = "" if stats["time"] is None else f", at {stats['time']:.2f} times the {values['cost']}"
     text = (
         f"{plus['difference']:+.2f} {values['metric']} (95% interval {low:+.2f} to {high:+.2f}, corrected "
         f"p = {stats['holm']:.2g}){cost}"
@@ -243,7 +250,9 @@ def _difference_cells(stats: dict[str, Any], values: dict[str, Any]) -> list[Any
         return ["", "", "", "", "baseline"]
     plus = stats["difference"]
     p, corrected = ("" if value is None else f"{value:.2g}" for value in (plus["p"], stats["holm"]))
-    if plus["p"] is None or stats["missing"]:
+    if stats.get("described"):
+        word = DESCRIBED
+    elif plus["p"] is None or stats["missing"]:
         word = f"{_count(stats['missing'], 'seed')} more needed"
     elif values["examples"] < values["examples_needed"]:
         word = f"none: {values['examples']} test examples"
@@ -285,7 +294,9 @@ def verdict_table(values: dict[str, Any]) -> rich.table.Table:
         table.add_column(plain(head), justify="right" if place else "left", no_wrap=place == 0)
     for name, stats in methods.items():
         plus, _, _, corrected, _ = _difference_cells(stats, values)
-        if "difference" in stats:
+        if stats.get("described"):
+            corrected = "not tested"
+        elif "difference" in stats:
             corrected = "too few seeds" if stats["missing"] else "no verdict" if _unjudged(stats, values) else corrected
         cells = [cell(stats[key]) for key in ("n", "mean", "sd", "max")]
         table.add_row(plain(name), *cells, plus, corrected, _times(stats) or "")

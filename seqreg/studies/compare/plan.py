@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqreg.errors import BadInput
+from seqreg.errors import BadInput, nearest
 from seqreg.studies.common.seeds import read_seeds, write_seeds
 from seqreg.workbench.config import methods, run_config
 from seqreg.workbench.config.methods import BASELINE
@@ -56,6 +56,8 @@ class ComparisonPlan:
         given: methods as the command line gave them, where that is not their name
         terms: the names of the terms of every method
         keep_models: the models to keep of every method: "best" by validation score, "all" or "none"
+        primary: the methods whose difference is tested, all if empty; the others are described
+        primary_late: whether they were named after the comparison was begun
     """
 
     recipe: str
@@ -69,10 +71,17 @@ class ComparisonPlan:
     given: dict[str, str] = field(default_factory=dict)
     terms: dict[str, list[str]] = field(default_factory=dict)
     keep_models: str = "all"
+    primary: list[str] = field(default_factory=list)
+    primary_late: bool = False
 
     @property
     def baseline(self) -> str:
         return self.methods[0]
+
+    @property
+    def tested(self) -> list[str]:
+        """The methods whose difference to the baseline is tested: the family of Holm's correction."""
+        return self.primary or self.methods[1:]
 
     def jobs(self, folder: Path) -> list[Job]:
         """All runs, seed by seed, so that a comparison that is stopped early is balanced."""
@@ -96,6 +105,7 @@ class ComparisonPlan:
         words += ["--seeds", write_seeds(self.seeds)]
         level = [] if self.alpha == 0.05 else ["--alpha", f"{self.alpha:g}"]
         keep = [] if self.keep_models == "best" else ["--keep-models", self.keep_models]
+        keep += ["--primary", ",".join(self.primary)] if self.primary else []
         return shlex.join([*words, *level, *keep, "--output", str(folder)])
 
     def write(self, folder: Path) -> None:
@@ -105,7 +115,7 @@ class ComparisonPlan:
 
 def make(
     recipe: str, terms: Sequence[str], seeds: str, *, variants: Sequence[str] = (), settings: Sequence[str] = (),
-    alpha: float = 0.05, baseline: str = BASELINE,
+    alpha: float = 0.05, baseline: str = BASELINE, primary: Sequence[str] = (),
 ) -> tuple[ComparisonPlan, Run]:  # fmt: skip
     """A plan whose every method is known to resolve, and the run of its baseline."""
     from seqreg.workbench.run.run_directory import settings_of
@@ -118,13 +128,16 @@ def make(
     given = methods.several([baseline, *terms])
     if len(given) < 2:
         raise BadInput("nothing to compare with the baseline: name at least one recipe of terms, such as --terms r3f")
+    for name in primary:
+        if name not in list(given)[1:]:
+            raise BadInput(f"--primary {name}: no method that is compared; {nearest(name, list(given)[1:])}")
     runs = {name: run_config.resolve_method(recipe, name, text, variants, settings) for name, text in given.items()}
     methods.check_reach(settings, {term for run in runs.values() for term in run.config.terms})
     plan = ComparisonPlan(
         recipe, list(given), read_seeds(seeds), list(variants), list(settings), alpha,
         {name: {k: v for k, v in settings_of(run).items() if k != "seed"} for name, run in runs.items()},
         given={name: text for name, text in given.items() if text != name},
-        terms={name: list(run.config.terms) for name, run in runs.items()},
+        terms={name: list(run.config.terms) for name, run in runs.items()}, primary=list(dict.fromkeys(primary)),
     )  # fmt: skip
     return plan, runs[plan.baseline]
 
@@ -166,22 +179,29 @@ def settle(folder: Path, plan: ComparisonPlan, extend: bool) -> ComparisonPlan:
     old = read(folder)
     grown = set(old.seeds) <= set(plan.seeds) and set(old.methods) <= set(plan.methods)
     larger = grown and plan.baseline == old.baseline
-    others = differences(old, plan, skip=("seeds", "methods"))
+    late = bool(plan.primary) and not old.primary
+    others = differences(old, plan, skip=("seeds", "methods", *(["primary"] if late else [])))
     lines = others if extend and larger else differences(old, plan)
     if lines:
-        hint = "" if others or not larger else ", or add seeds and methods with --extend"
+        hint = (
+            ""
+            if others or not larger
+            else f", or add {'primary comparisons' if late else 'seeds and methods'} with --extend"
+        )
         raise BadInput(
             f"--output {folder}: its comparison was begun with other settings:", *lines, f"choose another output{hint}"
         )
     if (old.seeds, old.methods) == (plan.seeds, plan.methods):
-        return old
+        return replace(old, primary=plan.primary, primary_late=True) if late else old
     before = [*old.extended, {"seeds": old.seeds, "methods": old.methods}]
-    return replace(plan, extended=before)
+    return replace(plan, extended=before, primary_late=late or old.primary_late)
 
 
 def differences(old: ComparisonPlan, new: ComparisonPlan, skip: Sequence[str] = ()) -> list[str]:
     """One line for every setting that differs."""
-    keys = [key for key in ("recipe", "variants", "settings", "methods", "seeds", "alpha") if key not in skip]
+    keys = [
+        key for key in ("recipe", "variants", "settings", "methods", "seeds", "alpha", "primary") if key not in skip
+    ]
     pairs = [(key, getattr(old, key), getattr(new, key)) for key in keys]
     for name in [name for name in new.methods if name in old.resolved]:
         was, now = old.resolved[name], new.resolved[name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,14 @@ _PAIRS = 10
 
 
 def measure(results: Results) -> dict[str, Any]:
-    """All numbers of a comparison; `without` are methods that have no score, `chance` what intervals count."""
+    """All numbers of a comparison; `without` are methods that have no score, `chance` what intervals count.
+
+    Only the plan's primary comparisons have a p value; the others are `described`.
+    """
     base, planned, seeds = results.plan.baseline, results.plan.methods[1:], results.plan.seeds
     tested = {name: difference(results, name) for name in planned if results.methods[name].metrics}
-    corrected = _corrected(tested, planned)
+    family = results.plan.tested
+    corrected = _corrected({name: test for name, test in tested.items() if name in family}, family)
     what, costs = results.costs()
     methods = {}
     for method in results.scored:
@@ -40,15 +44,17 @@ def measure(results: Results) -> dict[str, Any]:
         }  # fmt: skip
         if name in tested:
             failed = {job.seed for some in (method, results.baseline) for job, _ in some.failed}
+            change = tested[name] if name in family else replace(tested[name], p=None)
             methods[name] |= {
-                "difference": asdict(tested[name]), "holm": corrected[name], "pairs": pairs,
-                "reachable": statistics.reachable(pairs, len(planned)),
-                "missing": statistics.missing(pairs, results.plan.alpha, len(planned)),
+                "difference": asdict(change), "holm": corrected.get(name), "pairs": pairs,
+                "described": name not in family,
+                "reachable": statistics.reachable(pairs, len(family)),
+                "missing": statistics.missing(pairs, results.plan.alpha, len(family)),
                 "waiting": len(seeds) - pairs - len(failed),
             }  # fmt: skip
     first = next(iter(results.baseline.metrics.values()))
     return {
-        "metric": results.metric, "split": results.split, "alpha": results.plan.alpha, "tests": len(planned),
+        "metric": results.metric, "split": results.split, "alpha": results.plan.alpha, "tests": len(family),
         "cost": what, "examples": results.examples, "examples_needed": statistics.EXAMPLES,
         "baseline": base, "planned": len(seeds), "methods": methods,
         "without": {
