@@ -10,6 +10,7 @@ from typing import Any
 import rich.table
 
 from seqreg.studies.common.findings import FOLDER, Finding, Table
+from seqreg.studies.common.markdown import cell
 from seqreg.studies.common.seeds import write_seeds
 from seqreg.studies.compare import results as stored
 from seqreg.studies.compare.jobs import JobState
@@ -269,15 +270,6 @@ def _difference_cells(stats: dict[str, Any], values: dict[str, Any]) -> list[Any
 
 def pair(ends: Any) -> str:
     return "" if ends is None else f"{ends[0]:.2f} to {ends[1]:.2f}"
-
-
-def cell(value: Any) -> str:
-    """A value of a table as text: two decimals for a score."""
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.2f}" if abs(value) >= 0.01 or value == 0 else f"{value:.2g}"
-    return str(value)
 
 
 def verdict_table(values: dict[str, Any]) -> rich.table.Table:

@@ -116,5 +116,6 @@ def test_one_step_and_one_generation(recipe: str, chosen: list[str], term: str |
 def test_cards_name_what_they_need() -> None:
     for name in lookup.names("tasks"):
         card, path = cards.load(name)
-        assert card.hub is not None or card.generated is not None or name == "text_pairs"
+        local = name == "text_pairs" or name.startswith("shifted/")  # those of studies, which have their files already
+        assert card.hub is not None or card.generated is not None or local
         assert lookup.header(path).count("seqreg train") >= 1
