@@ -21,7 +21,14 @@ LAYERS = [
     "studies", "studies.common", "studies.compare", "studies.calibrate", "studies.robustness", "studies.collapse",
     "studies.results", "bench", "cli",
 ]  # fmt: skip
-INDEPENDENT = {"studies.compare", "studies.calibrate", "studies.robustness", "studies.collapse", "studies.results", "bench"}
+INDEPENDENT = {
+    "studies.compare",
+    "studies.calibrate",
+    "studies.robustness",
+    "studies.collapse",
+    "studies.results",
+    "bench",
+}
 """Layers that do not import each other."""
 FRAMEWORKS = {"transformers", "accelerate", "fairseq", "datasets", "peft"}
 LARGEST_FOLDER = 20

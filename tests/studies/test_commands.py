@@ -64,6 +64,7 @@ PRINTED = {
     "robustness": (["run", "--noise", "order", "--draws", "1", "--limit", "8"], {"kind", "values"}),
     "probe": (["run", "--rows", "20"], {"kind", "values"}),
     "chain": (["plan.yaml", "--rows", "20", "--output", "chain"], {"kind", "values"}),
+    "study": (["noise", "--models", ".", "--data", ".", "--plan"], {"commands", "runs", "hours", "left_out"}),
     "shift": (["run", "--to", "colour.yaml", "data.path=colour", "--share", "0"], {"kind", "values"}),
 }
 

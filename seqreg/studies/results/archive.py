@@ -119,7 +119,7 @@ def pack(study_run: StudyRun) -> Archive:
     versions = {"seqreg": __version__, "python": platform.python_version()}
     versions |= {name: metadata.version(name) for name in _LIBRARIES}
     return Archive(
-        study_run.name, study_run.size, study_run.study.model_dump(mode="json", exclude_unset=True), steps,
+        study_run.name, study_run.size, study_run.study.model_dump(mode="json", exclude_defaults=True), steps,
         study_run.seeds, list(study_run.settings), [name for name in known.get("commits", []) if name],
         versions,
     )  # fmt: skip

@@ -261,20 +261,25 @@ def _run_one(command: StudyCommand, title: str) -> None:
         say(f"{title}: finished", "dim")
         return
     say(f"{title}: {shlex.join(['seqreg', *words])}", "bold")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "seqreg", *words], stdin=subprocess.DEVNULL, stdout=2,  # results are for the page
-        preexec_fn=end_with_parent(),
-    )  # fmt: skip
-    try:
-        code = process.wait()
-    except BaseException:
-        process.terminate()
-        process.wait()
-        raise
+    code = execute(words)
     if code:
         raise StepFailed(code, title)
     if command.folder is not None:
         write(command.folder / WORDS, json.dumps(words) + "\n")
+
+
+def execute(words: Sequence[str]) -> int:
+    """Run one command of seqreg in a process that ends with this one; its exit code."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "seqreg", *words], stdin=subprocess.DEVNULL, preexec_fn=end_with_parent(),
+        stdout=2,  # results are for the page
+    )  # fmt: skip
+    try:
+        return process.wait()
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
 
 
 class StepFailed(Stopped):
