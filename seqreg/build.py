@@ -15,7 +15,7 @@ from seqreg import terms
 from seqreg.criterion import Criterion
 from seqreg.errors import BadInput, check_keys, nearest
 from seqreg.schedules import SCHEDULES, Weight
-from seqreg.selective_update import ChildTuningD, ChildTuningF, SelectiveUpdate, Update
+from seqreg.selective_update import ChildTuningD, ChildTuningF, SelectiveUpdate, StochasticUpdate, Update
 from seqreg.term import Cost, Term
 
 
@@ -118,7 +118,8 @@ def build_term(name: str, settings: Mapping[str, Any] | None = None) -> Term:
 
 
 UPDATES: dict[str, type[Update]] = {
-    "selective": SelectiveUpdate, "child_tuning_f": ChildTuningF, "child_tuning_d": ChildTuningD,
+    "stochastic": StochasticUpdate, "selective": SelectiveUpdate,
+    "child_tuning_f": ChildTuningF, "child_tuning_d": ChildTuningD,
 }  # fmt: skip
 
 

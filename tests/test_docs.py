@@ -15,12 +15,13 @@ import torch
 import transformers
 import typer
 
-from seqreg import Cost, build_term
+from seqreg import Cost, Criterion, build_term
 from seqreg.bench import steps as bench_steps
 from seqreg.bench import worker_process
-from seqreg.build import term_names
+from seqreg.build import UPDATES, term_class, term_names
 from seqreg.cli.main import app
-from seqreg.workbench.config import cards, lookup, overlay
+from seqreg.integrations.hf import r4f
+from seqreg.workbench.config import cards, lookup, overlay, run_config
 from tests.helpers import tiny_models
 
 ROOT = Path(__file__).parents[1]
@@ -166,6 +167,43 @@ def test_docstring_states_the_cost(name: str) -> None:
         eval(number.replace("no", "0").replace("2 steps", "2 * steps"), settings) for number in stated.groups()
     )
     assert Cost(forwards, backwards) == term.cost
+
+
+def rows_of_papers() -> list[list[str]]:
+    lines = (ROOT / "docs" / "papers.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| ")]
+    return [row for row in rows if row[0] != "paper" and row[1].rstrip(" |") != "to be filled in"]
+
+
+@pytest.mark.parametrize("row", rows_of_papers(), ids=lambda row: row[0].partition(",")[0].replace("[", ""))
+def test_settings_of_papers_build_the_same_in_python_and_recipes(row: list[str]) -> None:
+    names = {kind.__name__: kind for kind in (*map(term_class, term_names()), *UPDATES.values(), Criterion)}
+    classifier = tiny_models.make("roberta")
+    made = eval(row[1].strip("`"), {**names, "r4f": r4f, "classifier": classifier})
+    words = row[2].strip("`").replace("--terms ", "--terms=").split()
+    terms = [word.removeprefix("--terms=") for word in words if word.startswith("--terms=")]
+    settings = [word for word in words if not word.startswith("--terms=")]
+    config = run_config.resolve("glue", variants=["sst2"], terms=terms, overrides=settings).config
+    built = [*config.criterion().terms, *filter(None, [config.update()])]
+    parts = made if isinstance(made, tuple) else (made,)
+    if isinstance(made, Criterion):
+        assert (made.label_smoothing, made.smoothing) == (config.loss.label_smoothing, config.loss.smoothing)
+        parts = ()
+    assert (classifier in parts) == (config.model.head == "r4f")
+    wanted = [part for part in parts if part is not classifier]
+    assert [type(part) for part in built] == [type(part) for part in wanted]
+    assert [vars(part) for part in built] == [vars(part) for part in wanted]
+    proofs = re.findall(r"`(tests/[^`]+)`", row[3])
+    assert proofs or row[3] == "the same"
+    assert all((ROOT / path).exists() for path in proofs)
+
+
+def test_every_term_and_preset_and_update_has_a_paper() -> None:
+    text = " ".join(row[1] for row in rows_of_papers())
+    for kind in map(term_class, term_names()):
+        assert f"{kind.__name__}(" in text
+        assert all(f'{kind.__name__}(preset="{preset}")' in text for preset in kind.presets)
+    assert all(f"{kind.__name__}(" in text for kind in UPDATES.values())
 
 
 def test_the_card_in_the_docs_is_a_card() -> None:

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from seqreg import BadInput, Criterion
 from seqreg.integrations.hf import context
-from seqreg.selective_update import ChildTuningD, ChildTuningF, SelectiveUpdate, Update
+from seqreg.integrations.hf.model import r4f
+from seqreg.selective_update import ChildTuningD, ChildTuningF, SelectiveUpdate, StochasticUpdate, Update, layer_places
+from seqreg.terms.jachess import JacHess
 from seqreg.terms.uegr import UEGR
 from tests.helpers import tiny_models
 from tests.helpers.evaluations import plain_loss
@@ -66,6 +68,14 @@ def test_exact_count_where_every_entry_has_a_gradient() -> None:
             assert values[mask].min() >= values[~mask].max()
 
 
+def test_a_step_that_is_not_finite_does_not_choose_the_mask() -> None:
+    weight, update = nn.Parameter(torch.zeros(4)), SelectiveUpdate(0.5, refresh=2)
+    for gradient in ([1.0, 2.0, 3.0, 4.0], [torch.inf, torch.nan, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0]):
+        weight.grad = torch.tensor(gradient)
+        update.before([weight])
+    assert update.masks[0].tolist() == [False, False, True, True]
+
+
 def test_masking_the_gradient_alone_would_not_hold_weights_still() -> None:
     net = nn.Linear(40, 25)
     optimizer = torch.optim.AdamW(net.parameters(), 1e-2, weight_decay=0.1)
@@ -113,7 +123,137 @@ def test_child_tuning_d_keeps_the_largest_fisher_of_the_whole_model() -> None:
     assert kept == round(0.25 * total)
 
 
-@pytest.mark.parametrize("update", [lambda: SelectiveUpdate(0.3, 2), lambda: ChildTuningF(0.3)])
+def gradients(sizes: tuple[int, ...], seed: int = 0) -> list[nn.Parameter]:
+    """Parameters with gradients of very different sizes, some of them equal."""
+    generator = torch.Generator().manual_seed(seed)
+    parameters = [nn.Parameter(torch.zeros(size, 3)) for size in sizes]
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape, generator=generator) ** 3
+        parameter.grad[0] = 0.5
+    return parameters
+
+
+def begun(parameters: list[nn.Parameter], **settings: Any) -> StochasticUpdate:
+    update = StochasticUpdate(scope="all", **{"refresh": 1, **settings})
+    update.begin(nn.ParameterList(parameters))
+    return update
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.6, 1.0), (0.9, 10.0), (0.9, 1000.0)])
+def test_stochastic_update_formula(alpha: float, beta: float) -> None:
+    """Global ranks, probabilities and the masked gradient, from the formula, one entry after the other."""
+    parameters = gradients((7, 40, 1))
+    update = begun(parameters, alpha=alpha, beta=beta)
+    update.measure(parameters)
+    update.measure(parameters)
+    before = [p.grad.clone() for p in parameters if p.grad is not None]
+    squares = np.concatenate([(2 * g.double() ** 2).float().flatten().numpy() for g in before])
+    rank = np.argsort(np.argsort(squares, kind="stable"), kind="stable") / (len(squares) - 1)
+    p = np.maximum(1 / (1 + np.exp(np.minimum(-2 * beta * (rank - alpha), 700))), 1e-8)
+    torch.testing.assert_close(update.probabilities(torch.from_numpy(squares)).double(), torch.from_numpy(p))
+    update.before(parameters)
+    after = np.concatenate([p.grad.flatten().numpy() for p in parameters if p.grad is not None])
+    kept = after != 0
+    expected = np.concatenate([g.flatten().numpy() for g in before]) / p
+    np.testing.assert_allclose(after[kept], expected[kept], rtol=1e-6)
+    assert 0 < kept.sum() < len(kept)
+    assert np.isfinite(after).all()
+    assert p.min() >= (1e-8 if beta == 1000 else 1.5e-8)  # the floor is below RoAST's least
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.6, 1.0), (0.9, 10.0)])
+def test_stochastic_update_is_unbiased(alpha: float, beta: float) -> None:
+    """E[g m / p] = g: of 4000 draws, in units of the standard error sqrt((1 - p) / p / draws) that the formula has."""
+    draws, parameters = 4000, gradients((200, 133))
+    update = begun(parameters, alpha=alpha, beta=beta)
+    start = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
+    p = update.probabilities(start.square()).double()
+    total, inputs = (
+        torch.zeros(len(start), dtype=torch.float64),
+        [q.grad.clone() for q in parameters if q.grad is not None],
+    )
+    for _ in range(draws):
+        for parameter, gradient in zip(parameters, inputs, strict=True):
+            parameter.grad = gradient.clone()
+        update.squares = {i: gradient.square() for i, gradient in enumerate(inputs)}
+        update.before(parameters)
+        total += torch.cat([q.grad.flatten() for q in parameters if q.grad is not None])
+    often = p * draws > 25  # where a normal distribution is near
+    errors = ((total / draws / start - 1) / ((1 - p) / p / draws).sqrt())[often]
+    assert often.sum() > (900 if beta == 1 else 300)
+    assert errors.abs().max() < 5
+    assert abs(errors.square().mean() - 1) < 5 * (2 / len(errors)) ** 0.5  # and as far off as it should be, no less
+    assert abs(errors.mean()) < 5 / len(errors) ** 0.5
+
+
+def test_stochastic_masks_depend_on_seeds_and_step_alone() -> None:
+    def factors(*, run: int = 1, seed: int = 0, steps: int = 0, global_seed: int = 0) -> Tensor:
+        torch.manual_seed(global_seed)
+        parameters = gradients((100,))
+        update = begun(parameters, seed=seed)
+        update.begin(nn.ParameterList(parameters), seed=run)
+        update.steps = steps
+        update.measure(parameters)
+        draws = torch.get_rng_state()
+        update.before(parameters)
+        assert torch.equal(torch.get_rng_state(), draws)
+        return update.factors[0]
+
+    assert torch.equal(factors(), factors(global_seed=9))
+    for other in (factors(run=2), factors(seed=1), factors(steps=1)):
+        assert not torch.equal(factors(), other)
+
+
+def test_stochastic_update_draws_when_it_is_due() -> None:
+    """From the unmasked gradients since the last draw; a step that is not finite is not counted."""
+    parameters = gradients((50,))
+    (parameter,) = parameters
+    (gradient,) = (p.grad for p in parameters)
+    assert gradient is not None
+    update = begun(parameters, refresh=3, start="plain")
+    factors = []
+    for number in range(7):
+        parameter.grad = gradient * (torch.inf if number == 4 else 1 + number)
+        update.before(parameters)
+        factors.append(update.factors.get(0))
+        if number < 3:
+            assert torch.equal(parameter.grad, gradient * (1 + number))
+        elif number != 4:
+            assert torch.equal(parameter.grad, gradient * (1 + number) * factors[-1])
+    assert factors[:3] == [None] * 3
+    assert factors[3] is factors[4] is factors[5] is not factors[6]
+    torch.testing.assert_close(update.squares[0], gradient.square() * 7**2)
+    own = begun(parameters, refresh=2)  # and what was measured counts for the first draw alone
+    assert own.wants_measuring
+    own.measure(parameters)
+    assert not own.wants_measuring
+    own.before(parameters)
+    assert own.factors
+    assert not own.wants_measuring
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("bart", ".layers."), ("roberta", "encoder.layer."), ("t5", ".block."), ("gpt2", "transformer.h.")],
+)
+def test_layers_are_those_of_encoders_and_decoders(name: str, layers: str) -> None:
+    net = tiny_models.make(name)
+    net = r4f(net) if name == "roberta" else net
+    expected = {
+        i for i, (key, _) in enumerate(net.named_parameters()) if layers in key and "relative_attention_bias" not in key
+    }
+    assert layer_places(net) == expected
+    assert 0 < len(expected) < len(list(net.parameters()))
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        lambda: SelectiveUpdate(0.3, 2), lambda: ChildTuningF(0.3), ChildTuningD,
+        StochasticUpdate, lambda: StochasticUpdate(0.9, 10, refresh=2),
+        lambda: StochasticUpdate(refresh=5, start="plain"),
+    ],
+)  # fmt: skip
 def test_trainers_take_an_update_and_resume_exactly(update: Any, tmp_path: Path) -> None:
     settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "weight_decay": 0.1}
     whole = trainer("bart", tmp_path / "whole", update=update(), **settings)
@@ -124,6 +264,25 @@ def test_trainers_take_an_update_and_resume_exactly(update: Any, tmp_path: Path)
     again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
     for a, b in zip(whole.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_an_epoch_is_counted_in_optimizer_steps(tmp_path: Path) -> None:
+    """Eight examples: by accumulation, and with a step on unlabelled ones after every other; what is measured."""
+    settings = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 3, "max_steps": 7}
+    one = trainer("bart", tmp_path, update=StochasticUpdate(), **settings)
+    one.train()
+    assert (one.update.interval, one.update.steps) == (3, 7)
+    unlabelled = [{key: value for key, value in row.items() if key != "labels"} for row in one.train_dataset]
+    both = trainer(
+        "bart", tmp_path, JacHess(mode="alternate"), unlabeled_dataset=unlabelled, update=StochasticUpdate(), **settings
+    )
+    both.train()
+    assert (both.update.interval, both.update.steps) == (6, 14)
+    for examples, settings in ((8, {"refresh": "epoch"}), (3, {"refresh": 1}), (6, {"refresh": 2})):
+        update = StochasticUpdate(**settings)  # type: ignore[arg-type]
+        update.begin(one.model, steps_per_epoch=3)
+        indices = one._measured_indices(update)
+        assert len(set(indices)) == len(indices) == examples
 
 
 def test_trainers_really_hold_weights_still(tmp_path: Path) -> None:
@@ -142,6 +301,18 @@ def test_trainers_really_hold_weights_still(tmp_path: Path) -> None:
         (lambda: SelectiveUpdate(0.3, 0), "refresh=0"),
         (lambda: ChildTuningF(-1), "reserve=-1"),
         (lambda: ChildTuningF(True), "reserve=True"),
+        (lambda: StochasticUpdate(1.1), "alpha=1.1"),
+        (lambda: StochasticUpdate(beta=float("nan")), "beta=nan"),
+        (lambda: StochasticUpdate(beta="1"), "beta='1'"),  # type: ignore[arg-type]
+        (lambda: StochasticUpdate(refresh=0), "refresh=0: expected a whole number >= 1, or 'epoch'"),
+        (lambda: StochasticUpdate(refresh=[]), "refresh=[]"),  # type: ignore[arg-type]
+        (lambda: StochasticUpdate(start={}), "start={}: expected 'measure' or 'plain'"),  # type: ignore[arg-type]
+        (lambda: StochasticUpdate(scope="head"), "scope='head'"),  # type: ignore[arg-type]
+        (lambda: StochasticUpdate(floor=0), "floor=0: expected a number from 1e-08 to 1"),
+        (lambda: StochasticUpdate(seed=-1), "seed=-1"),
+        (lambda: StochasticUpdate().before([]), "call begin(model"),
+        (lambda: StochasticUpdate().begin(nn.Linear(2, 2)), "scope='layers': Linear trains no parameter there"),
+        (lambda: StochasticUpdate(scope="all").begin(nn.Linear(2, 2)), "refresh='epoch': the steps of an epoch"),
     ],
 )
 def test_bad_settings(make: Any, message: str) -> None:
@@ -242,7 +413,8 @@ def test_uegr_refuses_what_it_is_not() -> None:
         assert message in str(caught.value)
 
 
-def test_both_stages_train(tmp_path: Path) -> None:
-    one = trainer("bart", tmp_path, UEGR(), update=SelectiveUpdate(0.3), max_steps=30, learning_rate=1e-2)
+@pytest.mark.parametrize("update", [SelectiveUpdate(0.3), StochasticUpdate()], ids=lambda update: type(update).__name__)
+def test_both_stages_train(update: Update, tmp_path: Path) -> None:
+    one = trainer("bart", tmp_path, UEGR(), update=update, max_steps=30, learning_rate=1e-2)
     one.train()
     assert losses(one)[-1]["loss"] < losses(one)[0]["loss"]

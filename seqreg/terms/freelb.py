@@ -16,6 +16,20 @@ from seqreg.objective import BaseLoss, WeightedSum
 from seqreg.term import Cost
 
 PAPER: Mapping[str, Any] = {"scale": 0.1, "spread": "sentence", "step_size": 0.1, "radius": 0.3, "relative": False}
+ROAST: Mapping[str, Any] = {
+    "steps": 1,
+    "last": True,
+    "inject": "layernorm",
+    "scale": 1e-5,
+    "step_size": 0.1,
+    "radius": 0.1,
+    "relative": False,
+    "norm": "linf",
+    "over": "token",
+    "projection": "none",
+    "dropout": "independent",
+    "embedding_grad": False,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +49,8 @@ class FreeLB(Adversarial):
         last: also train at the point that the last step leads to: K ascents, K + 1 points
         preset: "paper", absolute l2 norms of a whole sentence as in the authors' script for RoBERTa-large on MNLI: step
             0.1, start 0.1 spread over the sentence, radius 0.3; "freelb", the same in the authors' fairseq code, which
-            has `last`
+            has `last`; "roast", the attack of RoAST (arXiv 2312.04032) and half of the loss at either end of it: one
+            step of 0.1 in every token's largest entry, on the output of the embeddings' LayerNorm, from a start of 1e-5
 
         The other settings are those of `seqreg.ascent.Ascent`.
 
@@ -70,6 +85,7 @@ class FreeLB(Adversarial):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": PAPER,
         "freelb": {**PAPER, "inject": "word", "last": True},
+        "roast": ROAST,
     }
 
     def __post_init__(self) -> None:

@@ -37,7 +37,7 @@ class UEGR(Adversarial):
         alpha: of the divergence
         radius: a hundredth of the norm of the sentence's embeddings; at a tenth a small model unlearns
 
-        The backward stage is `seqreg.selective_update.SelectiveUpdate`.
+        The backward stage is `seqreg.selective_update.StochasticUpdate`, or the harder `SelectiveUpdate`.
 
     Cost:
         passes + 1 extra forwards, passes extra backwards (one of them reaches the embeddings alone). At a weight other
@@ -51,9 +51,9 @@ class UEGR(Adversarial):
 
     Example:
         >>> from seqreg import Criterion
-        >>> from seqreg.selective_update import SelectiveUpdate
+        >>> from seqreg.selective_update import StochasticUpdate
         >>> from seqreg.terms.uegr import UEGR
-        >>> criterion, update = Criterion(UEGR(passes=2)), SelectiveUpdate(ratio=0.3)
+        >>> criterion, update = Criterion(UEGR(passes=2)), StochasticUpdate(alpha=0.6, beta=1.0)
         >>> UEGR(passes=4).cost
         Cost(forwards=5, backwards=4)
     """

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from seqreg import BadInput, Criterion
 from seqreg.integrations.hf import context, count
+from seqreg.selective_update import StochasticUpdate
 from seqreg.terms.r3f import R3F
 from seqreg.terms.smart import SMART
 from tests.helpers import tiny_models
@@ -74,6 +75,14 @@ def by_hand(rank: int, world: int, accelerator: Any) -> Iterator[tuple[str, Tens
                 yield f"{kind}/bart/{name}/{accumulate}", gradient
 
 
+def masks() -> Tensor:
+    """What a stochastic update multiplies the gradient by. Of two ranks, the second has no example to measure."""
+    net, update = tiny_models.dropout_off(tiny_models.make("bart")), StochasticUpdate()
+    with tempfile.TemporaryDirectory() as out:
+        trainer("bart", Path(out), net=net, update=update, max_steps=1, per_device_train_batch_size=8).train()
+    return torch.cat([factor.flatten() for factor in update.factors.values()])
+
+
 def layerdrop_is_refused(world: int) -> None:
     """Passes that drop different layers cannot be synchronised; torch would fail in the middle of training."""
     if world == 1:
@@ -98,6 +107,7 @@ def main(out: str) -> None:
             gradients[key] = gradient
         for key, gradient, log in through_trainer(world):
             gradients[key], logs[key] = gradient, log
+        gradients["masks"] = masks()
     torch.save((gradients, logs), f"{out}/{world}-{rank}.pt")
     accelerator.end_training()
 

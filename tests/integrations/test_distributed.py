@@ -47,6 +47,13 @@ def test_gradient(seen: dict[int, Any], model: str, term: str, way: str) -> None
                 )
 
 
+def test_masks_of_an_update_are_the_same_on_every_rank(seen: dict[int, Any]) -> None:
+    expected = seen[1][0][0]["masks"]
+    assert 0.3 < (expected != 0).float().mean() < 0.6
+    for gradients, _ in seen[2]:
+        assert torch.equal(gradients["masks"], expected)
+
+
 def test_all_ways_agree(seen: dict[int, Any]) -> None:
     gradients = seen[2][0][0]
     for term in ("none", "r3f", "r3f_rows", "smart"):

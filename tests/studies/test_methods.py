@@ -309,5 +309,5 @@ def test_w16_what_methods_change_is_shown_as_it_is(tmp_path: Path) -> None:
     fake_comparison.comparison(tmp_path, {"uegr": 0.0, "rdrop": 0.0}, seeds="2", curves=False)
     rows = next(one for one in conclusions.judge(tmp_path).tables if one.title == conclusions.CHANGES).rows
     assert [row[2] for row in rows] == [
-        "", "terms.uegr (defaults); optimisation.update.selective (defaults)", "terms.rdrop (defaults)",
+        "", "terms.uegr (defaults); optimisation.update.stochastic (defaults)", "terms.rdrop (defaults)",
     ]  # fmt: skip

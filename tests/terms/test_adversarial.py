@@ -309,6 +309,41 @@ def test_freelb_is_the_mean_loss_along_the_ascent(trained: Any) -> None:
     assert adversarial > clean
 
 
+def test_freelb_has_the_attack_of_roast(trained: Any) -> None:
+    """Perturbation, loss and gradient from the formula: half of it at the start, half after one step per token."""
+    batch, deltas = sentences(8), []
+    ctx = context(trained, batch)
+    inner = ctx.forward.run
+    ctx.forward.run = lambda shifts, *, hidden: (deltas.append(shifts), inner(shifts, hidden=hidden))[1]  # type: ignore
+    trained.zero_grad()
+    report = Criterion(FreeLB(preset="roast"))(ctx)
+    report.total.backward()
+    found = {name: p.grad.clone() for name, p in trained.named_parameters() if p.grad is not None}
+    start, end = (shifts[-1].delta["encoder"] for shifts in deltas[1:])
+
+    def loss(delta: Tensor) -> Tensor:
+        layernorm = trained.roberta.embeddings.LayerNorm
+        hook = layernorm.register_forward_hook(lambda module, inputs, output: output.detach() + delta)
+        logits = trained(**{key: value for key, value in batch.items() if key != "labels"}).logits
+        hook.remove()
+        return torch.nn.functional.cross_entropy(logits, batch["labels"])
+
+    assert 0 < start.abs().max() <= 1e-5
+    live = start.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(live), live)
+    torch.testing.assert_close(end, start + 0.1 * gradient / gradient.abs().amax(-1, keepdim=True))
+    expected = (loss(start.detach()) + loss(end.detach())) / 2
+    assert report.total.item() == pytest.approx(expected.item(), rel=1e-9)
+    trained.zero_grad()
+    expected.backward()
+    for name, parameter in trained.named_parameters():
+        if parameter.grad is None:
+            assert name not in found or not found[name].any(), name  # the embeddings
+        else:
+            torch.testing.assert_close(found[name], parameter.grad, rtol=1e-6, atol=1e-12)
+    trained.zero_grad()
+
+
 def test_freelb_start_is_scaled_by_the_true_length() -> None:
     net = tiny_models.dropout_off(tiny_models.make("roberta"))
     ctx = Evaluation(context(net, tiny_models.batch("roberta")))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-from seqreg.selective_update import ChildTuningD, Update
+from seqreg.selective_update import Update
 
 if TYPE_CHECKING:
     from seqreg.integrations.hf.trainer import RegularizedTrainer
@@ -30,9 +30,8 @@ class UpdateCallback(TrainerCallback):
     def __init__(self, trainer: RegularizedTrainer, update: Update) -> None:
         self.trainer, self.update = trainer, update
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if isinstance(self.update, ChildTuningD) and not self.update.masks and not self.update.fisher:
-            self.trainer.measure(self.update)
+    def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
+        self.trainer.begin_update(self.update, train_dataloader)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         self.update.before(list(model.parameters()))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 from transformers import Seq2SeqTrainer, Trainer
+from transformers.trainer_utils import has_length
 
 from seqreg import spectral_norm
 from seqreg.context import Context, Count, Evaluation
@@ -24,7 +26,7 @@ from seqreg.integrations.hf.context import context, count
 from seqreg.integrations.hf.loss_log import Window
 from seqreg.losses import IGNORE, Base
 from seqreg.overrides import generator_state, replay, training_off
-from seqreg.selective_update import ChildTuningD, Update
+from seqreg.selective_update import MeasuredUpdate, Update
 from seqreg.smoothness import observe, source_gap
 
 RAW_HEAD = "seqreg_head.safetensors"
@@ -46,7 +48,7 @@ class RegularizedTrainer(Trainer):
         diagnostics_steps: log `Criterion.diagnostics` under diagnostics/ every so many steps; 0 for never
         unlabeled_dataset: examples for terms that take unlabelled data: after every step on labelled ones another
             is made on these, of the terms alone. Their order depends on the seed and the step, so that it resumes
-        update: a change of the optimizer's step, such as `seqreg.selective_update.SelectiveUpdate()`
+        update: a change of the optimizer's step, such as `seqreg.selective_update.StochasticUpdate()`
         smoothness_steps: log the Jacobian norm, the effective rank and the CKA to the model at the start, of every
             layer, under smoothness/ every so many steps, on the first examples of the evaluation (or training) data
     """
@@ -107,6 +109,8 @@ class RegularizedTrainer(Trainer):
             raise BadInput(f"{settings.n_gpu} GPUs in one process (DataParallel) are not supported: use torchrun")
         if spectral_norm.raw_state(self.model) and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
             raise BadInput("an R4F head cannot be exported under FSDP or DeepSpeed yet: train it with DDP")
+        if update is not None and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+            raise BadInput(f"{type(update).__name__} needs whole gradients, not those of FSDP or DeepSpeed: use DDP")
         settings.logging_nan_inf_filter = False  # a NaN must be seen in the log, not replaced by the last good loss
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -222,23 +226,55 @@ class RegularizedTrainer(Trainer):
             if name != "base":
                 self._unlabelled[name].append(part)
 
-    def measure(self, update: ChildTuningD) -> None:
-        """The Fisher information of the training set, of the base loss in training mode; draws nothing."""
+    def begin_update(self, update: Update, loader: Any) -> None:
+        """Tell an update about the run, and measure what it needs before the first step."""
+        arguments, steps = self.args, None
+        if has_length(loader):  # the step on unlabelled examples after every other one counts too
+            steps = math.ceil(len(loader) / arguments.gradient_accumulation_steps)
+            steps *= 1 if self.unlabeled_dataset is None else 2
+        update.begin(self.model, steps_per_epoch=steps, seed=arguments.seed)
+        if isinstance(update, MeasuredUpdate) and update.wants_measuring:
+            self.measure(update)
+
+    def measure(self, update: MeasuredUpdate) -> None:
+        """The squared gradients of the training set, of the base loss in training mode; draws nothing."""
         examples, size, base = self.train_dataset, self.args.per_device_train_batch_size, self.criterion
         if not hasattr(examples, "__getitem__"):
-            raise BadInput("ChildTuningD measures the training set first: it needs examples that can be indexed")
+            name = type(update).__name__
+            raise BadInput(f"{name} measures the training set first: it needs examples that can be indexed")
         loss = Criterion(label_smoothing=base.label_smoothing, smoothing=base.smoothing, per=base.per, fused=base.fused)
-        module, device = self.model.train(), self.args.device
+        module, device, indices = self.model.train(), self.args.device, self._measured_indices(update)
         with replay(generator_state(device), device):
-            for first in range(self.args.process_index * size, len(examples), self.args.world_size * size):
-                batch = self._batch(examples, range(first, min(first + size, len(examples))))
+            for first in range(self.args.process_index * size, len(indices), self.args.world_size * size):
+                batch = self._batch(examples, indices[first : first + size])
                 with self.compute_loss_context_manager():
                     total = loss(context(module, batch)).total
                 total.backward()  # type: ignore[no-untyped-call]
                 update.measure(module.parameters())
                 module.zero_grad()
         if self.args.world_size > 1:
-            update.fisher = {i: self.accelerator.reduce(fisher, "sum") for i, fisher in sorted(update.fisher.items())}
+            update.squares = self._summed(update.squares)
+
+    def _measured_indices(self, update: MeasuredUpdate) -> Sequence[int]:
+        """All examples of the training set, or as many as the update asks for, but no more than the run will use."""
+        total, steps = len(self.train_dataset), update.measured_steps
+        if steps is None:
+            return range(total)
+        number = min(steps, self.state.max_steps) * self.args.train_batch_size * self.args.world_size
+        number *= self.args.gradient_accumulation_steps
+        order = torch.randperm(total, generator=torch.Generator().manual_seed(self.args.seed))
+        return range(total) if number >= total else [int(index) for index in order[:number]]
+
+    def _summed(self, tensors: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Sums over all ranks, by the place of a parameter, also of those that some ranks do not have."""
+        parameters = list(self.model.parameters())
+        present = torch.tensor([float(i in tensors) for i in range(len(parameters))], device=self.args.device)
+        everywhere = self.accelerator.reduce(present, "sum").tolist()
+        return {
+            i: self.accelerator.reduce(tensors.get(i, torch.zeros_like(parameter, dtype=torch.float32)).detach(), "sum")
+            for i, parameter in enumerate(parameters)
+            if everywhere[i]
+        }
 
     def _batch(self, examples: Any, indices: Iterable[int]) -> dict[str, Any]:
         """Some examples of a dataset, collated, on the device of the model."""

@@ -75,13 +75,15 @@ class Overlay:
         self.origins: dict[str, str] = {}
 
     def add(self, values: Mapping[str, Any], origin: str) -> None:
-        """Put `values` on top. Mappings are merged, but the schedule of a weight is replaced as a whole."""
+        """Put `values` on top. Mappings are merged, but a schedule of a weight or another update replaces the last."""
         self._merge(self.values, values, origin, "")
 
     def _merge(self, into: dict[str, Any], values: Mapping[str, Any], origin: str, prefix: str) -> None:
         for key, value in _renamed(values, origin, prefix).items():
             path = f"{prefix}{key}"
             if isinstance(value, Mapping) and ("schedule" not in value or path == "optimisation"):
+                if path == "optimisation.update" and value and not value.keys() & (into.get(key) or {}).keys():
+                    self.remove(path)
                 if not isinstance(into.get(key), dict):
                     into[key], self.origins[path] = {}, origin
                 self._merge(into[key], value, origin, f"{path}.")

@@ -349,10 +349,13 @@ def _check_terms(run: Run) -> None:
     except BadInput as error:
         raise BadInput(f"{stack.origin('terms')}: {error}") from None
     try:
-        if config.optimisation.update:
-            config.update()
+        config.update()
     except BadInput as error:
-        raise BadInput(f"{stack.origin('optimisation.update')}: optimisation.{error}") from None
+        ((name, settings), *_) = (config.optimisation.update or {}).items()
+        path = f"optimisation.update.{name}"
+        key, line = error.under(path, settings or {})
+        line = f"optimisation.{error}" if key == path else line
+        raise BadInput(f"{stack.origin(key)}: {line}") from None
 
 
 PATHS = ("data.path", "model.name", "output")

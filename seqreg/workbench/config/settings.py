@@ -135,8 +135,9 @@ class Optimisation(Section):
         precision: of the passes; weights are always float32
         gradient_checkpointing: compute activations again in the backward pass, to save memory
         nonfinite_patience: a step that is not finite is not made; after so many in a row the run stops
-        update: a change of the optimizer's step, by name with its settings: {selective: {ratio: 0.3}} (UEGR's backward
-            stage), {child_tuning_f: {}} or {child_tuning_d: {}}; see `seqreg.selective_update`
+        update: a change of the optimizer's step, by name with its settings: {stochastic: {alpha: 0.6, beta: 1.0}} (of
+            RoAST, and UEGR's backward stage), {selective: {ratio: 0.3}}, {child_tuning_f: {}} or {child_tuning_d: {}};
+            see `seqreg.selective_update`
     """
 
     learning_rate: float = Field(default=3e-5, gt=0, le=100)
@@ -278,10 +279,11 @@ class Config(Section):
 
     @property
     def method(self) -> str:
-        """What the run is called in tables: its terms, R4F for R3F with a normalised head."""
+        """What the run is called in tables: its terms, R4F for R3F with a normalised head, RoAST for its FreeLB."""
+        names = ["roast" if keys and keys.get("preset") == "roast" else name for name, keys in self.terms.items()]
         if self.model.head == "r4f":
-            return "r4f" if list(self.terms) == ["r3f"] else "+".join([*self.terms, "r4f"])
-        return "+".join(self.terms) or "baseline"
+            return "r4f" if names == ["r3f"] else "+".join([*names, "r4f"])
+        return "+".join(names) or "baseline"
 
     def for_evaluation(self, model: str) -> Config:
         """The same for a trained model that is only evaluated: no terms, no checkpoints, no evaluation by steps."""

@@ -15,10 +15,12 @@ from seqreg.context import Context, Count
 from seqreg.criterion import LossReport
 from seqreg.errors import Interrupted
 from seqreg.integrations.hf import RegularizedSeq2SeqTrainer
+from seqreg.selective_update import MeasuredUpdate
 from seqreg.workbench.data.encoding import INDEX
 from seqreg.workbench.run import rng
 from seqreg.workbench.run.checkpointing import CheckpointingTrainer, RunOptions
 from seqreg.workbench.run.nonfinite import StepAttempt, not_finite
+from seqreg.workbench.text.terminal import first_process, say
 
 
 class FaultTolerantTrainer(CheckpointingTrainer):
@@ -57,6 +59,13 @@ class FaultTolerantTrainer(CheckpointingTrainer):
         batch = super()._batch(examples, indices)
         batch.pop(INDEX, None)
         return batch
+
+    def measure(self, update: MeasuredUpdate) -> None:
+        """As in the base class; nothing is lost where it is interrupted, and a resumed run begins it again."""
+        if first_process():
+            say(f"{type(update).__name__}: squared gradients of the training set, before the first step")
+        with self.options.signals.deferred(self.args.world_size > 1):
+            super().measure(update)
 
     # Steps that are not finite
 

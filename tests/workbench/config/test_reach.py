@@ -30,6 +30,8 @@ TRAINER = {
     "update": "optimisation.update",
 }
 """What the trainers take beside transformers' own, and the keys that say it."""
+OTHER: dict[Any, Any] = {"epoch": 7, "measure": "plain", "layers": "all", 1e-8: 1e-4}
+"""Values of updates beside their defaults."""
 
 
 def resolved(*overrides: str, terms: tuple[str, ...] = ()) -> run_config.Config:
@@ -75,11 +77,11 @@ def test_w14_every_update_and_each_of_its_settings_is_a_key() -> None:
         for kind in vars(selective_update).values()
         if inspect.isclass(kind) and issubclass(kind, selective_update.Update)
     }
-    assert set(UPDATES.values()) == kinds - {selective_update.Update}
+    assert set(UPDATES.values()) == {kind for kind in kinds if not inspect.isabstract(kind)}
     for name, kind in UPDATES.items():
         assert type(resolved(f"optimisation.update.{name}=null").update()) is kind
         for key, default in options(kind).items():
-            value = default / 2 if isinstance(default, float) else default + 1
+            value = OTHER[default] if default in OTHER else default / 2 if isinstance(default, float) else default + 1
             assert getattr(resolved(f"optimisation.update.{name}.{key}={value}").update(), key) == value
 
 
@@ -101,9 +103,19 @@ def test_w14_every_option_of_the_trainers_and_of_r4f_is_a_key() -> None:
 
 def test_w14_uegr_has_both_stages_and_the_baseline_none() -> None:
     update = resolved(terms=("uegr",)).update()
-    assert isinstance(update, selective_update.SelectiveUpdate)
+    assert isinstance(update, selective_update.StochasticUpdate)
     assert resolved().update() is None
     assert resolved("optimisation.update=null", terms=("uegr",)).update() is None
+    for setting in ("optimisation.update.selective.ratio=0.2", "optimisation.update={selective: {ratio: 0.2}}"):
+        other = resolved(setting, terms=("uegr",)).update()  # another one takes its place
+        assert isinstance(other, selective_update.SelectiveUpdate)
+        assert other.ratio == 0.2
+    mild = resolved("optimisation.update.stochastic.alpha=0.9", terms=("uegr",)).update()
+    assert isinstance(mild, selective_update.StochasticUpdate)
+    assert (mild.alpha, mild.beta) == (0.9, 1.0)
+    roast = resolved(terms=("roast",))
+    assert isinstance(roast.update(), selective_update.StochasticUpdate)
+    assert roast.method == "roast"
 
 
 @pytest.mark.parametrize("name", UPDATES)
@@ -116,6 +128,13 @@ def test_w14_a_run_makes_its_update(name: str, tmp_path: Path) -> None:
     assert isinstance(trainer.update, UPDATES[name])
     trainer.train()
     moved = (torch.cat([p.detach().flatten() for p in shop.model.parameters()]) != before).float().mean()
+    if name == "stochastic":
+        inside = trainer.update.places
+        assert 0 < len(inside) < len(list(shop.model.parameters()))
+        assert trainer.update.factors.keys() == inside
+        share = torch.cat([factor.flatten() for factor in trainer.update.factors.values()]).bool().float().mean()
+        assert abs(share - 0.45) < 0.02  # the mean of sigmoid(2 (r - 0.6))
+        return
     assert 0 < moved < (0.6 if name == "child_tuning_f" else 0.45)
     if name == "child_tuning_d":
         assert sum(int(mask.sum()) for mask in trainer.update.masks.values()) == round(0.3 * len(before))
@@ -144,9 +163,17 @@ def test_w14_what_cannot_be_is_said_in_a_line() -> None:
         ("terms.jachess.mode=alternate",): r"terms.jachess.mode='alternate': set data.unlabelled=FILE",
         ("optimisation.update={selectve: {}}",): r"command line: optimisation.update: unknown 'selectve'; did you mean",
         ("optimisation.update={selective: {rato: 1}}",): r"update selective: unknown setting 'rato'; did you mean",
-        ("optimisation.update.selective.ratio=2",): r"ratio=2: expected a number in \(0, 1\]",
+        (
+            "optimisation.update.selective.ratio=2",
+        ): r"^command line: optimisation.update.selective.ratio=2: expected a number in \(0, 1\]",
         ("optimisation.update.child_tuning_f.seed=x",): r"seed='x': expected a whole number >= 0",
-        ("optimisation.update={selective: {}, child_tuning_f: {}}",): r"expected one of selective, child_tuning_f",
+        ("optimisation.update={selective: {}, child_tuning_f: {}}",): r"expected one of stochastic, selective, child_t",
+        ("optimisation.update.stochastic.refresh=0",): (
+            r"^command line: optimisation.update.stochastic.refresh=0: expected a whole number >= 1, or 'epoch'"
+        ),
+        ("optimisation.update.stochastic.scope=head",): r"scope='head': expected 'layers' or 'all'",
+        ("optimisation.update.stochastic.alpha=.nan",): r"alpha=nan: expected a number from 0 to 1",
+        ("optimisation.update.stochastic={bta: 1}",): r"update stochastic: unknown setting 'bta'; did you mean 'beta'",
         ("optimisation.update=selective",): r"optimisation.update='selective'",
     }.items():
         with pytest.raises(BadInput, match=message) as caught:
@@ -161,10 +188,11 @@ def test_w14_what_cannot_be_is_said_in_a_line() -> None:
 
 @pytest.mark.parametrize("name", lookup.names("recipes/terms"))
 def test_w17_a_recipe_of_a_term_says_what_the_library_says(name: str) -> None:
-    """A key that it sets has the value of the library's default."""
+    """A key that it sets has the value of the library's default, or of a preset that it names."""
     block = overlay.read(lookup.find("recipes/terms", name))
     for term, settings in block["terms"].items():
-        defaults = {field.name: getattr(build_term(term), field.name) for field in fields(build_term(term))}
+        of_paper = build_term(term, {key: value for key, value in settings.items() if key == "preset"})
+        defaults = {field.name: getattr(of_paper, field.name) for field in fields(of_paper)}
         assert {**defaults, **settings} == defaults
     for update, settings in block.get("optimisation", {}).get("update", {}).items():
         defaults = options(UPDATES[update])
