@@ -13,7 +13,7 @@ from typing import Any
 
 from seqreg.errors import BadInput
 from seqreg.studies.results.study import STUDY, StudyRun
-from seqreg.studies.results.study_file import Study, StudyStep, method_names, parse
+from seqreg.studies.results.study_file import Study, StudyStep, parse
 from seqreg.version import __version__
 from seqreg.workbench.config.lookup import inside
 from seqreg.workbench.data import readers
@@ -133,10 +133,11 @@ def _packed(study_run: StudyRun, step: StudyStep) -> ArchivedStep:
             values = json.loads(_with_placeholders(path.read_text(encoding="utf-8"), study_run.places))
             left_out = _LEFT_OUT.get(path.name, ("tables",) if "kind" in values else ())
             packed.files[name] = {key: value for key, value in values.items() if key not in left_out}
-    methods = method_names(study_run.study, step) if step.command == "compare" else []
-    for path in sorted(path for method in methods for path in folder.glob(f"{method}/seed-*/predictions.jsonl")):
+    if step.command != "compare":
+        return packed
+    for path in sorted(folder.glob("*/*/predictions.jsonl")):
         _pack_predictions(packed, path.parent.relative_to(folder).as_posix(), path)
-    for path in sorted(path for method in methods for path in folder.glob(f"{method}/seed-*.code")):
+    for path in sorted(folder.glob("*/*.code")):
         code = path.read_text(encoding="utf-8").strip()
         if code != "0":
             log = path.with_suffix(".log")
@@ -212,7 +213,7 @@ def _write(folder: Path, name: str, text: str) -> None:
 
 def answers(step: ArchivedStep, method: str) -> dict[int, list[int]]:
     """The predictions of a method by seed, as numbers: equal ones have the same."""
-    runs = {run.split("/")[1]: run for run in step.predictions if run.split("/")[0] == method}
+    runs = {run.split("/")[1]: run for run in step.predictions if run.startswith(f"{method}/seed-")}
     return {int(seed.removeprefix("seed-")): step.predictions[run]["prediction"] for seed, run in sorted(runs.items())}
 
 

@@ -88,7 +88,7 @@ def results(archive: Archive, study: Study, judge: Judge) -> StudyResults:
             continue
         finding = _judged(kept, judge) if step.command == "compare" else None
         wanted = step.command != "compare" or step.measures
-        methods = method_names(study, step) if step.command != "train" else []
+        methods = [*method_names(study, step), *step.arms] if step.command != "train" else []
         found = measurements.numbers(step.command, kept.files, methods, step.measures) if wanted else {}
         baseline = methods[0] if methods else ""
         means = measurements.compared(found, baseline, study.primary_of(step), step.judged) if found else None

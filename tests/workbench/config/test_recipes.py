@@ -118,6 +118,6 @@ def test_one_step_and_one_generation(recipe: str, chosen: list[str], term: str |
 def test_cards_name_what_they_need() -> None:
     for name in lookup.names("tasks"):
         card, path = cards.load(name)
-        local = name == "text_pairs" or name.startswith("shifted/")  # those of studies, which have their files already
-        assert card.hub is not None or card.generated is not None or local
+        local = card.hub is None and card.generated is None
+        assert not local or "data.path=" in lookup.header(path) or "data.also=" in lookup.header(path)
         assert lookup.header(path).count("seqreg train") >= 1
