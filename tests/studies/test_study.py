@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,10 @@ def test_texts_are_not_in_an_archive_and_the_verdict_is_the_same(tmp_path: Path)
     packed = archived.pack(studies.make("x", study, models=None, data=None, output=tmp_path / "out"))
     packed.write(tmp_path / "x.json.xz")
     again = archived.read(tmp_path / "x.json.xz")
+    named = study_file.parse({**values, "primary": ["r3f"]}, "here")
+    judged = page.results(replace(again, study={**values, "primary": ["r3f"]}), named, judge).steps[0].finding
+    assert judged is not None  # begun without primary comparisons: those of the study count
+    assert "The primary comparisons were named after the comparison was begun." in judged.summary
     assert "won it" not in json.dumps(again.steps["news"].values)
     assert "script" not in json.dumps(again.steps["news"].values)
     finding = page.results(again, study, judge).steps[0].finding

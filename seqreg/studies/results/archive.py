@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 import platform
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -130,7 +131,7 @@ def _packed(study_run: StudyRun, step: StudyStep) -> ArchivedStep:
     for path in sorted(folder.rglob("*.json")):
         name = path.relative_to(folder).as_posix()
         if path.stem in _FILES and not path.is_symlink() and "/." not in f"/{name}":
-            values = json.loads(_with_placeholders(path.read_text(encoding="utf-8"), study_run.places))
+            values = with_placeholders(json.loads(path.read_text(encoding="utf-8")), study_run.places)
             left_out = _LEFT_OUT.get(path.name, ("tables",) if "kind" in values else ())
             packed.files[name] = {key: value for key, value in values.items() if key not in left_out}
     if step.command != "compare":
@@ -143,17 +144,27 @@ def _packed(study_run: StudyRun, step: StudyStep) -> ArchivedStep:
             log = path.with_suffix(".log")
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:] if log.is_file() else []
             packed.codes[path.relative_to(folder).with_suffix("").as_posix()] = (
-                code, _with_placeholders("\n".join(lines), study_run.places),
+                code, with_placeholders("\n".join(lines), study_run.places),
             )  # fmt: skip
     return packed
 
 
-def _with_placeholders(text: str, places: Mapping[str, Path | None]) -> str:
+def with_placeholders(value: Any, places: Mapping[str, Path | None]) -> Any:
+    """A JSON value whose texts and keys have placeholders for the folders of this machine.
+
+    >>> with_placeholders({"data": ["data.path=data/glue", "/a/data/x"]}, {"data": Path("data")})
+    {'data': ['data.path={data}/glue', '/a/data/x']}
+    """
+    if isinstance(value, dict):
+        return {with_placeholders(key, places): with_placeholders(inner, places) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [with_placeholders(inner, places) for inner in value]
+    if not isinstance(value, str):
+        return value
     for name, path in places.items():
-        if path is not None:
-            for spelling in {str(path), str(path.resolve())}:
-                text = text.replace(spelling, f"{{{name}}}")
-    return text
+        for spelling in sorted({str(path), str(path.absolute()), str(path.resolve())}, key=len) if path else ():
+            value = re.sub(rf"(?<![\w./~-]){re.escape(spelling)}(?=/)", f"{{{name}}}", value)
+    return value
 
 
 def _pack_predictions(packed: ArchivedStep, run: str, path: Path) -> None:

@@ -50,8 +50,9 @@ def _seeds(axes: Any, values: Mapping[str, Any]) -> None:
 
 def _measures(axes: Any, means: Mapping[str, Sequence[MethodMean]]) -> None:
     """Differences to the baseline by measure; measures differ in scale, so that each has its own: its pooled sd."""
-    methods = list(dict.fromkeys(mean.method for some in means.values() for mean in some if mean.difference))
-    for place, (_, some) in enumerate(means.items()):
+    trained = {name: [mean for mean in some if mean.method != "pretrained"] for name, some in means.items()}
+    methods = list(dict.fromkeys(mean.method for some in trained.values() for mean in some if mean.difference))
+    for place, some in enumerate(trained.values()):
         spread = float(np.sqrt(np.mean([mean.sd**2 for mean in some if mean.sd]))) if any(m.sd for m in some) else 1.0
         for mean in some:
             if mean.difference is None:

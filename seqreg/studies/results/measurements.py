@@ -29,7 +29,11 @@ def numbers(command: str, files: Files, methods: Sequence[str], measures: Sequen
         wanted = not measures or is_one(name, measures)
         if wanted and value is not None and np.isfinite(value):
             found.setdefault(name, {}).setdefault(method, {})[seed] = float(value)
-    return found
+    order = {method: place for place, method in enumerate(methods)}
+    return {
+        name: dict(sorted(values.items(), key=lambda item: order.get(item[0], len(order))))
+        for name, values in found.items()
+    }
 
 
 Found = Iterator[tuple[str, str, int, Any]]
@@ -121,7 +125,8 @@ def _of_robustness(files: Files, methods: Sequence[str], measures: Sequence[str]
         runs = dict(zip(dict.fromkeys(row["run"] for row in values["rows"]), names, strict=True))
         groups: dict[tuple[str, str], list[float]] = {}
         for row in values["rows"]:
-            what = row["noise"] if row["noise"] in ("none", "order", "source") else f"{row['noise']} {row['level']:g}"
+            plain = {"none": "unperturbed", "order": "order", "source": "source"}
+            what = plain.get(row["noise"], f"{row['noise']} {row['level']:g}")
             groups.setdefault((what, runs[row["run"]]), []).append(row["score"])
         for (what, method), scores in groups.items():
             yield what, method, seed, float(np.mean(scores))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ def results(archive: Archive, study: Study, judge: Judge) -> StudyResults:
             why = study.left_out(step, archive.size) or "not run yet"
             steps.append(StepResults(step, left_out=why))
             continue
-        finding = _judged(kept, judge) if step.command == "compare" else None
+        finding = _judged(kept, judge, study.primary_of(step)) if step.command == "compare" else None
         wanted = step.command != "compare" or step.measures
         methods = [*method_names(study, step), *step.arms] if step.command != "train" else []
         found = measurements.numbers(step.command, kept.files, methods, step.measures) if wanted else {}
@@ -97,10 +97,13 @@ def results(archive: Archive, study: Study, judge: Judge) -> StudyResults:
     return StudyResults(archive, study, steps, relations)
 
 
-def _judged(kept: ArchivedStep, judge: Judge) -> Finding | None:
-    """The verdict on a comparison; None while no run of its baseline is finished."""
+def _judged(kept: ArchivedStep, judge: Judge, primary: Sequence[str]) -> Finding:
+    """The verdict on a comparison; where it was begun without primary comparisons, the study's count, and it says so."""
+    plan = kept.files["comparison.json"]
+    if primary and not plan.get("primary"):
+        plan = {**plan, "primary": list(primary), "primary_late": True}
     with tempfile.TemporaryDirectory() as name:
-        restore(kept, Path(name))
+        restore(replace(kept, files={**kept.files, "comparison.json": plan}), Path(name))
         return judge(Path(name))
 
 

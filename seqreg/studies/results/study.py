@@ -215,7 +215,7 @@ def make(
     for option, folder in (("models", models), ("data", data)):
         if folder is not None and not folder.is_dir():
             raise BadInput(f"--{option} {folder}: no such folder")
-    places = {"models": models, "data": data, "output": output}
+    places = {"models": models and models.absolute(), "data": data and data.absolute(), "output": output}
     return StudyRun(name, study, size_of(study, name, size), places, seeds, tuple(settings), extend)
 
 
