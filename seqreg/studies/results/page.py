@@ -82,8 +82,8 @@ def results(archive: Archive, study: Study, judge: Judge) -> StudyResults:
     steps = []
     for step in study.steps:
         kept = archive.steps.get(step.name)
-        if kept is None or not kept.files:
-            why = study.left_out(step, archive.size) or "not run yet"
+        if kept is None or not _has_results(study, step, kept):
+            why = study.left_out(step, archive.size) or "not finished yet"
             steps.append(StepResults(step, left_out=why))
             continue
         finding = _judged(kept, judge, study.primary_of(step)) if step.command == "compare" else None
@@ -97,8 +97,16 @@ def results(archive: Archive, study: Study, judge: Judge) -> StudyResults:
     return StudyResults(archive, study, steps, relations)
 
 
+def _has_results(study: Study, step: StudyStep, kept: ArchivedStep) -> bool:
+    """Whether there is something to show: a run of the baseline, or a finding."""
+    if step.command == "compare":
+        baseline = method_names(study, step)[0]
+        return any(path.startswith(f"{baseline}/seed-") and path.endswith("/metrics.json") for path in kept.files)
+    return any("kind" in values for values in kept.files.values()) or (step.command == "train" and bool(kept.files))
+
+
 def _judged(kept: ArchivedStep, judge: Judge, primary: Sequence[str]) -> Finding:
-    """The verdict on a comparison; where it was begun without primary comparisons, the study's count, and it says so."""
+    """The verdict on a comparison; where its plan has no primary comparisons, the study's count, and it says so."""
     plan = kept.files["comparison.json"]
     if primary and not plan.get("primary"):
         plan = {**plan, "primary": list(primary), "primary_late": True}
