@@ -79,8 +79,8 @@ _LEGEND = """Each cell: the difference to the baseline in points of the task's s
 the cost of a training step over the baseline's. Only primary comparisons are tested (Holm's correction inside a step);
 the others have no verdict."""
 _PLAN = """Runs are those of the size `small`, all methods and seeds together; minutes are of one run on one core, mean
-over methods: how they were measured or estimated is said in the study's file. Probes, calibration and robustness come on
-top. `seqreg study --list` prints this table."""
+over methods: how they were measured or estimated is said in the study's file. Probes, calibration and robustness come
+on top. `seqreg study --list` prints this table."""
 _SHORT = {"significantly better": "better", "significantly worse": "worse", "no difference shown": "not shown"}
 
 
