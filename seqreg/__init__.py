@@ -35,8 +35,10 @@ __all__ = [
     "Term",
     "Warmup",
     "__version__",
+    "attach",
     "build_criterion",
     "build_term",
+    "regularized",
 ]
 
 _HOMES = {
@@ -47,6 +49,7 @@ _HOMES = {
     "objective": ("Consistency",),
     "schedules": ("Every", "StartAt", "Warmup"),
     "term": ("Cost", "Term"),
+    "integrations.hf": ("attach", "regularized"),
     "forward": ("Forward", "Perturbation", "PerturbationSite", "Pass"),
 }
 

@@ -148,7 +148,7 @@ def build_criterion(config: Mapping[str, Any]) -> Criterion:
     """
     if not isinstance(config, Mapping):
         raise BadInput(f"criterion: expected a mapping, such as {{'terms': {{'r3f': {{}}}}}}, not {config!r}")
-    check_keys("criterion", config, ("label_smoothing", "smoothing", "per", "fused", "terms"))
+    check_keys("criterion", config, ("label_smoothing", "smoothing", "per", "loss", "fused", "terms"))
     settings = dict(config)
     chosen = settings.pop("terms", {})
     if not isinstance(chosen, Mapping):

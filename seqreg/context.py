@@ -6,7 +6,7 @@ is the only place that reduces.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Literal
@@ -17,12 +17,15 @@ from torch import Tensor
 from seqreg.errors import BadInput
 from seqreg.forward import Dropout, ExtraPass, Forward, Pass, Perturbation
 from seqreg.losses import IGNORE, Base, at_least_float32
+from seqreg.overrides import Memory
 
 Per = Literal["token", "sequence", "fairseq", "sum"]
+On = Literal["labels", "all"]
+"""The positions that count: those with a label, or all real target positions (`Forward.targets`)."""
 Where = Literal["input", "encoder", "decoder", "both"]
 Kind = Literal["tokens", "classes", "regression"]
-Memory = dict[str, dict[str, Tensor]]
-"""What terms keep from step to step, by name."""
+OutputLoss = Callable[[Tensor], Tensor]
+"""A base loss of another kind: from the outputs of a pass, [B, ...], to one number a position, unreduced."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +37,20 @@ class Count:
         sequences: rows with at least one such label
         grad_divisor: what the framework will divide the gradient by (ranks under DDP, times the accumulation steps
             under Accelerate); the loss is multiplied by it
+        positions: real target positions, with a label or without (see `Forward.targets`); None where they are not known
     """
 
     labels: float
     sequences: float
     grad_divisor: int = 1
+    positions: float | None = None
 
     @classmethod
-    def of(cls, mask: Tensor) -> Count:
+    def of(cls, mask: Tensor, targets: Tensor | None = None) -> Count:
         """The count of a single batch on a single rank."""
-        return cls(float(mask.sum()), float(mask.reshape(mask.shape[0], -1).any(-1).sum()))
+        positions = None if targets is None else float(targets.sum())
+        rows = mask.reshape(mask.shape[0], -1).any(-1)
+        return cls(float(mask.sum()), float(rows.sum()), positions=positions)
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -60,6 +67,8 @@ class Context:
         count: what one optimizer step averages over; this batch alone by default
         training: whether terms are on
         labelled: False where `labels` only say that there are none
+        loss: the base loss, in place of that of the labels: a function of the outputs of a pass that gives one number
+            at every position of `mask`; `labels` may then be None
     """
 
     forward: Forward
@@ -70,6 +79,7 @@ class Context:
     count: Count
     training: bool
     labelled: bool
+    loss: OutputLoss | None
 
     def __init__(
         self,
@@ -82,21 +92,23 @@ class Context:
         count: Count | None = None,
         training: bool = True,
         labelled: bool = True,
+        loss: OutputLoss | None = None,
     ) -> None:
         if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
             raise BadInput(f"step={step!r}: expected the number of the optimizer step, from 0")
         if count is not None and not isinstance(count, Count):
             raise BadInput(f"count={count!r}: expected what seqreg.integrations.hf.count(model, batches) gives")
-        labelled = labelled and labels is not None
+        labelled = labelled and (labels is not None or loss is not None)
         if labels is None:
             if mask is None:
-                raise BadInput("unlabelled data need a mask of the positions that count")
+                raise BadInput("without labels, a mask must say which positions count")
             labels = torch.full(mask.shape, IGNORE, device=mask.device)
         elif mask is None and kind == "regression":
             mask = torch.ones(len(labels), dtype=torch.bool, device=labels.device)
         elif mask is None:
             mask = labels != IGNORE
-        values = (forward, labels, mask, kind, step, count or Count.of(mask), training, labelled)
+        count = count or Count.of(mask, forward.targets)
+        values = (forward, labels, mask, kind, step, count, training, labelled, loss)
         for field, value in zip(fields(Context), values, strict=True):
             object.__setattr__(self, field.name, value)
 
@@ -231,14 +243,38 @@ class Evaluation(Context):
         values = at_least_float32(values)
         return (values if padding else values.masked_fill(~self.mask, 0.0)).sum() * self._factor(per)
 
-    def weights(self, per: Per = "token", *, padding: bool = False) -> Tensor:
-        """What every position counts in `reduce`, [B, T] or [B]."""
-        counted = torch.ones_like(self.mask) if padding else self.mask
-        return counted.to(torch.float32 if counted.device.type == "mps" else torch.float64) * self._factor(per)
+    def weights(self, per: Per = "token", *, padding: bool = False, on: On = "labels") -> Tensor:
+        """What every position counts in `reduce`, [B, T] or [B].
+
+        Args:
+            on: "all" counts every real target position, and divides by their number where `per` is "token"
+        """
+        counted, factor = torch.ones_like(self.mask) if padding else self.mask, self._factor(per)
+        if on == "all":
+            counted = self._targets
+            factor = self.count.grad_divisor / max(self._positions, 1.0) if per == "token" else factor
+        return counted.to(torch.float32 if counted.device.type == "mps" else torch.float64) * factor
+
+    @property
+    def _targets(self) -> Tensor:
+        if self.forward.targets is None:
+            raise BadInput("on='all': it is not known which positions without a label are real: use on='labels'")
+        return self.forward.targets
+
+    @property
+    def _positions(self) -> float:
+        if self.count.positions is None:
+            raise BadInput("on='all': the count of this step has no positions: pass count=count(model, batches)")
+        return self.count.positions
 
     def reduce_rows(self, values: Tensor) -> Tensor:
         """The mean over the rows of the whole optimizer step that have a position that counts, of values [B]."""
         counted = self.mask.reshape(len(self.mask), -1).any(-1)
+        if len(values) != len(counted):  # pairs of sentences
+            raise BadInput(
+                f"a term counts the rows of the input, {len(values)}, and the loss has {len(counted)} examples: it "
+                "needs one row an example"
+            )
         total = at_least_float32(values).masked_fill(~counted, 0.0).sum() * self.count.grad_divisor
         return total / max(self.count.sequences, 1.0)
 

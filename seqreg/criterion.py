@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from seqreg.advice import Advisor
-from seqreg.context import Context, Count, Evaluation, Memory
+from seqreg.context import Context, Count, Evaluation
 from seqreg.errors import BadInput
 from seqreg.forward import Pass
-from seqreg.losses import Base, Smoothing, check_smoothing
+from seqreg.losses import Base, LossName, Smoothing, check_loss, check_smoothing
 from seqreg.objective import BaseLoss, Part, PartResult, Path, WeightedSum, evaluate
+from seqreg.overrides import Memory
 from seqreg.schedules import weight_at
 from seqreg.term import Term, packed_fix
 
@@ -122,6 +123,8 @@ class Criterion:
         label_smoothing: in [0, 1); 0.1 in most summarization recipes
         smoothing: "torch" spreads it over all V classes, "fairseq" over the V - 1 others
         per: what the base loss is averaged over: "token", or "sequence" (fairseq's --sentence-avg)
+        loss: "nll", or "dft": the negative log-likelihood of every label times its probability, which is held fixed
+            (Wu et al., arXiv 2508.05629); without label smoothing. `LossReport.values` has the plain "nll" in both
         fused: False computes everything from the logits of all tokens, and makes one pass after the other: slower, for
             comparison and for a loss that is to be differentiated twice
     """
@@ -132,12 +135,14 @@ class Criterion:
         label_smoothing: float = 0.0,
         smoothing: Smoothing = "torch",
         per: Literal["token", "sequence"] = "token",
+        loss: LossName = "nll",
         fused: bool = True,
     ) -> None:
         for term in terms:
             if not isinstance(term, Term):
                 raise BadInput(f"{term!r} is not a term: write Criterion(R3F(weight=0.1), ...), or use build_criterion")
         check_smoothing(label_smoothing, smoothing)
+        check_loss(loss, label_smoothing)
         if per not in ("token", "sequence"):
             raise BadInput(f"per={per!r}: choose 'token' or 'sequence'")
         if not isinstance(fused, bool):
@@ -146,8 +151,8 @@ class Criterion:
         for name in names:
             if names.count(name) > 1 or name in ("base", "nll", "aux_loss"):
                 raise BadInput(f"two parts of the loss are called {name!r}: give one of them another name=")
-        self.terms, self.base = terms, Base(label_smoothing, smoothing, per)
-        self.label_smoothing, self.smoothing, self.per = label_smoothing, smoothing, per
+        self.terms, self.base = terms, Base(label_smoothing, smoothing, per, loss)
+        self.label_smoothing, self.smoothing, self.per, self.loss = label_smoothing, smoothing, per, loss
         self.fused = fused
         self.memory: Memory = {}
         self._advisor = Advisor()
@@ -158,6 +163,7 @@ class Criterion:
             for term in self.terms
         ]
         base = f"label_smoothing={self.label_smoothing}, smoothing={self.smoothing!r}, per={self.per!r}"
+        base += "" if self.loss == "nll" else f", loss={self.loss!r}"
         return f"Criterion({', '.join([*shown, base])})"
 
     def __call__(self, ctx: Context, training: bool | None = None, *, batched: bool = True) -> LossReport:
@@ -180,6 +186,9 @@ class Criterion:
         weighted = self._weighted(ctx) if training else []
         active = [(term, weight) for term, weight in weighted if weight > 0]
         evaluation = self._evaluation(ctx, active, memory=self.memory, batched=batched and torch.is_grad_enabled())
+        for term, weight in weighted:
+            if weight > 0 or callable(term.weight):
+                term.prepare(evaluation)
         return self._report(evaluation, active, {term.name: weight for term, weight in weighted})
 
     def _report(
@@ -229,7 +238,9 @@ class Criterion:
         active = [(term, weight) for term, weight in self._weighted(ctx) if weight > 0]
         numbers: dict[str, float] = {}
         with ctx.forward.observed(), torch.no_grad():
-            alone = replace(ctx, count=Count.of(ctx.mask))  # whatever its share in the optimizer step
+            alone = replace(
+                ctx, count=Count.of(ctx.mask, ctx.forward.targets)
+            )  # whatever its share in the optimizer step
             evaluation = self._evaluation(alone, active, memory=copy.deepcopy(self.memory))
             base = float(BaseLoss(evaluation.clean).value(evaluation))
             for term, weight in active:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
+from seqreg.errors import BadInput
 from seqreg.fused.head import Projection
 from seqreg.losses import at_least_float32
 from seqreg.overrides import dropout_rate, generator_state, replay, swapped_weights, training_off
@@ -111,9 +112,20 @@ class Pass:
         """What the logits would be computed from, while nobody has asked for them."""
         return None if "logits" in vars(self) else self.projection
 
+    def keep_head(self) -> None:
+        """Hold on to the head as it is now: a pass with other weights has a head of its own, without a gradient."""
+        if (head := self.deferred) is not None:
+            bias = None if head.bias is None else head.bias.detach()
+            self.projection = replace(head, weight=head.weight.detach(), bias=bias)
+            self._logits = self.projection.logits
+
+    def only_outputs(self) -> None:
+        """Let go of what else the framework gave, which is large."""
+        self._output, self.embeds = None, {}
+
     def equals(self, other: Pass) -> bool:
         """Whether two passes gave exactly the same."""
-        if self.deferred is not None and other.deferred is not None:
+        if self.deferred is not None and other.deferred is not None and self.deferred.same_head(other.deferred):
             return torch.equal(self.deferred.states, other.deferred.states)
         return torch.equal(self.logits, other.logits)
 
@@ -173,6 +185,8 @@ class Forward(ABC):
 
     module: nn.Module
     sites: Mapping[str, PerturbationSite]
+    targets: Tensor | None = None
+    """True on real target positions, with a label or without; None where they are not known    # [B, T] or [B]"""
     packed: bool = False
     """Whether rows hold several documents, one after the other."""
     reentrant: bool = False
@@ -186,6 +200,8 @@ class Forward(ABC):
     """Whether gradient checkpointing runs parts of a pass again in its backward."""
     ragged: bool = False
     """Passes drop different layers, and gradients are synchronised across ranks: extra passes need shared dropout."""
+    adapters: bool = False
+    """Whether the model has adapters that can be switched off (PEFT), which leaves the model they were put on."""
     _clean_rng_state: tuple[Tensor, Tensor | None] | None = None
     _input_perturbations: tuple[Perturbation, ...] = ()
     _replaying: bool = False
@@ -257,6 +273,7 @@ class Forward(ABC):
         weights: Mapping[str, Tensor] | None = None,
         rate: float | None = None,
         rows: Tensor | None = None,
+        adapters: bool = True,
     ) -> Pass:
         """An extra pass.
 
@@ -268,6 +285,7 @@ class Forward(ABC):
             weights: parameters to use in place of the model's own, by name; needs grad=False
             rate: dropout probability to use everywhere in place of the model's own
             rows: the rows of the batch that it is made of; not with "shared", whose masks are of all rows    # [n]
+            adapters: False switches adapters off, see `without_adapters`; needs grad=False
         """
         if rows is not None and (dropout == "shared" or self.batch_size is None):
             raise RuntimeError("a pass of some rows needs a Forward that can take them, and dropout masks of its own")
@@ -282,15 +300,34 @@ class Forward(ABC):
                 stack.callback(setattr, self, "_replaying", False)
             if rate is not None:
                 stack.enter_context(dropout_rate(self.module, rate, self.dropouts))
+            if torch.is_grad_enabled() and (weights is not None or not adapters):
+                raise RuntimeError("a pass with other weights carries no gradient: use grad=False")
             if weights is not None:
-                if torch.is_grad_enabled():
-                    raise RuntimeError("a pass with other weights carries no gradient: use grad=False")
                 stack.enter_context(swapped_weights(self.module, weights))
+            if not adapters:
+                stack.enter_context(self.without_adapters())
             shifts = (*self._input_perturbations, *(() if shift is None else (shift,)))
             view = self.run(shifts, hidden=hidden, **({} if rows is None else {"rows": rows}))
+            if weights is not None or not adapters:
+                view.only_outputs()
             if weights is not None:
-                _ = view.logits  # while these weights are here
+                view.keep_head()  # while these weights are here
             return view
+
+    @contextlib.contextmanager
+    def without_adapters(self) -> Iterator[None]:
+        """Adapters are off inside; afterwards all is as before, also what requires a gradient."""
+        if self.adapters:
+            raise NotImplementedError
+        yield
+
+    def saved_weights(self, folder: str) -> Mapping[str, Tensor]:
+        """The parameters of a model that was saved to a folder, by their names in this one."""
+        raise BadInput(f"{folder}: this kind of model cannot be read from a folder here: use reference='start'")
+
+    def head_parameters(self) -> set[str]:
+        """Names of the parameters of a head that fine-tuning usually begins with at random: that of a classifier."""
+        return set()
 
     def other_source(self) -> Pass | None:
         """A pass in which every row reads the source of another row; None for models without a separate source."""

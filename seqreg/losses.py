@@ -12,6 +12,7 @@ from seqreg.errors import BadInput
 
 IGNORE = -100
 Smoothing = Literal["torch", "fairseq"]
+LossName = Literal["nll", "dft"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Base:
     label_smoothing: float = 0.0
     smoothing: Smoothing = "torch"
     per: Literal["token", "sequence"] = "token"
+    loss: LossName = "nll"
 
 
 def at_least_float32(values: Tensor) -> Tensor:
@@ -56,6 +58,15 @@ def label_smoothed_nll(
     return own * nll + spread * everything, nll
 
 
+def probability_weighted(nll: Tensor) -> Tensor:
+    """DFT: p NLL, where p = exp(-NLL) is the probability of the label, held fixed: the gradient is that of -p.
+
+    Args:
+        nll: plain negative log-likelihood                          # [...]
+    """
+    return nll * torch.exp(-nll.detach())
+
+
 def shares(size: int, label_smoothing: float, smoothing: Smoothing) -> tuple[float, float]:
     """What the label gets on top of every class, and what every class gets, of `size` classes. They add up to 1."""
     if label_smoothing == 0.0:
@@ -80,6 +91,13 @@ def check_labels(labels: Tensor, size: int, fix: str) -> None:
         value = int(labels[tuple(where)])
         fix = f"padding must be {IGNORE}" if value < 0 else fix
         raise BadInput(f"labels{where} is {value}, but the head has classes 0..{size - 1}: {fix}")
+
+
+def check_loss(loss: str, label_smoothing: float) -> None:
+    if loss not in ("nll", "dft"):
+        raise BadInput(f"loss={loss!r}: choose 'nll' or 'dft'", key="loss", value=loss, fix="choose 'nll' or 'dft'")
+    if loss == "dft" and label_smoothing:
+        raise BadInput(f"loss='dft' has no label smoothing: set label_smoothing={label_smoothing} to 0, or loss='nll'")
 
 
 def check_smoothing(label_smoothing: float, smoothing: str) -> None:

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from seqreg.context import Evaluation, Per
+from seqreg.context import Evaluation, On, Per
 from seqreg.divergences import DIVERGENCES, Divergence, kl
 from seqreg.errors import BadInput
 from seqreg.forward import Pass
 from seqreg.fused.block import Block, Detach, divergence, smoothed_nll
 from seqreg.fused.loss import Summand, Values, fused_loss
-from seqreg.losses import label_smoothed_nll, squared_error
+from seqreg.losses import at_least_float32, label_smoothed_nll, probability_weighted, squared_error
 
 Path = Literal["fused", "plain", "own"]
 
@@ -101,6 +101,7 @@ class Consistency(Part):
             rows
         detach: the side that is held fixed; "teachers" holds the left side of each of the two KLs of "symmetric_kl"
         per, padding: see `Evaluation.reduce`
+        on: the positions that count, see `Evaluation.weights`
         sample: a factor of every position: 0 leaves it out, and others make up for it    # [B, T] or [B]
     """
 
@@ -111,6 +112,7 @@ class Consistency(Part):
     per: Per = "token"
     padding: bool = False
     sample: Tensor | None = None
+    on: On = "labels"
 
     @property
     def passes(self) -> tuple[Pass, ...]:
@@ -129,7 +131,7 @@ class Consistency(Part):
             raise BadInput(f"each teacher is held fixed in divergence='symmetric_kl' alone, not {self.divergence!r}")
 
     def weights(self, ctx: Evaluation) -> Tensor:
-        weights = ctx.weights(self.per, padding=self.padding)
+        weights = ctx.weights(self.per, padding=self.padding, on=self.on)
         return weights if self.sample is None else weights * self.sample
 
     def from_logits(self, ctx: Evaluation) -> Values:
@@ -161,13 +163,26 @@ class WeightedSum:
 
 def base_loss(view: Pass, ctx: Evaluation) -> Values:
     """The per-position base loss of a pass, and its plain negative log-likelihood if it has one, from logits."""
+    if ctx.loss is not None:
+        for field in fields(ctx.base):
+            value = getattr(ctx.base, field.name)
+            if field.name not in ("smoothing", "per") and value != field.default:
+                raise BadInput(f"{field.name}={value!r} means nothing to your own loss: leave it out")
+        values = ctx.loss(view.logits)
+        if values.shape != ctx.mask.shape:
+            shapes = f"{list(values.shape)}, and was to give {list(ctx.mask.shape)}"
+            raise BadInput(f"the loss gave {shapes}: one number a position or example, not their mean")
+        return at_least_float32(values), None
     if ctx.kind == "regression":
         if ctx.base.label_smoothing:
             raise BadInput(
                 f"label_smoothing={ctx.base.label_smoothing} means nothing on a regression head: set it to 0"
             )
+        if ctx.base.loss != "nll":
+            raise BadInput(f"loss={ctx.base.loss!r} means nothing on a regression head: set loss='nll'")
         return squared_error(view.logits, ctx.labels), None
-    return label_smoothed_nll(view.logits, ctx.labels, ctx.base.label_smoothing, ctx.base.smoothing)
+    values, nll = label_smoothed_nll(view.logits, ctx.labels, ctx.base.label_smoothing, ctx.base.smoothing)
+    return probability_weighted(nll) if ctx.base.loss == "dft" else values, nll
 
 
 @dataclass(frozen=True)
@@ -228,11 +243,17 @@ def _compute(
 
 
 def _fusable(part: Part, ctx: Evaluation) -> bool:
-    """Whether the part can be computed before there are logits: no pass has any yet, or constant ones."""
-    if ctx.kind != "tokens" or not ctx.fused:
+    """Whether the part can be computed before there are logits: no pass has any yet, or constant ones.
+
+    Passes with a gradient share one head; others may have one of their own.
+    """
+    if ctx.kind != "tokens" or not ctx.fused or (ctx.loss is not None and isinstance(part, BaseLoss)):
         return False
-    heads = {(id(head.weight), head.dtype) for view in part.passes if (head := view.deferred) is not None}
-    return len(heads) == 1 and all(view.deferred or not view.logits.requires_grad for view in part.passes)
+    heads = [head for view in part.passes if (head := view.deferred) is not None]
+    learning = [head for head in heads if head.requires_grad]
+    one_head = all(head.same_head(learning[0]) for head in learning)
+    constant = all(view.deferred or not view.logits.requires_grad for view in part.passes)
+    return bool(heads) and one_head and constant
 
 
 def _fuse(

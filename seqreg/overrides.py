@@ -1,13 +1,23 @@
-"""What is different for a while: generators, training mode, dropout rates, weights. All of it is restored."""
+"""What is different for a while: generators, training mode, dropout rates, weights. All of it is restored.
+
+The other weights are those that terms keep from step to step: a copy of the start, or a moving average.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from seqreg.errors import BadInput
+from seqreg.losses import at_least_float32
+
+Memory = dict[str, dict[str, Tensor]]
+"""What terms keep from step to step, by name."""
 
 
 def generator_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
@@ -73,3 +83,81 @@ def swapped_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterato
             if name in own:
                 parameter.data = own[name]
         torch.clear_autocast_cache()
+
+
+KEPT = "w/"
+"""Before the name of every parameter that a term keeps in its state."""
+
+
+def trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that training moves, by name; one that is used in several places has one name."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+@torch.no_grad()
+def start_weights(memory: Memory, owner: str, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The values that parameters had when this was first asked for, in their own precision.
+
+    Args:
+        memory: what terms keep from step to step
+        owner: the name of the term
+    """
+    if owner not in memory:
+        memory[owner] = {f"{KEPT}{name}": parameter.detach().clone() for name, parameter in parameters.items()}
+    return _kept(memory[owner], owner, parameters)
+
+
+@dataclass(frozen=True)
+class MovingAverage:
+    """w' <- beta * w' + (1 - beta) * w once an optimizer step; starts at the weights, in float32 at least.
+
+    Args:
+        beta: for the first `switch` updates
+        beta_late: from then on
+    """
+
+    beta: float
+    beta_late: float
+    switch: int = 0
+
+    @torch.no_grad()
+    def __call__(
+        self, memory: Memory, owner: str, parameters: Mapping[str, nn.Parameter], step: int | None
+    ) -> dict[str, Tensor]:
+        """The averaged weights, brought up to date if an optimizer step was made since they were last used."""
+        if step is None:
+            raise BadInput(f"{owner} averages once an optimizer step: pass context(..., step=step)")
+        now = torch.tensor(step)
+        if owner not in memory:
+            copies = {
+                f"{KEPT}{name}": at_least_float32(parameter.detach()).clone() for name, parameter in parameters.items()
+            }
+            memory[owner] = {**copies, "step": now, "updates": torch.tensor(0)}
+        state = memory[owner]
+        average = _kept(state, owner, parameters)
+        if state["step"] != now:
+            passed = max(int(now - state["step"]), 1)
+            beta = (self.beta if int(state["updates"]) < self.switch else self.beta_late) ** passed
+            for name, parameter in parameters.items():
+                average[name].lerp_(at_least_float32(parameter.detach()), 1 - beta)
+            state["updates"] += passed
+            state["step"] = now
+        return average
+
+
+def _kept(state: dict[str, Tensor], owner: str, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """What is in the state of a term, where the parameters are: what was loaded is on the CPU."""
+    shapes = {key.removeprefix(KEPT): value.shape for key, value in state.items() if key.startswith(KEPT)}
+    if shapes != {name: parameter.shape for name, parameter in parameters.items()}:
+        raise BadInput(f"{owner}: the trained parameters are not those that it keeps: begin a new criterion")
+    for name, parameter in parameters.items():
+        state[f"{KEPT}{name}"] = state[f"{KEPT}{name}"].to(parameter.device)
+    return {name: state[f"{KEPT}{name}"] for name in parameters}
+
+
+def distance(parameters: Mapping[str, nn.Parameter], others: Mapping[str, Tensor]) -> float:
+    """How far weights are from others, |w - w'| / |w|."""
+    own = {name: at_least_float32(parameter.detach()) for name, parameter in parameters.items()}
+    apart = sum(float((own[name] - others[name]).square().sum()) for name in own)
+    whole = sum(float(weight.square().sum()) for weight in own.values())
+    return (apart / whole) ** 0.5 if whole else 0.0

@@ -140,6 +140,10 @@ class Term(ABC, metaclass=_Settings):
     def __call__(self, ctx: Evaluation) -> Tensor | Part | WeightedSum:
         """The term's value on one batch, unweighted: a number, or the parts that it is the sum of."""
 
+    def prepare(self, ctx: Evaluation) -> None:
+        """Called on every training batch before anything runs, also where a schedule leaves the term out."""
+        return
+
     def diagnostics(self, ctx: Evaluation) -> dict[str, float]:
         """Numbers that tell what the term is doing on this batch."""
         return {}

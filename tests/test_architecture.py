@@ -30,7 +30,7 @@ INDEPENDENT = {
     "bench",
 }
 """Layers that do not import each other."""
-FRAMEWORKS = {"transformers", "accelerate", "fairseq", "datasets", "peft"}
+FRAMEWORKS = {"transformers", "accelerate", "fairseq", "datasets", "peft", "trl", "axolotl"}
 LARGEST_FOLDER = 20
 TEXT = (".py", ".md", ".yaml", ".sh", ".html")
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 import typer
+from torch.utils.data import DataLoader
 
 from seqreg import Cost, Criterion, build_term
 from seqreg.bench import steps as bench_steps
@@ -21,6 +22,7 @@ from seqreg.bench import worker_process
 from seqreg.build import UPDATES, term_class, term_names
 from seqreg.cli.main import app
 from seqreg.integrations.hf import r4f
+from seqreg.terms.r3f import R3F
 from seqreg.workbench.config import cards, lookup, overlay, run_config
 from tests.helpers import tiny_models
 
@@ -75,6 +77,21 @@ def test_library_code_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "r3f/part_over_base" in printed
     assert (tmp_path / "classifier" / "model.safetensors").exists()
     run_blocks("docs/which_term.md", names)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # Lightning's own
+def test_the_lightning_example_runs(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning", reason="lightning is not installed: pip install lightning runs this")
+    (block,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "library.md").read_text(), re.S)
+    names: dict[str, Any] = {"torch": torch}
+    exec(compile(block, "docs/library.md", "exec"), names)
+    model, batch = tiny_models.make("bart"), tiny_models.batch("bart")
+    before = [p.detach().clone() for p in model.parameters()]
+    settings = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = lightning.Trainer(max_steps=2, accelerator="cpu", default_root_dir=tmp_path, **settings)
+    trainer.fit(names["Regularized"](model, Criterion(R3F(weight=0.1))), DataLoader([batch] * 2, batch_size=None))
+    assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert {"part/base", "part/r3f"} <= set(trainer.logged_metrics)
 
 
 def test_the_readme_is_short() -> None:
@@ -187,8 +204,9 @@ def test_settings_of_papers_build_the_same_in_python_and_recipes(row: list[str])
     built = [*config.criterion().terms, *filter(None, [config.update()])]
     parts = made if isinstance(made, tuple) else (made,)
     if isinstance(made, Criterion):
-        assert (made.label_smoothing, made.smoothing) == (config.loss.label_smoothing, config.loss.smoothing)
-        parts = ()
+        loss = config.loss
+        assert (made.loss, made.label_smoothing, made.smoothing) == (loss.loss, loss.label_smoothing, loss.smoothing)
+        parts = made.terms
     assert (classifier in parts) == (config.model.head == "r4f")
     wanted = [part for part in parts if part is not classifier]
     assert [type(part) for part in built] == [type(part) for part in wanted]

@@ -67,6 +67,7 @@ SIZES = {
 
 HF, PLAIN = "plain transformers", "plain seqreg"
 CHEAPER: dict[str, dict[str, dict[str, Any]]] = {
+    "anchor": {"anchor divergence=l2": {"divergence": "l2"}},
     "r3f": {
         "r3f grad=clean": {"grad": "clean"},
         "r3f example_fraction=0.5": {"example_fraction": 0.5},

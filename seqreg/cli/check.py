@@ -109,7 +109,7 @@ def length_statistics(lengths: list[int], limit: int) -> dict[str, float]:
 def _loss(run: Run) -> list[dict[str, Any]]:
     base = run.config.loss
     terms: tuple[Term, ...] = run.config.criterion().terms
-    settings = {"label_smoothing": base.label_smoothing, "smoothing": base.smoothing}
+    settings = {"loss": base.loss, "label_smoothing": base.label_smoothing, "smoothing": base.smoothing}
     entries = [_entry("base", settings, Cost(0, 0))]
     entries += [_entry(t.name, {key: str(value) for key, value in t.settings().items()}, t.cost) for t in terms]
     if len(terms) > 1:

@@ -106,10 +106,11 @@ def _files(name: str) -> dict[str, str]:
         if name in lookup.names(kind):
             path = lookup.find(kind, name)
             texts[str(path)] = path.read_text(encoding="utf-8")
-    if name in lookup.names("recipes/terms") and name != "r4f":
-        from seqreg.build import term_class
+    if name in lookup.names("recipes/terms"):
+        from seqreg.build import term_class, term_names
 
-        texts[f"seqreg/terms/{name}.py"] = inspect.getdoc(term_class(name)) or ""
+        if name in term_names():  # and not a recipe of several things, such as r4f and asft
+            texts[f"seqreg/terms/{name}.py"] = inspect.getdoc(term_class(name)) or ""
     if not texts:
         known = {known for kind in kinds for known in lookup.names(kind)}
         raise BadInput(f"{name!r} is no term, task, recipe or folder; {nearest(name, known)}")

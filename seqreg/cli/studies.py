@@ -100,7 +100,7 @@ def compare(
         raise BadInput("--json and --launcher: there is no result yet; use --json with --collect, when all have ended")
     others = [setting for setting in settings or () if not setting.startswith("terms")]
     run_config.resolve(recipe, variants=variant or (), overrides=others, paths=["data.path", "model.name"])
-    from seqreg.studies.compare import conclusions, study
+    from seqreg.studies.compare import conclusions, drift, study
 
     quiet()
     finished = study.compare(
@@ -113,7 +113,8 @@ def compare(
     finding = conclusions.judge(output)
     console.print(f"A page about it: seqreg report {plain(shlex.quote(str(output)))}", soft_wrap=True)
     changes = next(table for table in finding.tables if table.title == conclusions.CHANGES)
-    tables = conclusions.verdict_table(finding.values), terminal_table(changes)
+    shorter = [*drift.short_tables(finding.values["drift"]), changes]
+    tables = conclusions.verdict_table(finding.values), *map(terminal_table, shorter)
     print_result(finding, *tables, *map(plain, finding.summary), as_json=as_json)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from seqreg.divergences import DIVERGENCES, Divergence, kl_summand
 from seqreg.forward import Pass
-from seqreg.losses import Base, shares
+from seqreg.losses import Base, probability_weighted, shares
 
 Detach = Literal["none", "first", "second", "teachers"]
 
@@ -60,7 +60,7 @@ class Block:
 
 
 def smoothed_nll(block: Block, view: Pass, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Label-smoothed and plain negative log-likelihood, [n] each; adds the gradient.
+    """The base loss (label-smoothed, or DFT) and the plain negative log-likelihood, [n] each; adds the gradient.
 
     Args:
         weight: of every position in the loss; None adds no gradient    # [n, 1]
@@ -70,6 +70,9 @@ def smoothed_nll(block: Block, view: Pass, weight: Tensor | None) -> tuple[Tenso
     on_label, on_all = shares(size, block.base.label_smoothing, block.base.smoothing)
     nll = (top - logits.gather(1, labels) + norm).squeeze(1)
     values = on_label * nll
+    if block.base.loss == "dft":  # which has no smoothing; the probability is held fixed, a weight like the other
+        values = probability_weighted(nll)
+        weight = None if weight is None else weight * torch.exp(-nll).unsqueeze(1)
     if on_all:
         values = values + on_all * ((top - logits).sum(1) + size * norm.squeeze(1))
     if weight is not None and view in block.learning:

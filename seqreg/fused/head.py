@@ -35,6 +35,10 @@ class Projection:
     dtype: torch.dtype
     requires_grad: bool = True
 
+    def same_head(self, other: Projection) -> bool:
+        """Whether the logits of both come from the same product; a pass with other weights has another head."""
+        return self.weight is other.weight and self.dtype == other.dtype
+
     def logits(self) -> Tensor:
         """All of them, [B, T, V], by way of autograd."""
         with torch.set_grad_enabled(self.requires_grad):  # the result is cached for all callers

@@ -17,6 +17,8 @@ from seqreg.losses import Base
 
 ROWS = 1024
 """Rows of logits that are held at a time; a token has one for every pass."""
+LEAST_ROWS = 256
+"""Where a pass learns nothing, a small batch is cut too, so that no more is held than without it; not below this."""
 CELLS = 2**18
 """Logits that the elementwise work takes on at a time, so that they stay in cache."""
 
@@ -90,7 +92,8 @@ class FusedObjective:
     """All that one call computes.
 
     Args:
-        summands: their passes share one head, or have constant logits
+        summands: those of their passes that learn share one head; others may have one of their own (other weights), or
+            constant logits
         labels: of every position; any number where no base loss is evaluated    # [B, T]
     """
 
@@ -105,7 +108,9 @@ class FusedObjective:
                 self.needed[view] |= summand.where.flatten()
         self.sources = {view: LogitSource.of(view, labels.shape, needed) for view, needed in self.needed.items()}
         self.projections = {view: source.projection for view, source in self.sources.items()}
-        self.head = next(projection for projection in self.projections.values() if projection is not None)
+        projections = [projection for projection in self.projections.values() if projection is not None]
+        self.head = next((one for one in projections if one.requires_grad), projections[0])
+        """That of the passes that learn."""
 
     def groups(self) -> Iterator[tuple[Tensor, list[Pass]]]:
         """Positions that need the logits of the same passes, together with those passes."""
@@ -190,6 +195,7 @@ class _ChunkLoop:
     ) -> None:
         self.objective = objective
         self.head = LinearHead(weight, bias, objective.head.dtype, (*needs_grad[:2], any(needs_grad[2:])))
+        self.heads = self._heads()
         self.results = [
             weight.new_zeros((2, len(objective.labels)), dtype=self.head.sum_dtype) for _ in objective.summands
         ]
@@ -209,12 +215,26 @@ class _ChunkLoop:
                     states = projection.states  # of any strides (fairseq's are transposed); the gradient is contiguous
                     self.states_grads[view] = torch.zeros(states.shape, dtype=self.head.sum_dtype, device=states.device)
 
+    def _heads(self) -> dict[Pass, LinearHead]:
+        """The head of every pass that has one: passes with other weights share theirs, which gets no gradient."""
+        heads: dict[Pass, LinearHead] = {}
+        shared = [(self.objective.head, self.head)]
+        for view, projection in self.objective.projections.items():
+            if projection is not None:
+                head = next((head for one, head in shared if projection.same_head(one)), None)
+                if head is None:
+                    head = LinearHead(projection.weight, projection.bias, projection.dtype)
+                    shared.append((projection, head))
+                heads[view] = head
+        return heads
+
     def run(self) -> tuple[Tensor, list[Tensor | None]]:
         """The loss, and the gradients of weight, bias and the states of every pass; fills in the results."""
         head = self.head
         with torch.autocast(head.weight.device.type, enabled=False):  # the products say themselves what they are in
             for positions, passes in self.objective.groups():
-                for chunk in torch.split(positions, max(1, ROWS // len(passes))):
+                most = ROWS if self.learning.issuperset(passes) else min(ROWS, max(len(positions) // 2, LEAST_ROWS))
+                for chunk in torch.split(positions, max(1, most // len(passes))):
                     self.chunk(chunk, passes)
         total = head.weight.new_zeros((), dtype=head.sum_dtype)
         for summand, (values, _) in zip(self.objective.summands, self.results, strict=True):
@@ -233,9 +253,9 @@ class _ChunkLoop:
         states: dict[Pass, Tensor] = {}
         for view, source in ((view, sources[view]) for view in passes):
             if source.projection is not None:
-                states[view] = self.states[view][_rows(source.state_index, positions)].to(head.dtype)
+                states[view] = self.states[view][_rows(source.state_index, positions)].to(self.heads[view].dtype)
             if source.logits is None:
-                head.project(states[view], logits[view])
+                self.heads[view].project(states[view], logits[view])
             else:
                 logits[view].copy_(source.logits[_rows(source.logit_index, positions)])
         step = max(1, CELLS // len(head.weight))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from seqreg.context import Evaluation, Per
 from seqreg.divergences import Divergence
-from seqreg.errors import BadInput
 from seqreg.forward import Dropout
-from seqreg.losses import at_least_float32
 from seqreg.objective import Consistency
+from seqreg.overrides import MovingAverage, distance, trained
 from seqreg.term import Cost, Term
 
 
@@ -80,52 +77,15 @@ class Bregman(Term):
 
     def __call__(self, ctx: Evaluation) -> Consistency:
         own = ctx.reference(self.dropout)
-        average = self.average(ctx)
-        view = ctx.forward(dropout=self.dropout, grad=False, weights=average)
+        view = ctx.forward(dropout=self.dropout, grad=False, weights=self.average(ctx))
         held: Literal["second"] = "second"
         return Consistency(own, view, self.divergence, held, self.per)
 
     def diagnostics(self, ctx: Evaluation) -> dict[str, float]:
         """distance: how far the weights are from their average, |w - w'| / |w|."""
-        average = self.average(ctx)
-        own = {
-            name: at_least_float32(p.detach()) for name, p in ctx.forward.module.named_parameters() if p.requires_grad
-        }
-        apart = sum(float((own[name] - average[name]).square().sum()) for name in own)
-        whole = sum(float(weight.square().sum()) for weight in own.values())
-        return {"distance": (apart / whole) ** 0.5 if whole else 0.0}
+        return {"distance": distance(trained(ctx.forward.module), self.average(ctx))}
 
-    @torch.no_grad()
     def average(self, ctx: Evaluation) -> dict[str, Tensor]:
         """The averaged weights, brought up to date if an optimizer step was made since they were last used."""
-        module = ctx.forward.module
-        trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-        if ctx.step is None:
-            raise BadInput(f"{self.name} averages once an optimizer step: pass context(..., step=step)")
-        now = torch.tensor(ctx.step)
-        kept = ctx.memory.get(self.name)
-        if kept is None:
-            kept = {f"w/{name}": _copy(parameter) for name, parameter in trained.items()}
-            ctx.memory[self.name] = {**kept, "step": now, "updates": torch.tensor(0)}
-        elif kept["step"] != now:
-            self._check(kept, trained)
-            passed = max(int(now - kept["step"]), 1)
-            beta = (self.beta if int(kept["updates"]) < self.switch else self.beta_late) ** passed
-            for name, parameter in trained.items():  # a loaded average is on the CPU
-                average = kept[f"w/{name}"] = kept[f"w/{name}"].to(parameter.device)
-                average.lerp_(at_least_float32(parameter.detach()), 1 - beta)
-            kept["updates"] += passed
-            kept["step"] = now
-        kept = ctx.memory[self.name]
-        return {name: kept[f"w/{name}"] for name in trained}
-
-    def _check(self, kept: Mapping[str, Tensor], trained: Mapping[str, nn.Parameter]) -> None:
-        shapes = {key[2:]: value.shape for key, value in kept.items() if key.startswith("w/")}
-        if shapes != {name: parameter.shape for name, parameter in trained.items()}:
-            raise BadInput(
-                f"{self.name}: the trained parameters are not those that its average is of: begin a new criterion"
-            )
-
-
-def _copy(parameter: nn.Parameter) -> Tensor:
-    return at_least_float32(parameter.detach()).clone()
+        keep = MovingAverage(self.beta, self.beta_late, self.switch)
+        return keep(ctx.memory, self.name, trained(ctx.forward.module), ctx.step)

@@ -89,7 +89,7 @@ class R3F(Term):
     token_fraction: float = 1.0
     unresolved: Literal["error", "warn"] = "error"
 
-    remedy: ClassVar[str] = "raise scale, such as scale=0.1 with relative=True"
+    remedy: ClassVar[str] = "raise scale, such as scale=0.1 with relative=True, or give adapters lora_dropout=0.1"
     gentler: ClassVar[str] = "lower weight or scale"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fairseq": {"weight": 1.0, "inject": "word", "per": "fairseq", "padding": True, "unresolved": "warn"},

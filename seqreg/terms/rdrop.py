@@ -54,7 +54,9 @@ class RDrop(Term):
     divergence: Divergence = "symmetric_kl"
     per: Per = "token"
 
-    remedy: ClassVar[str] = "give the model dropout in its configuration, such as attention_dropout=0.1"
+    remedy: ClassVar[str] = (
+        "give the model dropout in its configuration, such as attention_dropout=0.1, or its adapters, lora_dropout=0.1"
+    )
     gentler: ClassVar[str] = "lower alpha"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fairseq_rdrop": {"alpha": 0.7}}
 

@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -20,6 +21,7 @@ from seqreg.bench import steps as bench_steps
 from seqreg.bench import worker_process
 from seqreg.cli import bench as cli_bench
 from seqreg.errors import Stopped
+from seqreg.integrations.hf import context
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +44,37 @@ def test_operations_of_the_small_step(small: Any) -> None:
     assert flops(model, batch, "rdrop") <= 2.0 * plain
     assert flops(model, batch, "r3f", grad="clean") <= 1.34 * plain
     assert flops(model, batch, "r3f", example_fraction=0.5) <= 1.5 * plain
+
+
+def test_a_reference_costs_one_more_forward() -> None:
+    size = bench_steps.SIZES["tiny"]
+    model, batch = size.model(), size.batch()
+    plain = worker_process.count_flops(bench_steps.transformers_step(model, batch))
+    with torch.no_grad():
+        forward = worker_process.count_flops(lambda: Criterion()(context(model, batch), training=False))
+    assert flops(model, batch, "anchor") == flops(model, batch, "bregman") == plain + forward
+    assert flops(model, batch, "anchor", divergence="l2") == plain
+
+
+def test_memory_of_a_reference(small: Any) -> None:
+    """No more than one copy of the weights, without logits of the reference; with adapters not even that."""
+    size, model = small
+    batch = size.batch()
+    own = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    theirs = worker_process.peak_memory(bench_steps.transformers_step(model, batch), model)
+    ours = worker_process.peak_memory(step_with(model, batch), model)
+    with_anchor = worker_process.peak_memory(step_with(model, batch, build_term("anchor")), model)
+    assert with_anchor <= min(1.25 * theirs, ours + own)
+    adapters = peft.get_peft_model(size.model(), peft.LoraConfig(target_modules=["q_proj", "v_proj"])).train()
+    criterion = Criterion(build_term("anchor"), label_smoothing=0.1)
+    with_anchor = worker_process.peak_memory(bench_steps.criterion_step(criterion, adapters, batch), adapters)
+    ours = worker_process.peak_memory(step_with(adapters, batch), adapters)
+    assert with_anchor <= ours + 0.2 * own  # buffers of a few tokens
+    assert criterion.state_dict() == {}
+
+
+def step_with(model: Any, batch: Any, *terms: Any) -> Any:
+    return bench_steps.criterion_step(Criterion(*terms, label_smoothing=0.1), model, batch)
 
 
 @pytest.mark.parametrize(("term", "layers", "attention"), [("smart", 2.67, 3), ("jachess", 1.7, 2)])

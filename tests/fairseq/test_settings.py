@@ -9,7 +9,7 @@ import pytest
 from seqreg import BadInput
 from seqreg.build import term_names
 from seqreg.errors import Advice
-from seqreg.integrations.fairseq_plugin.settings import read_terms
+from seqreg.integrations.fairseq_plugin.settings import read_loss, read_terms
 from tests.helpers import tiny_fairseq
 
 
@@ -43,6 +43,28 @@ def test_one_line(tmp_path: Path, text: str, message: str) -> None:
         read_terms(str(path))
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{terms: {}, loss: {loss: dtf}}", r"^--seqreg-terms: loss\.loss='dtf': did you mean 'dft'\?$"),
+        ("{terms: {}, loss: dft}", r"^--seqreg-terms: loss='dft': expected {loss: dft}$"),
+        (
+            "{loss: {loss: dft, label_smoothing: 0.1}}",
+            r"loss\.label_smoothing=0\.1: fairseq has the flag --label-smoothing$",
+        ),
+    ],
+)
+def test_one_line_about_a_loss(text: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        read_loss(text)
+
+
+def test_the_loss_of_a_file() -> None:
+    assert read_loss("") == read_loss("{terms: {r3f: {}}}") == "nll"
+    assert read_loss(str(tiny_fairseq.ROOT / "recipes" / "terms" / "asft.yaml")) == "dft"
+    assert [term.name for term in read_terms(str(tiny_fairseq.ROOT / "recipes" / "terms" / "asft.yaml"))] == ["anchor"]
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ torchrun --nproc-per-node 2 -m tests.helpers.distributed_worker OUT
 
 from __future__ import annotations
 
+import functools
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,8 +18,10 @@ import torch
 from torch import Tensor
 
 from seqreg import BadInput, Criterion
-from seqreg.integrations.hf import context, count
+from seqreg.integrations.hf import context, count, optimizer_steps
+from seqreg.losses import label_smoothed_nll
 from seqreg.selective_update import StochasticUpdate
+from seqreg.terms.anchor import Anchor
 from seqreg.terms.r3f import R3F
 from seqreg.terms.smart import SMART
 from tests.helpers import tiny_models
@@ -31,6 +34,16 @@ TERMS: dict[str, tuple[Any, ...]] = {
     "r3f_rows": (R3F(scale=0.1, per="sequence"),),
     "smart": (SMART(relative=False),),
 }
+
+
+ANCHORS = (Anchor(weight=1.0), Anchor(name="all", on="all"), Anchor(name="weights", divergence="l2", weight=0.01))
+
+
+def anchored() -> Criterion:
+    """Held by a model that is elsewhere, as after some steps."""
+    criterion, start = Criterion(*ANCHORS, loss="dft"), tiny_models.make("bart", seed=3)
+    criterion.load_state_dict({f"{t.name}/w/{name}": p for t in ANCHORS for name, p in start.named_parameters()})
+    return criterion
 
 
 def through_trainer(world: int) -> Iterator[tuple[str, Tensor, dict[str, float]]]:
@@ -47,16 +60,23 @@ def through_trainer(world: int) -> Iterator[tuple[str, Tensor, dict[str, float]]
                 yield f"trainer/{model}/{name}/{accumulate}", gradients.steps[0], losses(one)[0]
 
 
+def smoothed(logits: Tensor, labels: Tensor) -> Tensor:
+    return label_smoothed_nll(logits, labels, 0.1)[0]
+
+
 def by_hand(rank: int, world: int, accelerator: Any) -> Iterator[tuple[str, Tensor]]:
-    """A raw DistributedDataParallel loop, and an Accelerate loop that divides by the accumulation steps itself."""
-    for name, terms in TERMS.items():
+    """A raw DistributedDataParallel loop, by hand and by `optimizer_steps`, and an Accelerate loop by the latter.
+
+    Accelerate divides by the accumulation steps itself.
+    """
+    for name, terms in {**TERMS, "anchor": ()}.items():
         for accumulate in (1, 2, 4):
             size = 8 // accumulate // world
             pieces = [
                 {key: value[start : start + size] for key, value in tiny_models.batch("bart", rows=8).items()}
                 for start in range(rank * size, 8, size * world)
             ]
-            for kind in ("ddp", "accelerate"):
+            for kind in ("ddp", "ddp_steps", "accelerate"):
                 net: Any = tiny_models.dropout_off(tiny_models.make("bart"))
                 model: Any = net
                 if world > 1:
@@ -64,13 +84,20 @@ def by_hand(rank: int, world: int, accelerator: Any) -> Iterator[tuple[str, Tens
                     with pytest.raises(BadInput, match="pass count="):
                         context(model, pieces[0])
                 accelerator.gradient_accumulation_steps = accumulate
-                whole = count(model, pieces, accelerator if kind == "accelerate" else None)
-                for piece in pieces:
-                    total = Criterion(*terms, label_smoothing=0.1)(context(model, piece, count=whole)).total
-                    if kind == "accelerate":
-                        accelerator.backward(total)
-                    else:
-                        total.backward()
+                criterion = anchored() if name == "anchor" else Criterion(*terms, label_smoothing=0.1)
+                if kind == "ddp":
+                    whole = count(model, pieces)
+                    for piece in pieces:
+                        criterion(context(model, piece, count=whole)).total.backward()
+                elif kind == "ddp_steps":
+                    own = functools.partial(context, loss=smoothed)  # the same loss, as if it were another
+                    for _, contexts in optimizer_steps(model, pieces, accumulate, build_context=own):
+                        for ctx in contexts:
+                            Criterion(*terms)(ctx).total.backward()
+                else:
+                    for _, contexts in optimizer_steps(model, pieces, accelerator=accelerator):
+                        for ctx in contexts:
+                            accelerator.backward(criterion(ctx).total)
                 gradient = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
                 yield f"{kind}/bart/{name}/{accumulate}", gradient
 

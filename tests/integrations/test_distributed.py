@@ -29,10 +29,14 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
     return {world: run(world, out) for world in (1, 2)}
 
 
+WAYS = [("trainer", "bart"), ("trainer", "roberta"), ("ddp", "bart"), ("ddp_steps", "bart"), ("accelerate", "bart")]
+TERMS = ["none", "r3f", "r3f_rows", "smart"]
+
+
 @pytest.mark.parametrize(
-    ("way", "model"), [("trainer", "bart"), ("trainer", "roberta"), ("ddp", "bart"), ("accelerate", "bart")]
+    ("way", "model", "term"),
+    [*((*way, term) for term in TERMS for way in WAYS), ("ddp", "bart", "anchor"), ("accelerate", "bart", "anchor")],
 )
-@pytest.mark.parametrize("term", ["none", "r3f", "r3f_rows", "smart"])
 def test_gradient(seen: dict[int, Any], model: str, term: str, way: str) -> None:
     expected = seen[1][0][0][f"{way}/{model}/{term}/1"]
     assert expected.norm() > 0
@@ -58,7 +62,7 @@ def test_all_ways_agree(seen: dict[int, Any]) -> None:
     gradients = seen[2][0][0]
     for term in ("none", "r3f", "r3f_rows", "smart"):
         expected = gradients[f"ddp/bart/{term}/2"]
-        for way in ("trainer", "accelerate"):
+        for way in ("trainer", "ddp_steps", "accelerate"):
             tolerance = 1e-4 if term == "smart" else 1e-6
             assert (gradients[f"{way}/bart/{term}/2"] - expected).norm() <= tolerance * expected.norm()
 

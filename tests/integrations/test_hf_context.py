@@ -229,7 +229,7 @@ def test_regression_counts_rows() -> None:
     several = tiny_models.make("roberta", num_labels=2, problem_type="regression").eval()
     batch["labels"] = torch.rand(3, 2)
     whole = count(several, [batch])
-    assert whole == Count(3.0, 3.0)
+    assert whole == Count(3.0, 3.0, positions=3.0)
     ctx = context(several, batch, count=whole)
     assert ctx.mask.shape == (3,)
     assert Criterion()(ctx).total.item() == pytest.approx(several(**batch).loss.item(), rel=1e-5)
@@ -374,9 +374,8 @@ def fixed_noise(monkeypatch: Any) -> None:
 
 def test_count_of_a_causal_batch_leaves_out_the_first_label() -> None:
     batch = tiny_models.batch("gpt2")
-    assert count(tiny_models.make("gpt2"), [batch, batch]) == Count(
-        2 * float((batch["labels"][:, 1:] != -100).sum()), 6.0
-    )
+    labels = 2 * float((batch["labels"][:, 1:] != -100).sum())
+    assert count(tiny_models.make("gpt2"), [batch, batch]) == Count(labels, 6.0, positions=labels)
     assert context(tiny_models.make("gpt2"), batch).count.labels == float((batch["labels"][:, 1:] != -100).sum())
 
 

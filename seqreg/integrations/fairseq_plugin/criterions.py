@@ -20,7 +20,7 @@ from seqreg.errors import BadInput
 from seqreg.integrations.fairseq_plugin import model as fs
 from seqreg.integrations.fairseq_plugin.forward import FairseqForward
 from seqreg.integrations.fairseq_plugin.regularizer import Memory, Regularizer, Remembering, answered, log_parts, logged
-from seqreg.integrations.fairseq_plugin.settings import read_terms
+from seqreg.integrations.fairseq_plugin.settings import read_loss, read_terms
 from seqreg.losses import IGNORE, check_labels
 
 HELP = "a YAML file of terms, such as recipes/terms/r3f.yaml, or YAML in braces: {terms: {r3f: {weight: 0.1}}}"
@@ -64,6 +64,7 @@ class SeqregCriterion(Remembering, LabelSmoothedCrossEntropyCriterion):
             label_smoothing=label_smoothing,
             smoothing="fairseq",
             per="sequence" if sentence_avg else "token",
+            loss=read_loss(seqreg_terms),
         )
         alone = distributed_world_size <= 1 and all(number == 1 for number in update_freq)
         self.regularizer = Regularizer(own, alone=alone)
@@ -116,7 +117,10 @@ class SeqregSentencePrediction(Remembering, SentencePredictionCriterion):
 
     def __init__(self, cfg: SeqregSentencePredictionConfig, task: Any) -> None:
         super().__init__(cfg, task)
-        own = Criterion(*read_terms(cfg.seqreg_terms, regression=cfg.regression_target))
+        own = Criterion(
+            *read_terms(cfg.seqreg_terms, regression=cfg.regression_target),
+            loss="nll" if cfg.regression_target else read_loss(cfg.seqreg_terms),
+        )
         self.regularizer = Regularizer(own, alone=True)
         self.memory = _memory(own, cfg.distributed_world_size)
         self.regularizer.listen(task)

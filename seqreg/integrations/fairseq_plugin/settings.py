@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import to_absolute_path
@@ -13,6 +13,7 @@ from hydra.utils import to_absolute_path
 from seqreg.build import build_term
 from seqreg.errors import Advice, BadInput, nearest
 from seqreg.integrations import strict_yaml
+from seqreg.losses import LossName
 from seqreg.term import Term
 
 FLAG = "--seqreg-terms"
@@ -27,9 +28,7 @@ def read_terms(text: str, *, regression: bool = False) -> list[Term]:
     """
     if not text.strip():
         return []
-    inline = text.lstrip().startswith("{")
-    where = FLAG if inline else str(_path(text))
-    values = strict_yaml.parse(text, where) if inline else strict_yaml.read(_path(text))
+    where, values = _read(text)
     terms = _terms(values, where)
     if regression and values.get("regression") is not None:
         for name, settings in _terms(values["regression"], f"{where}: regression").items():
@@ -42,6 +41,29 @@ def read_terms(text: str, *, regression: bool = False) -> list[Term]:
     return found
 
 
+def read_loss(text: str) -> LossName:
+    """The base loss of the same file, `loss: {loss: dft}`; "nll" where it says nothing."""
+    where, values = _read(text) if text.strip() else ("", {})
+    block = values.get("loss") if isinstance(values, Mapping) else None
+    if block is None:
+        return "nll"
+    if not isinstance(block, Mapping) or not block.keys() <= {"loss", "label_smoothing"}:
+        raise BadInput(f"{where}: loss={block!r}: expected {{loss: dft}}")
+    if smoothing := block.get("label_smoothing"):
+        raise BadInput(f"{where}: loss.label_smoothing={smoothing!r}: fairseq has the flag --label-smoothing")
+    loss = block.get("loss", "nll")
+    if loss not in get_args(LossName):
+        raise BadInput(f"{where}: loss.loss={loss!r}: {nearest(str(loss), get_args(LossName))}")
+    return cast("LossName", loss)
+
+
+def _read(text: str) -> tuple[str, Any]:
+    """Where the settings are from, and what they say."""
+    if text.lstrip().startswith("{"):
+        return FLAG, strict_yaml.parse(text, FLAG)
+    return str(_path(text)), strict_yaml.read(_path(text))
+
+
 def _path(text: str) -> Path:
     """Hydra works in a folder of its own: a relative path counts from where the command was given."""
     path = Path(text).expanduser()
@@ -50,7 +72,7 @@ def _path(text: str) -> Path:
 
 def _terms(values: Any, where: str) -> dict[str, Any]:
     """The block `terms` of a file, a copy."""
-    known = ("terms", "regression")
+    known = ("terms", "regression", "loss")
     if not isinstance(values, Mapping):
         raise BadInput(f"{where}: expected a mapping, such as {{terms: {{r3f: {{weight: 0.1}}}}}}, not {values!r}")
     for key in values:

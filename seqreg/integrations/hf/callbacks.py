@@ -6,19 +6,26 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
+from seqreg.errors import BadInput
 from seqreg.selective_update import Update
 
 if TYPE_CHECKING:
     from seqreg.integrations.hf.trainer import RegularizedTrainer
 
 
-class SkipStepWithoutLabels(TrainerCallback):
-    """Skip a step without a label: the optimizer must not move by its momentum and weight decay alone."""
+class CheckedStep(TrainerCallback):
+    """Look at a step before it is made: the criterion must have computed its loss, of at least one label.
+
+    A step without a label is skipped: the optimizer must not move by its momentum and weight decay alone.
+    """
 
     def __init__(self, trainer: RegularizedTrainer) -> None:
         self.trainer = trainer
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if not self.trainer.losses_of_step:
+            name = type(self.trainer).__name__
+            raise BadInput(f"{name}: a step was made without the criterion: compute_loss does not call super()'s")
         if self.trainer.unlearnable and self.trainer.accelerator.scaler is None:  # a scaler wants to see gradients
             for parameter in model.parameters():
                 parameter.grad = None

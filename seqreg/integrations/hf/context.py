@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from transformers import EncoderDecoderModel
 
 from seqreg.context import Context, Count, Kind
@@ -17,8 +20,12 @@ from seqreg.errors import BadInput
 from seqreg.forward import Forward, Pass, Perturbation, PerturbationSite
 from seqreg.integrations.embedding_hook import Lookup, Stack, perturbed
 from seqreg.integrations.hf import model as hf
+from seqreg.integrations.hf import reference
 from seqreg.integrations.hf.lazy_logits import Pending, deferred, head_of
 from seqreg.losses import IGNORE, check_labels
+
+ContextBuilder = Callable[..., Context]
+"""What is called as `context` is, for models and losses that it does not know."""
 
 
 class HFForward(Forward):
@@ -34,6 +41,7 @@ class HFForward(Forward):
         self.documents = documents(self.inputs)
         self.packed = self.documents is not None
         self.sites = {name: self._site(name, stack, labels) for name, stack in self.stacks.items()}
+        self.targets = None if labels is None else target_positions(self.inputs, labels, task)
         self.reentrant = hf.uses_reentrant_checkpointing(module)
         self.drops_layers = module.training and hf.drops_layers(module)
         self.ragged = self.drops_layers and _ranks() > 1 and model is not module
@@ -47,6 +55,8 @@ class HFForward(Forward):
         self.head = None if task == "classification" else head_of(model, module)
         self.batch_size = None if self.packed or hf.routes(module, self.inputs) else _batch_size(self.inputs)
         self.lookups = self._lookups(self.inputs)
+        self.adapted = reference.adapted(model)
+        self.adapters = self.adapted is not None
 
     def run(self, shifts: Sequence[Perturbation], *, hidden: bool, rows: Tensor | None = None) -> Pass:
         inputs = self.inputs
@@ -102,6 +112,17 @@ class HFForward(Forward):
             self.inputs = inputs
 
     @contextlib.contextmanager
+    def without_adapters(self) -> Iterator[None]:
+        with reference.without_adapters(self.adapted):
+            yield
+
+    def saved_weights(self, folder: str) -> Mapping[str, Tensor]:
+        return reference.saved_weights(self.module, folder)
+
+    def head_parameters(self) -> set[str]:
+        return hf.head_parameters(self.module) if self.task == "classification" else set()
+
+    @contextlib.contextmanager
     def full_precision(self) -> Iterator[None]:
         """Also without the autocast that Accelerate wraps around `forward`."""
         wrapped = vars(self.module).pop("forward", None)
@@ -149,6 +170,30 @@ class HFForward(Forward):
                 "perturbs embeddings"
             )
         return mask.bool()
+
+
+def target_positions(inputs: Mapping[str, Any], labels: Tensor, task: hf.ModelTask) -> Tensor | None:
+    """True where the model predicts a real token, or the class of a real one, with a label or without; [B, T] or [B].
+
+    None where that cannot be told. For a causal model those are the places before every real token of a document but
+    its first; for a seq2seq model all up to the last label.
+
+    Args:
+        labels: of the batch, not shifted
+    """
+    if task == "classification":
+        return torch.ones(len(labels), dtype=torch.bool, device=labels.device)
+    given = inputs.get("decoder_attention_mask" if task == "seq2seq" else "attention_mask")
+    if given is not None and (not isinstance(given, Tensor) or given.shape != labels.shape):
+        return None
+    real = torch.ones_like(labels, dtype=torch.bool) if given is None else given.bool()
+    if task == "seq2seq":
+        return real & labels.ne(IGNORE).flip(-1).cummax(-1).values.flip(-1)
+    if task != "causal":
+        return real
+    numbers = documents(inputs)
+    inside = real[:, 1:] & real[:, :-1]
+    return inside if numbers is None else inside & (numbers[:, 1:] == numbers[:, :-1])
 
 
 LENGTHS = ("cu_seq_lens_q", "cu_seqlens", "cu_seqlens_q")
@@ -207,6 +252,7 @@ def context(
     step: int | None = None,
     count: Count | None = None,
     unlabelled: bool = False,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Context:
     """One batch of a transformers model, ready for a criterion.
 
@@ -219,6 +265,8 @@ def context(
         count: what the optimizer step averages over, from `count`; needed with gradient accumulation and several ranks
         unlabelled: ignore labels: only terms that need none count. Where a seq2seq batch has no decoder_input_ids, the
             decoder sees its start token alone
+        loss: a base loss of your own: called with logits and labels, aligned, it gives one number a label, and 0 where
+            there is none; for classifiers one a row. Multi-label classification works that way
     """
     module = hf.unwrap(model)
     task = hf.task_of(module)
@@ -226,7 +274,7 @@ def context(
         return _unlabelled(model, batch, step, count)
     labels = labels_of(batch)
     hf.check_loss(module)
-    kind = _kind(labels, module, task)
+    kind = _kind(labels, module, task, own=loss is not None)
     labels = _checked(labels, batch, module, task, kind)
     inputs = {key: value for key, value in batch.items() if key != "labels"}
     if task == "seq2seq" and "decoder_input_ids" not in inputs and "decoder_inputs_embeds" not in inputs:
@@ -238,7 +286,12 @@ def context(
         raise BadInput("several ranks train one model: pass count=count(model, batches), or ranks weigh unequally")
     aligned = labels[:, 1:] if task == "causal" else labels
     forward = HFForward(model, inputs, task, labels)
-    return Context(forward, aligned, kind=kind, step=step, count=count, training=module.training)
+    own = None if loss is None else functools.partial(_of_labels, loss, aligned)
+    return Context(forward, aligned, kind=kind, step=step, count=count, training=module.training, loss=own)
+
+
+def _of_labels(loss: Callable[[Tensor, Tensor], Tensor], labels: Tensor, logits: Tensor) -> Tensor:
+    return loss(logits, labels)
 
 
 def _unlabelled(model: nn.Module, batch: Mapping[str, Any], step: int | None, count: Count | None) -> Context:
@@ -325,18 +378,30 @@ def _warn_of_padding(labels: Tensor, mask: Any, model: Any, task: hf.ModelTask) 
         warnings.warn(f"labels on padding will be learnt: set them to {IGNORE}", stacklevel=4)
 
 
-def _kind(labels: Tensor, model: Any, task: hf.ModelTask) -> Kind:
+def _kind(labels: Tensor, model: Any, task: hf.ModelTask, *, own: bool = False) -> Kind:
+    """What the outputs are; those of a classifier with a loss of your own are numbers where its labels are."""
     if task != "classification":
         return "tokens"
     problem = getattr(model.config, "problem_type", None)
+    if own and labels.is_floating_point():
+        return "regression"
     if problem == "regression" or (problem is None and model.config.num_labels == 1):
         return "regression"
     if problem == "multi_label_classification" or labels.is_floating_point():
-        raise BadInput("multi-label classification is not supported: labels must be one class id a row")
+        raise BadInput(
+            "multi-label classification needs a loss of its own, context(model, batch, loss=...): or labels must be "
+            "one class id a row"
+        )
     return "classes"
 
 
-def count(model: nn.Module, batches: Iterable[Mapping[str, Any]], accelerator: Any = None) -> Count:
+def count(
+    model: nn.Module,
+    batches: Iterable[Mapping[str, Any]],
+    accelerator: Any = None,
+    *,
+    build_context: ContextBuilder | None = None,
+) -> Count:
     """What one optimizer step averages over: the labels of all its micro-batches on all ranks.
 
     With it the gradient does not depend on how a batch is cut into micro-batches or ranks.
@@ -344,20 +409,31 @@ def count(model: nn.Module, batches: Iterable[Mapping[str, Any]], accelerator: A
     Args:
         batches: the micro-batches of this rank up to the next optimizer step
         accelerator: your `accelerate.Accelerator`, if you use one; plain torch.distributed needs none
+        build_context: makes your contexts, if they are not those of `seqreg.integrations.hf.context`
     """
-    module = hf.unwrap(model)
-    task = hf.task_of(module)
     if isinstance(batches, Mapping):
         raise BadInput("count takes the list of an optimizer step's batches: count(model, [batch])")
-    here = [Count.of(_label_mask(labels_of(batch), module, task)) for batch in batches]
-    labels, sequences = sum(one.labels for one in here), sum(one.sequences for one in here)
+    if build_context in (None, context):
+        module = hf.unwrap(model)
+        task = hf.task_of(module)
+        here = [
+            Count.of(_label_mask(labels, module, task), target_positions(batch, labels, task))
+            for batch in batches
+            for labels in (labels_of(batch),)
+        ]
+    else:  # a context runs nothing until a criterion is called with it
+        inner = model.module if isinstance(model, DistributedDataParallel) else model
+        here = [build_context(inner, batch).count for batch in batches]
+    unknown = float("nan")  # of one is unknown of all
+    known = [(one.labels, one.sequences, unknown if one.positions is None else one.positions) for one in here]
+    totals = torch.tensor(known, dtype=torch.float64).reshape(-1, 3).sum(0)
     ranks = _ranks()
     if ranks > 1:
-        totals = torch.tensor([labels, sequences], dtype=torch.float64, device=module.device)
+        totals = totals.to(next(model.parameters()).device)
         torch.distributed.all_reduce(totals)
-        labels, sequences = totals.tolist()
+    labels, sequences, positions = totals.tolist()
     world = ranks * (1 if accelerator is None else accelerator.gradient_accumulation_steps)
-    return Count(labels, sequences, world)
+    return Count(labels, sequences, world, None if math.isnan(positions) else positions)
 
 
 def _label_mask(labels: Tensor, model: Any, task: hf.ModelTask) -> Tensor:

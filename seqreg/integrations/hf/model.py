@@ -96,10 +96,19 @@ def aux_loss(model: PreTrainedModel, output: Any, inputs: Mapping[str, Any]) -> 
 
 
 def _coefficient(model: PreTrainedModel, name: str) -> float:
+    return float(getattr(model, _coefficient_name(model, name)))
+
+
+def _coefficient_name(model: PreTrainedModel, name: str) -> str:
     for known in (f"router_{name}", name):
         if hasattr(model, known):
-            return float(getattr(model, known))
+            return known
     raise BadInput(f"{type(model).__name__} has no router_{name} to weigh its balance with: output_router_logits=False")
+
+
+def set_aux_loss_coefficient(model: PreTrainedModel, value: float) -> None:
+    """Weigh the load balance of experts by another coefficient than the model was made with."""
+    setattr(model, _coefficient_name(model, "aux_loss_coef"), value)
 
 
 def classes_of(model: PreTrainedModel, task: ModelTask) -> int:
@@ -198,6 +207,11 @@ def classification_head(model: PreTrainedModel) -> nn.ModuleDict:
         raise BadInput(f"R4F normalises a classification head, and {type(model).__name__} has a language-model head")
     body = model.base_model
     return nn.ModuleDict({name: child for name, child in model.named_children() if child is not body})
+
+
+def head_parameters(model: PreTrainedModel) -> set[str]:
+    """Names of the parameters of a classification head."""
+    return {name for name, _ in classification_head(model).named_parameters()}
 
 
 def r4f(model: nn.Module, layers: spectral_norm.Layers = "all", warmup: int = 15) -> Any:

@@ -1,4 +1,4 @@
-"""The names of transformers and accelerate that seqreg relies on although no one promises them.
+"""The names of transformers, accelerate and TRL that seqreg relies on although no one promises them.
 
 This is where an upgrade of these libraries breaks something first: the trainers override these methods or read these
 attributes to save and resume exactly, and to skip a step that is not finite. They were read in the versions below;
@@ -8,7 +8,7 @@ code uses one that is not listed here.
 
 from __future__ import annotations
 
-READ_IN = {"transformers": "5.22.2", "accelerate": "1.15.0"}
+READ_IN = {"transformers": "5.22.2", "accelerate": "1.15.0", "trl": "1.16.0"}
 
 TRAINER_METHODS = {
     "_clip_grad_norm": "model",
@@ -44,6 +44,8 @@ TRAINER_ATTRIBUTES = (
     "current_gradient_accumulation_steps",
 )  # fmt: skip
 """Attributes that `transformers.Trainer` assigns."""
+SFT_ATTRIBUTES = ("_metrics", "_total_train_tokens", "_tp_size", "aux_loss_enabled", "router_aux_loss_coef")
+"""Attributes that TRL's `SFTTrainer` assigns: where its metrics are kept until they are logged."""
 FUNCTIONS = (
     "accelerate.utils.broadcast_object_list",
     "transformers.trainer_callback.TrainerState.compute_steps",

@@ -1,4 +1,4 @@
-"""Drop-in trainers: the Hugging Face ones plus `criterion=`."""
+"""Trainers with a criterion: what `attach` makes of any trainer, and the Hugging Face ones plus `criterion=`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from seqreg import spectral_norm
 from seqreg.context import Context, Count, Evaluation
 from seqreg.criterion import Criterion, LossReport
 from seqreg.errors import BadInput
-from seqreg.integrations.hf.callbacks import SkipStepWithoutLabels, UnlabelledStepCallback, UpdateCallback
-from seqreg.integrations.hf.context import context, count
+from seqreg.integrations.hf.callbacks import CheckedStep, UnlabelledStepCallback, UpdateCallback
+from seqreg.integrations.hf.context import ContextBuilder, context, count
 from seqreg.integrations.hf.loss_log import Window
+from seqreg.integrations.hf.sft import record_sft_metrics, replace_sft_loss
 from seqreg.losses import IGNORE, Base
 from seqreg.overrides import generator_state, replay, training_off
 from seqreg.selective_update import MeasuredUpdate, Update
@@ -34,6 +35,11 @@ RAW_HEAD = "seqreg_head.safetensors"
 TERM_STATE = "seqreg_terms.safetensors"
 """State of the terms of a criterion, of the update and of the reference of the smoothness measurements."""
 UPDATE, REFERENCE = "#update", "#reference"
+
+
+def check_criterion(criterion: Any) -> None:
+    if not isinstance(criterion, Criterion):
+        raise BadInput(f"criterion={criterion!r}: expected a Criterion, such as Criterion(R3F(weight=0.1))")
 
 
 class RegularizedTrainer(Trainer):
@@ -51,6 +57,8 @@ class RegularizedTrainer(Trainer):
         update: a change of the optimizer's step, such as `seqreg.selective_update.StochasticUpdate()`
         smoothness_steps: log the Jacobian norm, the effective rank and the CKA to the model at the start, of every
             layer, under smoothness/ every so many steps, on the first examples of the evaluation (or training) data
+        build_context: makes the context of a batch, called as `seqreg.integrations.hf.context` is, which is the
+            default: for models and losses that it does not know
     """
 
     loss_is_scaled_for_ga = True
@@ -63,36 +71,69 @@ class RegularizedTrainer(Trainer):
         unlabeled_dataset: Any = None,
         update: Update | None = None,
         smoothness_steps: int = 0,
+        build_context: ContextBuilder | None = None,
         **kwargs: Any,
     ) -> None:
-        if not isinstance(criterion, Criterion):
-            raise BadInput(f"criterion={criterion!r}: expected a Criterion, such as Criterion(R3F(weight=0.1))")
+        check_criterion(criterion)
         super().__init__(*args, **kwargs)
+        self.set_criterion(
+            criterion,
+            diagnostics_steps=diagnostics_steps,
+            unlabeled_dataset=unlabeled_dataset,
+            update=update,
+            smoothness_steps=smoothness_steps,
+            build_context=build_context,
+        )
+
+    def set_criterion(
+        self,
+        criterion: Criterion,
+        *,
+        diagnostics_steps: int = 500,
+        unlabeled_dataset: Any = None,
+        update: Update | None = None,
+        smoothness_steps: int = 0,
+        build_context: ContextBuilder | None = None,
+    ) -> None:
+        """All that a trainer with a criterion has beyond the one that it is made from; called once."""
+        check_criterion(criterion)
+        self._check_settings(update)
         for name, steps in (("diagnostics_steps", diagnostics_steps), ("smoothness_steps", smoothness_steps)):
             if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
                 raise BadInput(f"{name}={steps!r}: expected a whole number >= 0")
-        self.criterion, self.diagnostics_steps, self.smoothness_steps = criterion, diagnostics_steps, smoothness_steps
-        self._reference: dict[str, Tensor] | None = None
-        self._window = Window(criterion)
-        self._diagnostics: dict[str, float] = {}
-        self._measured_at = -1
-        self.unlearnable = False
-        """Whether no example of the present step has a label."""
-        self.add_callback(SkipStepWithoutLabels(self))
-        self.update = update
-        if update is not None:
-            self.add_callback(UpdateCallback(self, update))
-        self.unlabeled_dataset = unlabeled_dataset
-        self._unlabelled: dict[str, list[Tensor]] = defaultdict(list)
         alternating = [term.name for term in criterion.terms if term.needs_unlabelled]
         if alternating and unlabeled_dataset is None:
             raise BadInput(f"{alternating[0]}: mode='alternate' needs unlabeled_dataset=")
         if unlabeled_dataset is not None:
+            if build_context is not None:
+                raise BadInput("unlabeled_dataset and build_context=: unlabelled batches are those of hf.context alone")
             if not hasattr(unlabeled_dataset, "__getitem__") or not len(unlabeled_dataset):
                 raise BadInput("unlabeled_dataset: expected examples that can be counted and indexed, at least one")
             if not any(term.takes_unlabelled for term in criterion.terms):
                 raise BadInput("unlabeled_dataset: no term of this criterion takes unlabelled data; JacHess does")
+        self.criterion, self.diagnostics_steps, self.smoothness_steps = criterion, diagnostics_steps, smoothness_steps
+        self.build_context = build_context or context
+        self._reference: dict[str, Tensor] | None = None
+        self._window = Window(criterion)
+        self._diagnostics: dict[str, float] = {}
+        self._measured_at = -1
+        self._is_sft = replace_sft_loss(self)
+        self.unlearnable = False
+        """Whether no example of the present step has a label."""
+        self.losses_of_step = 0
+        """Losses that the criterion has computed for the present step."""
+        self.unlabeled_dataset = unlabeled_dataset
+        self._unlabelled: dict[str, list[Tensor]] = defaultdict(list)
+        self.update = update
+        self.add_callback(CheckedStep(self))
+        if update is not None:
+            self.add_callback(UpdateCallback(self, update))
+        if unlabeled_dataset is not None:
             self.add_callback(UnlabelledStepCallback(self))
+        self.args.logging_nan_inf_filter = False  # a NaN must be seen in the log, not replaced by the last good loss
+
+    def _check_settings(self, update: Update | None) -> None:
+        """Refuse settings of the trainer that would be ignored, or make the loss another one."""
         settings = self.args
         if settings.label_smoothing_factor:
             raise BadInput(
@@ -107,11 +148,13 @@ class RegularizedTrainer(Trainer):
             raise BadInput("compute_loss_func and criterion both compute the loss: pass one of them")
         if settings.n_gpu > 1:
             raise BadInput(f"{settings.n_gpu} GPUs in one process (DataParallel) are not supported: use torchrun")
+        cut = getattr(self.accelerator, "parallelism_config", None)
+        if cut is not None and (cut.cp_enabled or cut.sp_enabled):
+            raise BadInput("context and sequence parallelism cut sequences, which is not supported: use DDP")
         if spectral_norm.raw_state(self.model) and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
             raise BadInput("an R4F head cannot be exported under FSDP or DeepSpeed yet: train it with DDP")
         if update is not None and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
             raise BadInput(f"{type(update).__name__} needs whole gradients, not those of FSDP or DeepSpeed: use DDP")
-        settings.logging_nan_inf_filter = False  # a NaN must be seen in the log, not replaced by the last good loss
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         self._window, self._measured_at, self._reference = Window(self.criterion), -1, None
@@ -120,8 +163,8 @@ class RegularizedTrainer(Trainer):
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[Any, Any]:
         samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        step_count = count(self.model, samples) if samples else None
-        self.unlearnable = step_count is not None and step_count.labels == 0
+        step_count = count(self.model, samples, build_context=self.build_context) if samples else None
+        self.unlearnable, self.losses_of_step = step_count is not None and step_count.labels == 0, 0
         if self.unlearnable:
             self._check_some_label()
             warnings.warn(f"step {self.state.global_step}: no example has a label, so it is skipped", stacklevel=2)
@@ -130,7 +173,7 @@ class RegularizedTrainer(Trainer):
     def _check_some_label(self) -> None:
         """Refuse data without any label; looked at only when a whole step had none."""
         examples = self.train_dataset
-        if self.state.global_step == 0 and hasattr(examples, "__getitem__"):
+        if self.state.global_step == 0 and hasattr(examples, "__getitem__") and "labels" in examples[0]:
             labels = (torch.as_tensor(examples[index]["labels"]) for index in range(len(examples)))
             if not any(bool((tensor != IGNORE).any()) for tensor in labels):
                 raise BadInput(
@@ -147,7 +190,7 @@ class RegularizedTrainer(Trainer):
         criterion: Criterion | None = None,
     ) -> tuple[LossReport, Context]:
         """The loss of one micro-batch of the present step, and the context that it was taken on."""
-        ctx = context(model, inputs, step=self.state.global_step, count=step_count)
+        ctx = self.build_context(model, inputs, step=self.state.global_step, count=step_count)
         return (self.criterion if criterion is None else criterion)(ctx, batched=not outputs), ctx
 
     def compute_loss(
@@ -155,6 +198,9 @@ class RegularizedTrainer(Trainer):
     ) -> Any:
         step_count = num_items_in_batch if isinstance(num_items_in_batch, Count) else None
         report, ctx = self.report(model, inputs, step_count, outputs=return_outputs)
+        self.losses_of_step += 1
+        if self._is_sft:
+            record_sft_metrics(self, report, ctx, inputs)
         if ctx.training:
             if self.state.global_step != self._measured_at:
                 self._measured_at = self.state.global_step
@@ -187,11 +233,34 @@ class RegularizedTrainer(Trainer):
             self._unlabelled.clear()
         super().log(logs, start_time)
 
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+        **gen_kwargs: Any,
+    ) -> tuple[Any, Any, Any]:
+        """As in the base class, but the loss beside text that a Seq2SeqTrainer generates is the criterion's too."""
+        generates = isinstance(self, Seq2SeqTrainer) and self.args.predict_with_generate
+        if not generates or prediction_loss_only or "labels" not in inputs:
+            plain: tuple[Any, Any, Any] = super().prediction_step(
+                model, inputs, prediction_loss_only, ignore_keys, **gen_kwargs
+            )
+            return plain
+        source = {k: v for k, v in inputs.items() if k != "labels" and not k.startswith("decoder_")}
+        _, generated, _ = super().prediction_step(model, source, prediction_loss_only, ignore_keys, **gen_kwargs)
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            loss = self.compute_loss(model, inputs).detach()
+        return loss, generated, inputs["labels"]
+
     def _smoothness(self) -> dict[str, float]:
         examples = self.eval_dataset if hasattr(self.eval_dataset, "__getitem__") else self.train_dataset
         examples = next(iter(examples.values())) if isinstance(examples, dict) else examples
         size = min(self.args.per_device_eval_batch_size, len(examples))
-        ctx, base = context(self.model, self._batch(examples, range(size))), Base(self.criterion.label_smoothing)
+        ctx = self.build_context(self.model, self._batch(examples, range(size)))
+        base = Base(self.criterion.label_smoothing)
         with training_off(self.model.modules()):
             numbers, reference = observe(ctx, self._reference, base=base)
         if self._reference is None:
@@ -242,13 +311,13 @@ class RegularizedTrainer(Trainer):
         if not hasattr(examples, "__getitem__"):
             name = type(update).__name__
             raise BadInput(f"{name} measures the training set first: it needs examples that can be indexed")
-        loss = Criterion(label_smoothing=base.label_smoothing, smoothing=base.smoothing, per=base.per, fused=base.fused)
+        loss = base.without(*(term.name for term in base.terms))
         module, device, indices = self.model.train(), self.args.device, self._measured_indices(update)
         with replay(generator_state(device), device):
             for first in range(self.args.process_index * size, len(indices), self.args.world_size * size):
                 batch = self._batch(examples, indices[first : first + size])
                 with self.compute_loss_context_manager():
-                    total = loss(context(module, batch)).total
+                    total = loss(self.build_context(module, batch)).total
                 total.backward()  # type: ignore[no-untyped-call]
                 update.measure(module.parameters())
                 module.zero_grad()
@@ -378,24 +447,3 @@ def _is_folded(key: str, raw: Mapping[str, Tensor]) -> bool:
 
 class RegularizedSeq2SeqTrainer(RegularizedTrainer, Seq2SeqTrainer):
     """`transformers.Seq2SeqTrainer` with `criterion=`: a `RegularizedTrainer` that can generate while it evaluates."""
-
-    def prediction_step(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
-        **gen_kwargs: Any,
-    ) -> tuple[Any, Any, Any]:
-        """As in the base class, but the loss beside generated text is the criterion's too."""
-        if not self.args.predict_with_generate or prediction_loss_only or "labels" not in inputs:
-            plain: tuple[Any, Any, Any] = super().prediction_step(
-                model, inputs, prediction_loss_only, ignore_keys, **gen_kwargs
-            )
-            return plain
-        source = {k: v for k, v in inputs.items() if k != "labels" and not k.startswith("decoder_")}
-        _, generated, _ = super().prediction_step(model, source, prediction_loss_only, ignore_keys, **gen_kwargs)
-        inputs = self._prepare_inputs(inputs)
-        with torch.no_grad(), self.compute_loss_context_manager():
-            loss = self.compute_loss(model, inputs).detach()
-        return loss, generated, inputs["labels"]

@@ -12,6 +12,7 @@ import rich.table
 from seqreg.studies.common.findings import FOLDER, Finding, Table
 from seqreg.studies.common.markdown import cell
 from seqreg.studies.common.seeds import write_seeds
+from seqreg.studies.compare import drift
 from seqreg.studies.compare import results as stored
 from seqreg.studies.compare.jobs import JobState
 from seqreg.studies.compare.plan import Job
@@ -160,8 +161,9 @@ def _count(count: int, what: str) -> str:
 
 
 def tables_of(results: Results, values: dict[str, Any]) -> list[Table]:
-    """Quality, then stability and cost, then settings, then the other scores."""
+    """Quality, then stability and cost, then settings, then drift and retention, then the other scores."""
     tables = [_quality_table(values), _stability_table(values, results.texts), settings_table(results)]
+    tables += drift.tables(values["drift"], values["baseline"])
     return [*tables, _others_table(values)] if values["others"] else tables
 
 

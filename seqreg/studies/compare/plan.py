@@ -16,6 +16,7 @@ from seqreg.workbench.config.methods import BASELINE
 from seqreg.workbench.config.other_names import current_settings
 from seqreg.workbench.config.overlay import assigned
 from seqreg.workbench.config.run_config import Run
+from seqreg.workbench.config.settings import with_defaults
 from seqreg.workbench.text.atomic_files import write_text
 
 if TYPE_CHECKING:
@@ -204,6 +205,6 @@ def differences(old: ComparisonPlan, new: ComparisonPlan, skip: Sequence[str] = 
     ]
     pairs = [(key, getattr(old, key), getattr(new, key)) for key in keys]
     for name in [name for name in new.methods if name in old.resolved]:
-        was, now = old.resolved[name], new.resolved[name]
+        was, now = with_defaults(old.resolved[name]), new.resolved[name]
         pairs += [(f"{name}: {key}", was.get(key), now.get(key)) for key in sorted({*was, *now})]
     return [f"  {key}: {json.dumps(was)} there, {json.dumps(now)} now" for key, was, now in pairs if was != now]

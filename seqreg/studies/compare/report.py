@@ -16,7 +16,7 @@ import jinja2
 from seqreg.errors import BadInput
 from seqreg.studies.common.findings import FOLDER, Finding, findings
 from seqreg.studies.common.markdown import cell
-from seqreg.studies.compare import conclusions, figures, results
+from seqreg.studies.compare import conclusions, drift, figures, results
 from seqreg.studies.compare.export import latex_page, markdown_page
 from seqreg.studies.compare.jobs import finished_record
 from seqreg.studies.compare.results import Results
@@ -109,7 +109,8 @@ def html(compared: Results, finding: Finding, others: list[AttachedFinding]) -> 
         commands=commands(compared), about=_about(compared), version=__version__,
         recipe=recipe.read_text(encoding="utf-8"), versions=metrics.get("versions", {}),
         changes=next(table for table in finding.tables if table.title == conclusions.CHANGES),
-        others=[table for table in finding.tables[2:] if table.title != conclusions.CHANGES],
+        others=[table for table in finding.tables[2:] if table.title not in (conclusions.CHANGES, drift.TITLE)],
+        drift=[table for table in finding.tables if table.title == drift.TITLE],
         failures=[run for method in compared.methods.values() for run in method.failed],
     )  # fmt: skip
 

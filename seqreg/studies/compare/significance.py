@@ -14,6 +14,7 @@ from seqreg.metrics import statistics
 from seqreg.metrics.rouge.score import rouge
 from seqreg.metrics.statistics import Difference
 from seqreg.metrics.variety import spread, variety
+from seqreg.studies.compare import drift
 from seqreg.studies.compare.results import MethodResults, Results
 from seqreg.workbench.text.atomic_files import to_json, write_text
 
@@ -64,6 +65,7 @@ def measure(results: Results) -> dict[str, Any]:
         "chance": BOTH if all(test.test == TWO_LEVEL for test in tested.values()) else "seeds alone",
         "signature": first["scores"][results.split].get("signature", ""),
         "others": {key: _other(results, key) for key in results.others},
+        "drift": drift.measure({method.name: list(method.metrics.values()) for method in results.scored}, base),
     }  # fmt: skip
 
 

@@ -44,6 +44,7 @@ ALIASES = {
     "data.dataloader_num_workers": ("num_workers", "workers"),
     "data.group_by_length": ("length_column_name",),
     "loss.label_smoothing": ("label_smoothing_factor", "smoothing"),
+    "loss.loss": ("loss_type", "use_dft_loss", "loss.name", "loss.type"),
     "terms": ("term", "regularizers", "regularizer"),
     "terms.neftune.alpha": ("neftune_noise_alpha",),
     "generation": ("gen", "generate", "decoding"),

@@ -161,9 +161,10 @@ class _TermRecipe:
         path = lookup.find("recipes/terms", part.recipe)
         self.origin, self.values = str(path), overlay.read(path)
         self.regression = _mapping(self.values.pop("regression", None), f"{path}: regression")
-        _only(self.values, ("terms", "model", "optimisation"), str(path))
-        if isinstance(self.values.get("optimisation"), dict):
-            _only(self.values["optimisation"], ("update",), f"{path}: optimisation")
+        _only(self.values, ("terms", "model", "optimisation", "loss"), str(path))
+        for section, keys in {"optimisation": ("update",), "loss": ("loss", "label_smoothing")}.items():
+            if isinstance(self.values.get(section), dict):
+                _only(self.values[section], keys, f"{path}: {section}")
 
     def settings(self) -> Iterator[tuple[list[str], str]]:
         """The settings that the method has of its own: below which keys, and `key=value`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -72,8 +72,9 @@ class Data(Section):
 
     Args:
         path: a file or a folder to use instead of the hub, with the card's columns
-        also: further tasks that a trained model is scored on, to see what it still knows: name -> file or folder, null
-            for the hub. Lengths, generation and metric are those of the run
+        also: further tasks that the model is scored on, before training (`evaluation.retention`) and after it, to see
+            what it has forgotten: name -> file or folder, null for the hub. Lengths, generation and metric are those of
+            the run
         unlabelled: a file with the card's columns but no labels, for terms that take such examples: after every
             optimizer step another is made on them, of those terms alone (`terms.jachess.mode: alternate`)
         limit: at most so many examples of a split, by its name
@@ -108,13 +109,23 @@ class Loss(Section):
         label_smoothing: 0.1 in most summarization recipes
         smoothing: "torch" spreads it over all V classes, "fairseq" over the V - 1 others
         per: what it is averaged over: "token", or "sequence" (fairseq's --sentence-avg)
+        loss: "nll", or "dft", which multiplies it by the probability of the label, held fixed; without label smoothing
         fused: compute head and loss together in chunks of tokens; false computes everything from all logits, slower
     """
 
     label_smoothing: Share = 0.0
     smoothing: Literal["torch", "fairseq"] = "torch"
     per: Literal["token", "sequence"] = "token"
+    loss: Literal["nll", "dft"] = "nll"
     fused: bool = True
+
+    @model_validator(mode="after")
+    def _dft_has_no_smoothing(self) -> Loss:
+        if self.loss == "dft" and self.label_smoothing:
+            raise ValueError(
+                f"loss.loss=dft has no label smoothing: set loss.label_smoothing={self.label_smoothing:g} to 0"
+            )
+        return self
 
 
 class Optimisation(Section):
@@ -199,6 +210,11 @@ class EvaluationSettings(Section):
         per_device_eval_batch_size: examples in one pass on one device
         eval_before_training: also evaluate the untrained model
         load_best_model_at_end: keep the checkpoint with the best validation score instead of the last
+        drift_examples: how far the trained model is from the one that it started from is measured on so many examples
+            of the validation set, by a fixed sample; 0 for not at all. Costs two passes over them when the run ends,
+            and the memory of a second model
+        retention: score a pretrained model on the tasks of `data.also` before training too; what was forgotten is the
+            difference. Costs one more evaluation of each
         confidence: of the bootstrap intervals
         resamples: of the bootstrap; 0 for no intervals, where classes are predicted
     """
@@ -207,6 +223,8 @@ class EvaluationSettings(Section):
     per_device_eval_batch_size: Length = 16
     eval_before_training: bool = False
     load_best_model_at_end: bool = False
+    drift_examples: Natural = 200
+    retention: bool = True
     confidence: float = Field(default=0.95, gt=0, lt=1)
     resamples: int = Field(default=1000, ge=0, le=100_000)
 
@@ -220,6 +238,8 @@ class Logging(Section):
         samples: outputs shown as text at every evaluation
         diagnostics_steps: steps between two diagnostics of every term; 0 for none
         smoothness_steps: steps between two measurements of smoothness, which cost extra passes; 0 for none
+        drift_steps: steps between two measurements of drift (`evaluation.drift_examples`), each for the next log; the
+            starting model then stays in memory; 0 for the end alone
     """
 
     logging_steps: Count = 50
@@ -227,6 +247,7 @@ class Logging(Section):
     samples: Few = 4
     diagnostics_steps: Natural = 500
     smoothness_steps: Natural = 0
+    drift_steps: Natural = 0
 
 
 class Checkpoints(Section):
@@ -279,11 +300,11 @@ class Config(Section):
 
     @property
     def method(self) -> str:
-        """What the run is called in tables: its terms, R4F for R3F with a normalised head, RoAST for its FreeLB."""
+        """What tables call the run: its terms, R4F for R3F with a normalised head, RoAST for its FreeLB, and DFT."""
         names = ["roast" if keys and keys.get("preset") == "roast" else name for name, keys in self.terms.items()]
         if self.model.head == "r4f":
-            return "r4f" if names == ["r3f"] else "+".join([*names, "r4f"])
-        return "+".join(names) or "baseline"
+            names = ["r4f"] if names == ["r3f"] else [*names, "r4f"]
+        return "+".join([*names, *(["dft"] if self.loss.loss == "dft" else [])]) or "baseline"
 
     def for_evaluation(self, model: str) -> Config:
         """The same for a trained model that is only evaluated: no terms, no checkpoints, no evaluation by steps."""
@@ -303,3 +324,18 @@ class Config(Section):
 
         chosen = self.optimisation.update
         return build_update({name: settings or {} for name, settings in chosen.items()}) if chosen else None
+
+
+def with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted key, with the default of those that are not there: they are newer than what has written them.
+
+    >>> with_defaults({"data.limit.train": 5})["evaluation.drift_examples"]
+    200
+    """
+    sections = {name: field.default for name, field in Config.model_fields.items()}
+    sections = {
+        name: default.model_dump(mode="json") for name, default in sections.items() if isinstance(default, Section)
+    }
+    later = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
+    missing = {key: value for key, value in later.items() if not any(k.startswith(f"{key}.") for k in settings)}
+    return {**missing, **settings}

@@ -60,7 +60,11 @@ def _add_other(splits: Splits, card: Card, name: str, path: str | None, data: Da
     if (other.kind, other.labels) != (card.kind, card.labels):
         raise BadInput(f"data.also.{name}: {other.title} has another kind or other classes than {card.title}")
     settings = data.updated(path=path, train_fraction=1.0, holdout=None, unlabelled=None)
-    others = _splits(other, settings, False)
+    try:
+        others = _splits(other, settings, False)
+    except BadInput as error:
+        rest = str(error).removeprefix("data.path")  # which is not what was set
+        raise BadInput(f"data.also.{name}{rest if rest != str(error) else f': {error}'}") from None
     short = Path(name).stem if name.endswith((".yaml", ".yml")) else name.replace("/", "-")
     if short in splits.sets:
         raise BadInput(f"data.also.{name}: there is a split of this name already")

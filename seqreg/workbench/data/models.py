@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import huggingface_hub
 import torch
@@ -23,6 +24,12 @@ from seqreg.workbench.data import weights
 from seqreg.workbench.data.tokenizers import train_tokenizer
 
 _STARTS_WITH_EOS = ("bart", "mbart", "led")
+_drawn: WeakKeyDictionary[torch.nn.Module, frozenset[str]] = WeakKeyDictionary()
+
+
+def drawn_anew(model: Any) -> frozenset[str]:
+    """Names of the parameters of a pretrained model that are not pretrained: of a new head, and the pooler below it."""
+    return _drawn.get(model, frozenset())
 
 
 def load_tokenizer(config: Config, texts: Iterable[str], *, trust: bool = False) -> Any:
@@ -98,6 +105,8 @@ def _with_new_head(auto: Any, name: str, trust: bool, config: Any) -> Any:
     if model.base_model is model:
         raise BadInput(f"model.new_head: {type(model).__name__} does not tell its head from its body")
     model.base_model.load_state_dict(source.base_model.state_dict())
+    above = {key for key, _ in model.named_parameters() if not weights.in_body(model, key)}
+    _drawn[model] = drawn_anew(source) | above
     return model
 
 
@@ -108,7 +117,7 @@ def loaded(auto: Any, name: str, trust: bool, config: Any, *, new_head: bool) ->
     _check_generation(name)
     settings: dict[str, Any] = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
     model, report = fetched(auto, name, "model", trust, config=config, **settings)
-    weights.check_loaded(model, report, name, new_head=new_head)
+    _drawn[model] = frozenset(weights.check_loaded(model, report, name, new_head=new_head))
     if bad := weights.not_finite(model):
         raise BadInput(f"{name}: {bad}: the file of weights is spoilt")
     return model

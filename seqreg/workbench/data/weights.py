@@ -18,8 +18,10 @@ _POOLER = re.compile(r"(^|\.)pooler\.")
 """Below the head of some encoders, and inside their body by name."""
 
 
-def check_loaded(model: Any, report: Mapping[str, Any], name: str, *, new_head: bool) -> None:
+def check_loaded(model: Any, report: Mapping[str, Any], name: str, *, new_head: bool) -> set[str]:
     """Refuse weights that `from_pretrained` did not find, could not place, or found in another shape.
+
+    Returns the names of those that were drawn anew: of a new head, and of the pooler below it.
 
     Args:
         report: transformers' own, from `output_loading_info=True`
@@ -31,14 +33,15 @@ def check_loaded(model: Any, report: Mapping[str, Any], name: str, *, new_head: 
     shapes = {key: (list(old), list(new)) for key, old, new in report["mismatched_keys"]}
     missing = {key for key in report["missing_keys"] if key in parameters}
     unexpected = {key for key in report["unexpected_keys"] if not _BUFFER.search(key) and not _POOLER.search(key)}
+    drawn = _drawn_anew(model, missing, parameters) if new_head else set()
     if new_head:
-        missing -= _drawn_anew(model, missing, parameters)
-        unexpected = {key for key in unexpected if _in_body(model, key)}
+        missing -= drawn
+        unexpected = {key for key in unexpected if in_body(model, key)}
     misshapen = [f"{key} {old} instead of {new}" for key, (old, new) in shapes.items()]
     if not (missing or unexpected or misshapen):
-        return
+        return drawn
     faults = [_listed("missing", missing), _listed("unexpected", unexpected), _listed("of another shape", misshapen)]
-    body_fits = not any(_in_body(model, key) for key in {*missing, *unexpected, *shapes})
+    body_fits = not any(in_body(model, key) for key in {*missing, *unexpected, *shapes})
     hint = (
         "model.new_head=true draws a new head"
         if body_fits and shapes
@@ -49,12 +52,12 @@ def check_loaded(model: Any, report: Mapping[str, Any], name: str, *, new_head: 
 
 def _drawn_anew(model: Any, missing: Collection[str], parameters: Iterable[str]) -> set[str]:
     """Those of the missing weights that make a whole head, of which nothing was stored, or the pooler below it."""
-    above = {key: key.partition(".")[0] for key in parameters if not _in_body(model, key)}
+    above = {key: key.partition(".")[0] for key in parameters if not in_body(model, key)}
     stored = {part for key, part in above.items() if key not in missing}
     return {key for key in missing if _POOLER.search(key) or (key in above and above[key] not in stored)}
 
 
-def _in_body(model: Any, key: str) -> bool:
+def in_body(model: Any, key: str) -> bool:
     """Whether a weight belongs to the body; checkpoints of bodies alone leave out its name."""
     inside = key.removeprefix(f"{model.base_model_prefix}.")
     return inside != key or key.partition(".")[0] in dict(model.base_model.named_children())

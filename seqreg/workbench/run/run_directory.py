@@ -26,6 +26,7 @@ from seqreg.version import __version__
 from seqreg.workbench.config import overlay
 from seqreg.workbench.config.other_names import current, current_settings
 from seqreg.workbench.config.run_config import Run
+from seqreg.workbench.config.settings import with_defaults
 from seqreg.workbench.data.loading import Splits
 from seqreg.workbench.run import checkpoints, disk
 from seqreg.workbench.run.fingerprint import difference, fingerprint
@@ -52,7 +53,9 @@ class RunRecord:
         settings: of the recipe and the card, the fingerprint of the data and the number of processes, by dotted key
         versions: of the libraries when it was started
         finished: whether the model and its scores are written
+        start: the digest of the weights that it started from
         before: scores of the untrained model, if there are any
+        retention: the same on every task of data.also
         files: of the model when it was finished: size and SHA-256 of each
         outline: of every split of the data, to tell what has changed
     """
@@ -61,7 +64,9 @@ class RunRecord:
     settings: dict[str, Any]
     versions: dict[str, str]
     finished: bool = False
+    start: str = ""
     before: stored_json.Before = field(default_factory=stored_json.Before)
+    retention: dict[str, stored_json.Before] = field(default_factory=dict)
     files: dict[str, Any] = field(default_factory=dict)
     outline: dict[str, stored_json.Outline] = field(default_factory=dict)
 
@@ -173,8 +178,8 @@ def check_same(folder: Path, old: RunRecord, new: RunRecord, allowed: Sequence[s
     Args:
         rows: how the data differ
     """
-    missing = object()
-    keys = [key for key in new.settings if old.settings.get(key, missing) != new.settings[key]]
+    missing, known = object(), with_defaults(old.settings)
+    keys = [key for key in new.settings if known.get(key, missing) != new.settings[key]]
     keys += [key for key in old.settings if key not in new.settings and key != ROWS]
     refused = [key for key in keys if not any(covers(name, key) for name in allowed)]
     if refused:
@@ -305,7 +310,9 @@ class RunDirectory:
         self.record.write(self.folder)
 
     def _resume(self, stored: RunRecord) -> Path | None:
-        self.record = replace(self.record, run=stored.run, before=stored.before)
+        self.record = replace(
+            self.record, run=stored.run, start=stored.start, before=stored.before, retention=stored.retention
+        )
         checkpoint = checkpoints.newest(self.folder, stored.run)
         if checkpoint is None and self.resume:
             raise BadInput(f"output={self.folder}: there is no checkpoint to resume from")

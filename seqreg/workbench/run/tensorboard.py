@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from seqreg.schedules import weight_at
 from seqreg.workbench.config import overlay
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.scores.evaluate import Scored, Scorer
+from seqreg.workbench.scores.results import drift_numbers
 from seqreg.workbench.text import stored_json
 from seqreg.workbench.text.escape import code, fenced
 from seqreg.workbench.text.terminal import warn
@@ -134,14 +135,26 @@ class TensorBoardWriter(TrainerCallback):
             with self._or_give_up():
                 self.writer.flush()
 
-    def close(self, scores: dict[str, Scored]) -> None:
-        """Add the final scores, and end the hparams session."""
+    def close(self, scores: dict[str, Scored], metrics: Mapping[str, Any], step: int) -> None:
+        """Add the final scores, drift and retention, and end the hparams session.
+
+        Args:
+            metrics: contents of metrics.json
+            step: the last one
+        """
         if self.writer is None:
             return
         with self._or_give_up():
             for name, scored in scores.items():
                 for key, value in scored.metrics.items():
                     self.writer.add_scalar(f"trained/{name}/{key}", value)
+            for key, value in drift_numbers(metrics).items():
+                self.writer.add_scalar(f"trained_drift/{key}", value, step)
+            for task, numbers in metrics.get("retention", {}).items():
+                for key, pair in numbers.items():
+                    for at, value in ((0, pair["before"]), (step, pair["after"])):
+                        if value is not None:
+                            self.writer.add_scalar(f"trained_retention/{task}/{key}", value, at)
             _, _, end = _hparams(self.run)
             self.writer.file_writer.add_summary(end)
             self.writer.close()
@@ -193,6 +206,12 @@ def layout(run: Run) -> dict[str, dict[str, list[Any]]]:
                 ["validation_outputs/distinct$", "validation_outputs/most_common$"],
             ],
             "smoothness": ["Multiline", ["train_smoothness/.*"]],
+        },
+        "6 Drift and retention": {
+            "KL to the start, in both directions": ["Multiline", [".*drift/.*kl_.*"]],
+            "relative distance of the weights": ["Multiline", [".*drift/weight_distance$"]],
+            "CKA to the start": ["Multiline", [".*drift/cka$"]],
+            "other tasks, before and after": ["Multiline", ["trained_retention/.*"]],
         },
     }
 

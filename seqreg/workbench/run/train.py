@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -25,18 +26,20 @@ from seqreg.workbench.data.batches import GroupedOrder
 from seqreg.workbench.data.encoding import Collator, Encoded, Numbered
 from seqreg.workbench.data.hardware import check_precision
 from seqreg.workbench.data.loading import Splits
-from seqreg.workbench.run import checkpoints, disk, launch, preflight
+from seqreg.workbench.run import checkpoints, disk, launch, preflight, starting_model
 from seqreg.workbench.run.checkpointing import RunOptions
 from seqreg.workbench.run.run_directory import RunDirectory, RunRecord
 from seqreg.workbench.run.signals import Signals
+from seqreg.workbench.run.starting_model import DriftMonitor
 from seqreg.workbench.run.tensorboard import TensorBoardWriter
 from seqreg.workbench.run.trainer import FaultTolerantSeq2SeqTrainer, FaultTolerantTrainer
 from seqreg.workbench.scores import results
+from seqreg.workbench.scores.drift import retention
 from seqreg.workbench.scores.evaluate import Scored, Scorer, evaluate, with_average
 from seqreg.workbench.text.atomic_files import ASIDE, REMOVED
 from seqreg.workbench.text.escape import plain
 from seqreg.workbench.text.progress import Bars
-from seqreg.workbench.text.terminal import console, first_process, say
+from seqreg.workbench.text.terminal import console, first_process, say, warn
 
 NO_CLIPPING = 1e9
 """A bound that no gradient reaches: the norm is measured, and not clipped."""
@@ -112,10 +115,10 @@ def _train(trainer: Any, loaded: LoadedRun, directory: RunDirectory) -> dict[str
     """Train from the newest checkpoint, or from the start, to the end."""
     run, signals = loaded.run, trainer.options.signals
     checkpoint = directory.take()
-    first = loaded.splits.evaluations(run.card)[0]
-    if run.config.evaluation.eval_before_training and not directory.record.before:
-        untrained = evaluate(trainer, run, loaded.tokenizer, loaded.splits.sets[first], first, untrained=True)
-        directory.update(before=results.scores(untrained))
+    _score_before(trainer, loaded, directory, resumed=checkpoint is not None)
+    start = functools.partial(starting_model.rebuild, run, loaded.tokenizer, directory.record.start)
+    monitor = DriftMonitor(trainer, loaded.tokenizer, loaded.splits.sets["validation"], start)
+    trainer.add_callback(monitor)
     with signals.deferred():
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     seconds = trainer.seconds + time.monotonic() - trainer.clock
@@ -127,34 +130,80 @@ def _train(trainer: Any, loaded: LoadedRun, directory: RunDirectory) -> dict[str
         "loss": trainer.mean_loss(), "tokens": trainer.state.num_input_tokens_seen,
         "parameters": sum(p.numel() for p in loaded.model.parameters()), **trainer.nonfinite.numbers(),
     }  # fmt: skip
-    scores = _evaluate(trainer, loaded)
+    scores, sections = _evaluate(trainer, loaded, monitor, directory.record)
     if directory.record.before:
         scores = {"before": Scored(**dict[str, Any](directory.record.before)), **scores}
     size, hint = trainer.options.checkpoint_bytes, "; run the same command to resume"
     with signals.deferred(), disk.writing(directory.folder, size, hint):
-        return _finish(trainer, run, directory, scores, numbers)
+        return _finish(trainer, run, directory, scores, {"train": numbers, **sections})
 
 
-def _evaluate(trainer: Any, loaded: LoadedRun) -> dict[str, Scored]:
-    """The scores of the trained model on all its splits."""
+def _score_before(trainer: Any, loaded: LoadedRun, directory: RunDirectory, *, resumed: bool) -> None:
+    """Score the untrained model where it is asked for, and remember its weights; a resumed run did so already."""
+    run, splits, settings = loaded.run, loaded.splits, loaded.run.config.evaluation
+    start = starting_model.digest(loaded.model)
+    if not resumed and directory.record.start != start:
+        directory.update(start=start, before={}, retention={})  # of another model, if there are any
+    if directory.record.start != start:
+        return
+    first = splits.evaluations(run.card)[0]
+    if settings.eval_before_training and not directory.record.before:
+        untrained = evaluate(trainer, run, loaded.tokenizer, splits.sets[first], first, untrained=True)
+        directory.update(before=results.scores(untrained))
+    if not settings.retention or not splits.also:
+        return
+    if not starting_model.knows_tasks(run, loaded.model):
+        why = "its classification head is new" if run.config.model.name else "it is from scratch"
+        say(f"retention is not measured: the model can do no task before training, {why}", "dim")
+        return
+    for name in splits.also:
+        if name not in directory.record.retention:
+            untrained = evaluate(trainer, run, loaded.tokenizer, splits.sets[name], name, untrained=True)
+            directory.update(retention={**directory.record.retention, name: results.scores(untrained)})
+
+
+def _evaluate(
+    trainer: Any, loaded: LoadedRun, monitor: DriftMonitor, record: RunRecord
+) -> tuple[dict[str, Scored], dict[str, Any]]:
+    """The scores of the trained model on all its splits, and how it differs from the starting one."""
     run, splits, signals = loaded.run, loaded.splits, trainer.options.signals
     try:
         signals.check()
         names = dict.fromkeys(["validation", *splits.evaluations(run.card)])
         scores = {name: evaluate(trainer, run, loaded.tokenizer, splits.sets[name], name) for name in names}
+        with signals.deferred(trainer.args.world_size > 1):
+            before = {name: scored["metrics"] for name, scored in record.retention.items()}
+            sections = _against_start(monitor, scores, before, run.card.score)
+        signals.check()  # of one that struck while a library loaded the model, and took it for an error
     except Interrupted as stop:
         with signals.deferred():
             trainer._save_checkpoint(trainer.model_wrapped, None)
         step = trainer.state.global_step
         message = f"stopped after the last step, {step}: run the same command to resume with the evaluation"
         raise Interrupted(stop.number, message) from None
-    return with_average(scores, run.card)
+    return with_average(scores, run.card), sections
+
+
+def _against_start(
+    monitor: DriftMonitor, scores: Mapping[str, Scored], before: Mapping[str, Mapping[str, Any]], score: str
+) -> dict[str, Any]:
+    """The sections `drift` and `retention` of metrics.json, without those that are empty; measured by one process.
+
+    Args:
+        before: the numbers of the starting model on the tasks of data.also
+        score: what the score is called
+    """
+    if not monitor.trainer.is_world_process_zero():
+        return {}
+    after = {name: scored.metrics for name, scored in scores.items()}
+    sections = {"drift": monitor.section(), "retention": retention(before, after, score)}
+    return {name: section for name, section in sections.items() if section}
 
 
 def _finish(
-    trainer: Any, run: Run, directory: RunDirectory, scores: dict[str, Scored], numbers: Mapping[str, Any]
+    trainer: Any, run: Run, directory: RunDirectory, scores: dict[str, Scored], sections: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write the model, the scores and the card; last of all that the run is finished."""
+    """Write the model, the scores, other `sections` of metrics.json and the card; last that the run is finished."""
     folder = directory.folder
     directory.check_own()
     aside = folder / f"{ASIDE}model"
@@ -164,10 +213,10 @@ def _finish(
     (aside / RAW_HEAD).unlink(missing_ok=True)  # the final model is folded
     files = checkpoints.publish(aside, folder)
     (folder / REMOVED).unlink(missing_ok=True)  # of a model that was not kept
-    metrics = results.write_scores(folder, run, scores, method=run.config.method, train=dict(numbers))
+    metrics = results.write_scores(folder, run, scores, method=run.config.method, **sections)
     results.write_card(folder, run, metrics)
     if trainer.options.tensorboard is not None:
-        trainer.options.tensorboard.close(scores)
+        trainer.options.tensorboard.close(scores, metrics, trainer.state.global_step)
     directory.update(finished=True, files=files)
     if not run.config.checkpoints.save_steps:
         checkpoints.rotate(folder, directory.record.run, 0, None)
@@ -265,8 +314,6 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Score a trained model again, on the splits of its task or on one file, and bring its files up to date."""
     run = trained(folder, overrides, trust=trust)
-    launch.check_environment(run.config.optimisation.precision)
-    check_precision(run.config.optimisation.precision)
     if file is not None:
         splits = Splits({file.stem: loading.read_file(run.card, file)})
         names = [file.stem]
@@ -274,12 +321,74 @@ def evaluate_run(
         splits = loading.load(run.card, run.config.data, needs_train=False)
         wanted = dict.fromkeys(["validation", *splits.evaluations(run.card)])
         names = [name for name in wanted if name in splits.sets]
-    tokenizer = models.load_tokenizer(run.config, (), trust=trust)
-    model = models.load_model(run.config, run.card, tokenizer, trust=trust, trained=True)
+    scores, sections = _scored_again(run, folder, splits, names, against_start=file is None)
+    if not first_process():
+        return {}
+    with disk.writing(output or folder):
+        return results.write_scores(output or folder, run, with_average(scores, run.card), **sections)
+
+
+def measure(
+    model: Path, folder: Path, *, overrides: tuple[str, ...] = (), trust: bool = False
+) -> dict[str, dict[str, Any]]:
+    """Drift and retention of any model folder, against the model that a run started from; nothing is written.
+
+    Args:
+        model: weights for the task of the run, such as a mean of several; the tokenizer is beside them
+        folder: of the run; its own model need not be there
+
+    Returns:
+        sections of metrics.json: "drift" and, with data.also, "retention"
+    """
+    run = run_config.load(folder, overrides, trust=trust, build_terms=False)
+    run = Run(run.config.for_evaluation(str(model)), run.card, run.origins, trust)
+    splits = loading.load(run.card, run.config.data, needs_train=False)
+    return _scored_again(run, folder, splits, splits.also, against_start=True, rescore_start=bool(overrides))[1]
+
+
+def _scored_again(
+    run: Run, folder: Path, splits: Splits, names: Sequence[str], *, against_start: bool, rescore_start: bool = True
+) -> tuple[dict[str, Scored], dict[str, Any]]:
+    """The scores of the model of `run`, and how it differs from the one that the run of a folder started from.
+
+    The starting model is loaded first and once: two models are in memory, and never three.
+
+    Args:
+        against_start: also measure drift and retention
+        rescore_start: score the starting model on the tasks of data.also again; else run.json has its numbers
+    """
+    launch.check_environment(run.config.optimisation.precision)
+    check_precision(run.config.optimisation.precision)
+    config, record = run.config, RunRecord.read(folder)
+    tokenizer = models.load_tokenizer(config, (), trust=run.trust)
+    started = run_config.load(folder, trust=run.trust, build_terms=False)
+    start, before = None, dict[str, Mapping[str, Any]]()
+    if against_start and (config.evaluation.drift_examples or (config.evaluation.retention and splits.also)):
+        try:
+            start = starting_model.rebuild(started, tokenizer, "" if record is None else record.start)
+        except BadInput as error:
+            warn(f"drift and retention are not measured again: {error}")
     with tempfile.TemporaryDirectory() as scratch:
+        if start is not None and config.evaluation.retention and starting_model.knows_tasks(started, start):
+            stored = {} if record is None or rescore_start else record.retention
+            loaded = LoadedRun(run, splits, tokenizer, start)
+            before = _scores_of_start(loaded, {name: scored["metrics"] for name, scored in stored.items()}, scratch)
+        model = models.load_model(config, run.card, tokenizer, trust=run.trust, trained=True)
         trainer = make_trainer(LoadedRun(run, splits, tokenizer, model), Path(scratch))
         scores = {name: evaluate(trainer, run, tokenizer, splits.sets[name], name) for name in names}
-        first = trainer.is_world_process_zero()
-    scores = with_average(scores, run.card)
-    with disk.writing(output or folder):
-        return results.write_scores(output or folder, run, scores) if first else {}
+        monitor = DriftMonitor(trainer, tokenizer, splits.sets.get("validation"), lambda: start)
+        sections = {} if start is None else _against_start(monitor, scores, before, run.card.score)
+    return scores, sections
+
+
+def _scores_of_start(
+    loaded: LoadedRun, known: dict[str, Mapping[str, Any]], scratch: str
+) -> dict[str, Mapping[str, Any]]:
+    """The numbers of a starting model on every task of data.also; those that are known are not computed again."""
+    run, splits, tokenizer = loaded.run, loaded.splits, loaded.tokenizer
+    if run.card.kind == "generation":
+        models.set_generation(loaded.model, run.config)
+    trainer, numbers = make_trainer(loaded, Path(scratch)), dict(known)
+    for name in (name for name in splits.also if name not in known):
+        numbers[name] = evaluate(trainer, run, tokenizer, splits.sets[name], name, untrained=True).metrics
+    return numbers

@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 
 METRICS = "metrics.json"
 CPU, STEPS, WHOLE = "CPU time of the training steps", "wall time of the training steps", "wall time of the training"
+DRIFT = {
+    "kl_trained_start": "KL(trained || start)",
+    "kl_start_trained": "KL(start || trained)",
+    "body_kl_trained_start": "KL(trained || starting body, same head)",
+    "body_kl_start_trained": "KL(starting body, same head || trained)",
+    "weight_distance": "|w - w0| / |w0|",
+    "cka": "CKA to the start",
+}
+"""Numbers of the section `drift`, and what they are called in tables."""
 
 
 class _Split(BaseModel):
@@ -43,12 +52,29 @@ class _Train(BaseModel):
     device: str = ""
 
 
+class _Drift(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    kl_trained_start: float | None = None
+    kl_start_trained: float | None = None
+    body_kl_trained_start: float | None = None
+    body_kl_start_trained: float | None = None
+    weight_distance: float | None = None
+    cka: float | None = None
+
+
+class _BeforeAfter(BaseModel):
+    before: float | None
+    after: float | None
+
+
 class _Metrics(BaseModel):
     """What is read of metrics.json."""
 
     scores: dict[str, _Split]
     train: _Train = _Train()
     method: str = ""
+    drift: _Drift = _Drift()
+    retention: dict[str, dict[str, _BeforeAfter]] = {}
 
 
 def scores_of(folder: Path) -> dict[str, Any]:
@@ -70,6 +96,26 @@ def scores_of(folder: Path) -> dict[str, Any]:
 def read_metrics(folder: Path) -> dict[str, Any]:
     """What is in metrics.json; nothing if there is none."""
     return scores_of(folder) if (folder / METRICS).exists() else {}
+
+
+def drift_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of the section `drift` that are there."""
+    section = metrics.get("drift", {})
+    return {key: section[key] for key in DRIFT if section.get(key) is not None}
+
+
+def drift_lines(metrics: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Drift and retention of a run for a table: what, which number, and its value."""
+    lines = [("drift", DRIFT[key], f"{value:.4g}") for key, value in drift_numbers(metrics).items()]
+    if "left_out" in metrics.get("drift", {}):
+        lines.append(("drift", "not measured", str(metrics["drift"]["left_out"])))
+    for task, numbers in metrics.get("retention", {}).items():
+        for name, pair in numbers.items():
+            before, after = pair["before"], pair["after"]
+            known = before is not None and after is not None
+            shown = f"{before:.4g}, {after:.4g} ({after - before:+.3g})" if known else "not finite"
+            lines.append((f"retention: {task}", f"{name}, before and after", shown))
+    return lines
 
 
 def scores(scored: Scored) -> dict[str, Any]:
@@ -135,12 +181,28 @@ def write_card(folder: Path, run: Run, metrics: Mapping[str, Any]) -> None:
         f"{base} on {prose(card.title)} with seqreg {__version__}.",
         "", f"Loss: {criterion}", "",
         "| split | score | value (%) | interval |", "|---|---|---|---|", *lines, "",
+        *_drift_page(metrics),
         *(f"Signature: {code(signature).replace('¦', '|')}" for signature in signatures), "",
         f"Trained for {metrics.get('train', {}).get('steps', '?')} steps with seed {config.seed}. All settings are in "
         "config.yaml, which is a recipe: `seqreg train config.yaml`. The scores of every example are in "
         "predictions.jsonl.", "",
     ]  # fmt: skip
     write_text(folder / "README.md", "\n".join(page))
+
+
+def _drift_page(metrics: Mapping[str, Any]) -> list[str]:
+    """Drift and retention for the card of a run; nothing where they were not measured."""
+    lines = [f"| {prose(what)} | {prose(name)} | {prose(value)} |" for what, name, value in drift_lines(metrics)]
+    if not lines:
+        return []
+    notes = []
+    if drift_numbers(metrics):
+        notes.append(
+            f"Drift: from the starting model, on {metrics['drift']['examples']} validation examples, KL in nats."
+        )
+    if metrics.get("retention"):
+        notes.append("Retention: other tasks, before training and after it; the score in percent.")
+    return ["| | number | value |", "|---|---|---|", *lines, "", " ".join(notes), ""]
 
 
 def _interval(pair: Any) -> str:
@@ -179,6 +241,7 @@ def score_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
     for split, key in _lines(list(runs.values())):
         cells = [_cell(metrics["scores"].get(split, {}), key, len(runs) == 1) for metrics in runs.values()]
         table.add_row(plain(split), plain(key), *cells)
+    _add_drift(table, list(runs.values()))
     seconds = [metrics.get("train", {}).get("seconds") for metrics in runs.values()]
     if all(seconds):
         table.add_section()
@@ -191,6 +254,16 @@ def score_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
             head = f"{'CPU time' if what == CPU else 'time'} / {plain(next(iter(runs)))}"
             table.add_row("training", head, *(f"{value / spent[0]:.2f}x" for value in spent))
     return table
+
+
+def _add_drift(table: Table, runs: Sequence[Mapping[str, Any]]) -> None:
+    """A section of a table of scores: drift and retention of every run."""
+    cells = [{(what, name): value for what, name, value in drift_lines(metrics)} for metrics in runs]
+    keys = dict.fromkeys(key for run in cells for key in run)
+    if keys:
+        table.add_section()
+    for what, name in keys:
+        table.add_row(plain(what), plain(name), *(plain(run.get((what, name), "")) for run in cells))
 
 
 def _lines(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

@@ -346,7 +346,7 @@ def test_other_tasks_are_scored_too(tmp_path: Path) -> None:
     for also, message in (
         ({"glue/rte": str(tmp_path)}, r"data.also.glue/rte: GLUE RTE, inference has another kind or other classes"),
         ({"nothing": None}, "unknown task 'nothing'"),
-        ({"text_pairs": "gone"}, "gone: no such file or folder"),
+        ({"text_pairs": "gone"}, "^data.also.text_pairs=gone: no such file or folder"),
     ):
         with pytest.raises(BadInput, match=message):
             loading.load(people, Data(also=also))

@@ -257,6 +257,7 @@ def test_p3_the_mean_loss_that_is_printed_is_that_of_the_whole_run(tmp_path: Pat
 
 def test_p3_curves_and_scores_of_a_resumed_run_are_those_of_an_undisturbed_one(tmp_path: Path) -> None:
     settings = [*SETTINGS, "logging.logging_steps=3", "logging.tensorboard=true", "logging.smoothness_steps=3"]
+    settings += ["logging.drift_steps=3"]
     assert forked_process.train(tmp_path / "whole", *settings).wait() == 0, log(tmp_path / "whole")
     folder = killed_at(tmp_path / "run", 4, *settings, terms=())
     assert forked_process.train(folder, *settings).wait() == 0, log(folder)
@@ -270,3 +271,7 @@ def test_p3_curves_and_scores_of_a_resumed_run_are_those_of_an_undisturbed_one(t
         curves.append({name: [(one.step, one.value) for one in events.Scalars(name)] for name in names})
     assert curves[0] == curves[1]
     assert [step for step, _ in curves[0]["train/loss"]] == [3, 6, 8]
+    assert [step for step, _ in curves[0]["train_drift/kl_trained_start"]] == [3, 6]
+    assert curves[0]["trained_drift/kl_trained_start"] == [
+        (8, pytest.approx(metrics(folder)["drift"]["kl_trained_start"]))
+    ]

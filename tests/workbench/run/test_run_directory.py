@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -16,9 +17,11 @@ import torch
 from seqreg.errors import BadInput, DiskError, NotFinite
 from seqreg.studies.collapse import chain
 from seqreg.studies.common.findings import Finding
-from seqreg.workbench.config import other_names
+from seqreg.studies.compare import plan
+from seqreg.workbench.config import other_names, run_config
 from seqreg.workbench.data import loading
 from seqreg.workbench.run import fingerprint, launch, run_directory, train
+from seqreg.workbench.run.run_directory import RunRecord, check_same
 from seqreg.workbench.run.trainer import FaultTolerantTrainer
 from seqreg.workbench.text import atomic_files
 from tests.workbench.run.test_train import run_of
@@ -274,3 +277,18 @@ def test_a_run_from_before_settings_were_renamed_is_compared_by_their_new_names(
         check("optimisation.max_grad_norm=0.5")
     assert len(str(caught.value).splitlines()) <= 3
     check("optimisation.max_grad_norm=0.5", allowed=("optimisation.clip",))
+
+
+def test_a_setting_that_came_later_had_its_default(tmp_path: Path) -> None:
+    settings = ["data.limit={train: 5}", "data.also={a/my.card.yaml: null}"]
+    run = run_config.resolve("quickstart", overrides=[*settings, f"output={tmp_path}"])
+    now = RunRecord.of(run)
+    later = ("evaluation.drift_examples", "evaluation.retention", "logging.drift_steps")
+    old = dataclasses.replace(now, settings={key: value for key, value in now.settings.items() if key not in later})
+    assert check_same(tmp_path, old, now, ()) == []
+    other = run_config.resolve("quickstart", overrides=[*settings, f"output={tmp_path}", f"{later[0]}=7"])
+    with pytest.raises(BadInput, match="drift_examples: nothing there, 7 now"):
+        check_same(tmp_path, old, RunRecord.of(other), ())
+    new_plan, _ = plan.make("quickstart", ["r3f"], "2", settings=settings)
+    resolved = {name: {k: v for k, v in some.items() if k not in later} for name, some in new_plan.resolved.items()}
+    assert plan.differences(dataclasses.replace(new_plan, resolved=resolved), new_plan) == []

@@ -1,0 +1,97 @@
+"""The model that training is compared with: adapters switched off, or parameters read from a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from seqreg.errors import BadInput
+from seqreg.overrides import generator_state, replay
+
+
+def adapted(model: Any) -> Any | None:
+    """The PEFT model inside wrappers, whose adapters can be switched off; None for a model without."""
+    while isinstance(model, nn.Module) and not isinstance(model, PreTrainedModel):
+        if hasattr(model, "disable_adapter"):
+            return model
+        model = getattr(model, "module", None) or getattr(model, "_orig_mod", None)
+    return None
+
+
+@contextlib.contextmanager
+def without_adapters(model: Any | None) -> Iterator[None]:
+    """A PEFT model is the one that adapters were put on inside; what required a gradient does so again afterwards."""
+    if model is None:
+        yield
+        return
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        with contextlib.ExitStack() as stack:
+            with warnings.catch_warnings():  # that biases stay, which the caller sees to
+                warnings.filterwarnings("ignore", "Careful, disabling adapter layers")
+                stack.enter_context(model.disable_adapter())
+            yield
+    finally:
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)
+
+
+_saved: WeakKeyDictionary[nn.Module, dict[str, dict[str, Tensor]]] = WeakKeyDictionary()
+"""Parameters that were read from folders, for every model they were read for."""
+
+
+def saved_weights(model: PreTrainedModel, folder: str) -> dict[str, Tensor]:
+    """All parameters of a model that `save_pretrained` wrote, by their names in this one; read once.
+
+    Refused where a name or a shape differs, or a buffer, which is not exchanged with the parameters.
+    """
+    known = _saved.setdefault(model, {})
+    if folder not in known:
+        other, parameters = _read(model, folder), dict(model.named_parameters())
+        found = dict(other.named_parameters())
+        if names := sorted(parameters.keys() ^ found.keys()):
+            where = "has no" if names[0] in parameters else "also has"
+            raise BadInput(f"it {where} {names[0]}, unlike the model")
+        for name, parameter in parameters.items():
+            if found[name].shape != parameter.shape:
+                raise BadInput(f"{name} is {list(found[name].shape)} there and {list(parameter.shape)} in the model")
+        buffers = dict(other.named_buffers())
+        for name, buffer in model.named_buffers():
+            if name not in buffers or not _equal(buffer.cpu(), buffers[name]):
+                raise BadInput(f"its buffer {name} is not that of the model")
+        known[folder] = {name: found[name].detach().to(p.device, p.dtype) for name, p in parameters.items()}
+    return known[folder]
+
+
+def _equal(buffer: Tensor, other: Tensor) -> bool:
+    """But for rounding: where positions are rotated, buffers are computed, on whatever device."""
+    return buffer.shape == other.shape and torch.allclose(buffer, other.to(buffer.dtype))
+
+
+def _read(model: PreTrainedModel, folder: str) -> PreTrainedModel:
+    """A saved model of the same class, on the CPU, nothing of which is missing."""
+    cls, level = type(model), logging.get_verbosity()
+    try:
+        logging.set_verbosity_error()  # what is missing is said below, in one line
+        with replay(generator_state(model.device), model.device):  # it draws weights before it reads them
+            other, found = cls.from_pretrained(
+                folder, output_loading_info=True, local_files_only=True, use_safetensors=True
+            )
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        line = str(error).strip().partition("\n")[0]
+        raise BadInput(f"{cls.__name__}.from_pretrained cannot read it: {line}") from error
+    finally:
+        logging.set_verbosity(level)
+    for kind in ("missing", "mismatched"):
+        if names := sorted(str(name) for name in found[f"{kind}_keys"]):
+            raise BadInput(f"{names[0]} is {kind} there, for a {cls.__name__}")
+    return cast("PreTrainedModel", other)

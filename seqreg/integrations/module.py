@@ -1,0 +1,93 @@
+"""A `Context` from any torch module, and a loss of any kind.
+
+For heads of your own, pairs of sentences, contrastive and regression losses: whatever gives one number an example (or a
+position) can have terms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from seqreg.context import Context, Count, Kind, OutputLoss
+from seqreg.errors import BadInput
+from seqreg.forward import Forward, Pass, Perturbation, PerturbationSite
+from seqreg.integrations.embedding_hook import Stack, perturbed
+
+
+class ModuleForward(Forward):
+    """Runs any module by a function, and perturbs what its embedding gives.
+
+    Args:
+        module: whose parameters learn, and whose dropout policies are set
+        outputs: runs the module on one batch, and gives its outputs    # [B, ...]
+        embedding: the module that gives embeddings; called once in `outputs`, with all tokens of the batch
+        token_mask: True on real tokens; None when all are real         # [rows, S]
+        layers: modules whose outputs are the hidden states, for terms that look at every layer
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        outputs: Callable[[], Tensor],
+        embedding: nn.Module,
+        token_mask: Tensor | None = None,
+        layers: Sequence[nn.Module] = (),
+    ) -> None:
+        self.module, self.outputs, self.layers = module, outputs, layers
+        self.stacks = {"encoder": Stack(embedding, embedding)}
+        self.sites = {"encoder": PerturbationSite(mask=None if token_mask is None else token_mask.bool())}
+
+    def run(self, shifts: Sequence[Perturbation], *, hidden: bool, rows: Tensor | None = None) -> Pass:
+        states: list[Tensor] = []
+
+        def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+            states.append(output[0] if isinstance(output, tuple) else output)
+
+        if hidden and not self.layers:
+            raise BadInput("a term looks at the outputs of every layer: pass layers=, such as model.encoder.layer")
+        with contextlib.ExitStack() as exits:
+            for layer in self.layers if hidden else ():
+                exits.callback(layer.register_forward_hook(keep).remove)
+            embeds = exits.enter_context(perturbed(self.stacks, shifts))
+            outputs = self.outputs()
+        return Pass(outputs, embeds, {"encoder": tuple(states)} if hidden else {}, dtype=embeds.dtype)
+
+
+def loss_context(
+    module: nn.Module,
+    outputs: Callable[[], Tensor],
+    loss: OutputLoss,
+    *,
+    mask: Tensor,
+    embedding: nn.Module,
+    token_mask: Tensor | None = None,
+    layers: Sequence[nn.Module] = (),
+    kind: Kind = "regression",
+    step: int | None = None,
+    count: Count | None = None,
+) -> Context:
+    """One batch of any module with a loss of any kind, ready for a criterion.
+
+    Terms are on when the module is in training mode. Those that compare two outputs need divergence="mse" (and
+    inner="mse"), unless `kind` says that the outputs are scores of classes.
+
+    Args:
+        module, outputs, embedding, token_mask, layers: see `ModuleForward`
+        loss: from outputs to one number an example (or a position), not their mean    # [B, ...] -> [B]
+        mask: True on the examples (or positions) that count                           # [B] or [B, T]
+        kind: "regression" where outputs are numbers, such as sentence embeddings; "classes" or "tokens" where they are
+            scores of classes, of an example or of every position
+        step: the number of the optimizer step; schedules need it
+        count: what the optimizer step averages over; needed with gradient accumulation and several ranks
+    """
+    if count is None and module.training and isinstance(module, DistributedDataParallel):
+        raise BadInput("several ranks train one model: pass count=, which optimizer_steps and the trainers do")
+    forward = ModuleForward(module, outputs, embedding, token_mask, layers)
+    return Context(
+        forward, None, kind=kind, mask=mask.bool(), step=step, count=count, training=module.training, loss=loss
+    )

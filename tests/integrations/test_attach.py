@@ -1,0 +1,173 @@
+"""A criterion for any trainer. TRL's trainers: test_sft.py."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import seqreg
+from seqreg import BadInput, Criterion, attach, regularized
+from seqreg.integrations.hf import RegularizedTrainer
+from seqreg.terms.bregman import Bregman
+from seqreg.terms.r3f import R3F
+from tests.helpers import tiny_models
+from tests.integrations.test_hf_context import fixed_noise
+from tests.integrations.test_trainer import Gradients, losses, rows, trainer
+
+
+def made(model: str, out: Path, *, cls: Any = None, net: Any = None, **settings: Any) -> Any:
+    """A plain trainer, as `trainer` makes those with a criterion."""
+    seq2seq = model in tiny_models.SEQ2SEQ
+    arguments = transformers.Seq2SeqTrainingArguments if seq2seq else transformers.TrainingArguments
+    settings = {
+        "max_steps": 2, "per_device_train_batch_size": 4, "logging_steps": 1, "save_strategy": "no", "use_cpu": True,
+        "report_to": "none", "disable_tqdm": True, "max_grad_norm": 0.0, "learning_rate": 1e-3, **settings,
+    }  # fmt: skip
+    cls = cls or (transformers.Seq2SeqTrainer if seq2seq else transformers.Trainer)
+    return cls(
+        tiny_models.make(model) if net is None else net,
+        arguments(output_dir=str(out), **settings),
+        train_dataset=rows(model),
+        eval_dataset=rows(model),
+    )
+
+
+def trained(one: Any, **options: Any) -> Any:
+    torch.manual_seed(0)
+    one.train(**options)
+    return one
+
+
+@pytest.mark.parametrize("model", ["bart", "roberta", "llama"])
+def test_without_terms_the_loss_is_the_trainers_own(model: str, tmp_path: Path) -> None:
+    plain, ours = trained(made(model, tmp_path)), trained(attach(made(model, tmp_path), Criterion()))
+    for theirs, row in zip(losses(plain), losses(ours), strict=True):
+        assert row["loss"] == row["part/base"] == pytest.approx(theirs["loss"], rel=1e-6)
+        assert row["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5)
+    assert ours.evaluate()["eval_loss"] == pytest.approx(plain.evaluate()["eval_loss"], rel=1e-6)
+
+
+def test_gpt2_is_divided_by_the_labels_that_it_learns(tmp_path: Path) -> None:
+    """transformers 5.22.2 also counts the first token of every row, which nothing predicts."""
+    settings: dict[str, Any] = {"max_steps": 1, "per_device_train_batch_size": 8}
+    net = tiny_models.dropout_off(tiny_models.make("gpt2"))
+    own = float(net(**tiny_models.batch("gpt2", rows=8)).loss.detach())
+    labels = int((tiny_models.batch("gpt2", rows=8)["labels"][:, 1:] != -100).sum())
+    (ours,) = losses(trained(attach(made("gpt2", tmp_path, net=copy.deepcopy(net), **settings), Criterion())))
+    (theirs,) = losses(trained(made("gpt2", tmp_path, net=net, **settings)))
+    assert ours["loss"] == pytest.approx(own, rel=1e-6)
+    assert theirs["loss"] == pytest.approx(own * labels / (labels + 8), rel=1e-6)
+
+
+@pytest.mark.parametrize("model", ["bart", "roberta"])
+def test_an_attached_trainer_is_one_with_a_criterion(model: str, tmp_path: Path) -> None:
+    """Logs, weights, generation beside the loss, and state of terms that is resumed: bit for bit."""
+    terms = (Bregman(weight=1.0), R3F(scale=0.1))
+    settings: dict[str, Any] = {
+        "max_steps": 4, "save_strategy": "steps", "save_steps": 2, "gradient_accumulation_steps": 2,
+    }  # fmt: skip
+    if model == "bart":
+        settings |= {"predict_with_generate": True, "generation_max_length": 6}
+    expected = trained(trainer(model, tmp_path / "class", *terms, **settings))
+    whole = attach(made(model, tmp_path / "whole", **settings), Criterion(*terms, label_smoothing=0.1))
+    assert trained(whole) is whole
+    assert [{k: v for k, v in row.items() if "/" in k or k == "loss"} for row in losses(whole)] == [
+        {k: v for k, v in row.items() if "/" in k or k == "loss"} for row in losses(expected)
+    ]
+    again = attach(made(model, tmp_path / "again", **settings), Criterion(*terms, label_smoothing=0.1))
+    trained(again, resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    for a, b, c in zip(whole.model.parameters(), expected.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(a, c)
+    assert whole.evaluate()["eval_loss"] == expected.evaluate()["eval_loss"]
+
+
+def test_gradient_does_not_depend_on_accumulation(tmp_path: Path, monkeypatch: Any) -> None:
+    fixed_noise(monkeypatch)
+    found = {}
+    for accumulate in (1, 4):
+        net = tiny_models.dropout_off(tiny_models.make("gpt2"))
+        settings = {"gradient_accumulation_steps": accumulate, "per_device_train_batch_size": 8 // accumulate}
+        one = attach(made("gpt2", tmp_path, net=net, max_steps=1, **settings), Criterion(R3F(scale=0.1)))
+        one.add_callback(gradients := Gradients())
+        one.train()
+        found[accumulate] = gradients.steps[0]
+    assert (found[4] - found[1]).norm() <= 1e-6 * found[1].norm()
+
+
+class Doubling(transformers.Trainer):  # type: ignore[misc]
+    """Twice the loss of its base class."""
+
+    def compute_loss(self, *args: Any, **options: Any) -> Any:
+        loss = super().compute_loss(*args, **options)
+        return 2 * loss
+
+
+class Unrelated(transformers.Trainer):  # type: ignore[misc]
+    """A loss that has nothing to do with its base class'."""
+
+    def compute_loss(self, model: Any, inputs: Any, **_: Any) -> Any:
+        return model(**inputs).logits.square().mean()
+
+
+def test_a_loss_of_the_class_itself_is_refused_replaced_or_called(tmp_path: Path) -> None:
+    with pytest.raises(
+        BadInput, match=r"^Doubling has a compute_loss of its own: own_loss='replace' .* own_loss='call'"
+    ):
+        attach(made("roberta", tmp_path, cls=Doubling), Criterion())
+    with pytest.raises(BadInput, match="Doubling has a compute_loss of its own"):
+        regularized(Doubling)
+    with pytest.raises(BadInput, match="own_loss='calls': did you mean 'call'"):
+        attach(made("roberta", tmp_path, cls=Doubling), Criterion(), own_loss="calls")  # type: ignore[arg-type]
+    plain = losses(trained(attach(made("roberta", tmp_path), Criterion())))[0]["loss"]
+    for own_loss, factor in (("replace", 1), ("call", 2)):
+        one = attach(made("roberta", tmp_path, cls=Doubling), Criterion(), own_loss=own_loss)
+        assert isinstance(one, Doubling)
+        assert losses(trained(one))[0]["loss"] == pytest.approx(factor * plain, rel=1e-6)
+    one = attach(made("roberta", tmp_path, cls=Unrelated), Criterion(), own_loss="call")
+    with pytest.raises(BadInput, match="RegularizedUnrelated: a step was made without the criterion"):
+        one.train()
+
+
+def test_what_cannot_work_is_refused_in_one_line(tmp_path: Path) -> None:
+    for name in ("DPOTrainer", "RewardTrainer", "GRPOTrainer", "GKDTrainer", "SentenceTransformerTrainer"):
+        cls = type(name, (transformers.Trainer,), {"__module__": "elsewhere"})
+        mine = type("Mine", (cls,), {})
+        for refused in (lambda: attach(made("roberta", tmp_path, cls=mine), Criterion()), lambda: regularized(mine)):  # noqa: B023
+            with pytest.raises(BadInput, match=f"^{name}: its loss .*, and no criterion can replace it") as caught:
+                refused()
+            assert "\n" not in str(caught.value)
+    with pytest.raises(BadInput, match="not the class Trainer"):
+        attach(transformers.Trainer, Criterion())
+    with pytest.raises(BadInput, match="not a BartForConditionalGeneration"):
+        attach(tiny_models.make("bart"), Criterion())
+    with pytest.raises(BadInput, match="regularized takes a subclass"):
+        regularized(int)
+    one = made("roberta", tmp_path)
+    with pytest.raises(BadInput, match="expected a Criterion"):
+        attach(one, R3F())  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="attach: unknown setting 'diagnostic_steps'; did you mean 'diagnostics_steps'"):
+        attach(one, Criterion(), diagnostic_steps=1)
+    one.compute_loss = lambda *_: 0
+    with pytest.raises(BadInput, match="compute_loss was assigned to this trainer"):
+        attach(one, Criterion())
+    del one.compute_loss
+    assert isinstance(attach(one, Criterion()), RegularizedTrainer)
+    with pytest.raises(BadInput, match="RegularizedTrainer has a criterion already"):
+        attach(one, Criterion())
+    smoothed = made("bart", tmp_path, label_smoothing_factor=0.1)
+    with pytest.raises(BadInput, match=r"label_smoothing_factor=0\.1: set Criterion"):
+        attach(smoothed, Criterion())
+    assert type(smoothed) is transformers.Seq2SeqTrainer  # as it was
+
+
+def test_classes_are_made_once() -> None:
+    assert regularized(Doubling, own_loss="replace") is regularized(Doubling, own_loss="replace")
+    assert regularized(RegularizedTrainer) is RegularizedTrainer
+    assert issubclass(regularized(transformers.Seq2SeqTrainer), transformers.Seq2SeqTrainer)
+    assert {"attach", "regularized"} <= set(dir(seqreg))
