@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqreg.build import term_names
 from seqreg.cli import main as cli
 from seqreg.cli.studies import compare as compare_command
 from seqreg.errors import BadInput
@@ -22,7 +21,6 @@ from seqreg.studies.results import index, measurements, page, study_file
 from seqreg.studies.results import study as studies
 from seqreg.studies.results.study_file import Study, StudyStep
 from seqreg.workbench.config import cards, lookup, overlay
-from seqreg.workbench.config.settings import EvaluationSettings
 from tests.helpers import fake_comparison, toy_study
 from tests.helpers.tiny_tasks import seqreg
 
@@ -31,10 +29,8 @@ NAMES = lookup.names("recipes/studies")
 RESULTS = ROOT / "docs" / "results"
 
 NOT_MERGED = {
-    "anchor": lambda: "anchor" in term_names(),
     "--arm": lambda: "arm" in compare_command.__annotations__,
     "--search": lambda: "search" in compare_command.__annotations__,
-    "drift": lambda: "drift_examples" in EvaluationSettings.model_fields,
     "g2p": lambda: "g2p" in lookup.names("tasks"),
     "aeslc": lambda: "aeslc" in lookup.names("tasks"),
 }
@@ -52,15 +48,15 @@ def as_it_can_be_run(study: Study) -> Study:
     for step in study.steps:
         if any(f"task={name}" in step.settings for name in lacks):
             continue
-        methods = [word for word in step.methods if not ("anchor" in lacks and "anchor" in word)]
-        changes: dict[str, Any] = {"methods": methods, "judged": step.judged[:1]}
+        changes: dict[str, Any] = {"judged": step.judged[:1]}
         changes |= {"arms": []} if "--arm" in lacks else {}
         changes |= {"search": 0} if "--search" in lacks else {}
         steps.append(step.updated(**changes))
     names = {
         name for step in steps if step.of is None for name in study_file.method_names(study.updated(steps=steps), step)
     }
-    relations = [] if "drift" in lacks else study.relations
+    there = {step.name for step in steps}
+    relations = [relation.updated(of=[name for name in relation.of if name in there]) for relation in study.relations]
     return study.updated(steps=steps, primary=[n for n in study.primary if n in names], relations=relations)
 
 
