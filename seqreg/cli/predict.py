@@ -16,8 +16,8 @@ from rich.progress import Progress
 
 from seqreg.errors import BadInput
 from seqreg.studies.common.trained_model import TrainedModel
-from seqreg.workbench.config.cards import Card
-from seqreg.workbench.data import readers
+from seqreg.workbench.config.run_config import Run
+from seqreg.workbench.data import loading, readers
 from seqreg.workbench.data.encoding import encode
 from seqreg.workbench.data.examples import Example, example
 from seqreg.workbench.run.train import trained
@@ -49,13 +49,13 @@ def predict(
         raise BadInput(f"{target}: the input would be overwritten: choose another output")
     structured = Path(source).suffix in readers.ENDINGS
     read = _records if structured else _lines
-    size = None if source == "-" else sum(1 for _ in read(source, model.card))  # and all of it is right
+    size = None if source == "-" else sum(1 for _ in read(source, model.run))  # and all of it is right
     _ = model.model  # what is wrong with it is told before anything is written
     written = empty = 0
     with contextlib.nullcontext(_standard(sys.stdout)) if target == "-" else _opened(target) as out:
         with Progress(*columns(), console=console, disable=not console.is_terminal, transient=True) as progress:
             bar = Bar(progress, "predicting", size, "example")
-            for record, prediction in _predictions(model, read(source, model.card)):
+            for record, prediction in _predictions(model, read(source, model.run)):
                 _write(out, record, prediction, structured or as_json or target.endswith(".jsonl"))
                 written += 1
                 empty += prediction["prediction"] == ""
@@ -79,14 +79,16 @@ def _standard(stream: TextIO) -> TextIO:
     return stream
 
 
-def _records(source: str, card: Card) -> Iterator[tuple[dict[str, Any], Example]]:
-    for where, record in readers.read(Path(source)):
+def _records(source: str, run: Run) -> Iterator[tuple[dict[str, Any], Example]]:
+    card = run.card
+    for where, record in loading.records(card, Path(source), run.config.data):
         parsed = example(card, record, where, labelled=False)
         if parsed is not None:
             yield record, parsed
 
 
-def _lines(source: str, card: Card) -> Iterator[tuple[dict[str, Any], Example]]:
+def _lines(source: str, run: Run) -> Iterator[tuple[dict[str, Any], Example]]:
+    card = run.card
     for number, line in _stdin() if source == "-" else readers.lines(Path(source)):
         if source == "-" and line.lstrip().startswith('{"'):
             raise BadInput(f"-:{number}: this is JSONL, and the standard input is read as text: give a file")

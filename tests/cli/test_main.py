@@ -71,7 +71,11 @@ FAULTS = {
     ("train", "nothing.yaml"): "nothing.yaml: no such file",
     ("evaluate", "runs/gone"): "runs/gone: no such folder",
     ("replay", "runs/gone/crash/step-1"): "step-1: no such folder; a run writes one as RUN/crash/step-N",
-    ("train", "quickstart", "evaluation.resamples=0"): "command line: evaluation.resamples=0: ROUGE has intervals",
+    (
+        "train",
+        "quickstart",
+        "evaluation.resamples=0",
+    ): "command line: evaluation.resamples=0: texts are scored with",
     ("shift",): "Missing argument 'RUNS'",
     ("evaluate", "."): ".: not a run of seqreg: it has no config.yaml",
     ("show", "r3"): "'r3' is no term, task, recipe or folder; did you mean 'r3f'?",

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from seqreg.metrics import statistics
 from seqreg.metrics.bootstrap import resampled_means
+from seqreg.metrics.texts import CorpusScore
 
 Array = NDArray[np.float64]
 
@@ -90,6 +91,45 @@ def classes_level(examples: int, seeds: int = 5, comparisons: int = 500) -> floa
     return found / comparisons
 
 
+def error_counts(
+    world: World, rng: np.random.Generator, lengths: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Edits of two equally good methods, [seeds, examples]: every symbol is wrong by a chance of its own.
+
+    Effects are those of a world, on the logit of that chance, a tenth of their size; each method has its own effect on
+    an example, drawn alike.
+    """
+    ease, sides = 1.5 * rng.standard_normal(world.examples) - 2, []
+    for _ in range(2):
+        effect = world.method * rng.standard_normal((1, world.examples)) / 2**0.5
+        noise = world.noise * rng.standard_normal((world.seeds, world.examples))
+        logit = ease + (effect + noise + world.seed * rng.standard_normal((world.seeds, 1))) / 10
+        sides.append(rng.binomial(lengths, 1 / (1 + np.exp(-logit))))
+    return sides[0], sides[1]
+
+
+def corpus_level(world: World, comparisons: int = 500, resamples: int = 999) -> dict[str, float]:
+    """Shares of comparisons of error rates that are rejected at 5%: by pseudo-values, and by seeds alone."""
+    rng, found = np.random.default_rng(3), {"two-level, pseudo-values": 0, "Welch": 0}
+    for place in range(comparisons):
+        lengths = rng.integers(2, 20, world.examples)
+        sides = [
+            np.stack([_error_rate(np.stack([edits, lengths], 1)).pseudovalues() for edits in side])
+            for side in error_counts(world, rng, lengths)
+        ]
+        ps = {
+            "two-level, pseudo-values": statistics.two_level(sides[0], sides[1], resamples=resamples, seed=place).p,
+            "Welch": statistics.welch(list(sides[0].mean(1)), list(sides[1].mean(1))).p,
+        }
+        for name, p in ps.items():
+            found[name] += p is not None and p <= 0.05
+    return {name: count / comparisons for name, count in found.items()}
+
+
+def _error_rate(table: NDArray[np.int64]) -> CorpusScore:
+    return CorpusScore(table, lambda sums: float(sums[0] / sums[1]))
+
+
 def naive(first: Array, second: Array, resamples: int, seed: int) -> float:
     """The p value of a two-level percentile bootstrap without any correction."""
     d, rng = second - first, np.random.default_rng(seed)
@@ -150,7 +190,14 @@ def main() -> None:
     parser.add_argument("--resamples", type=int, default=1999)
     parser.add_argument("--intervals", action="store_true", help="how often intervals of a mean hold it, instead")
     parser.add_argument("--examples", action="store_true", help="how few test examples are too few, instead")
+    parser.add_argument("--corpus", action="store_true", help="error rates, which are no means over examples, instead")
     asked = parser.parse_args()
+    if asked.corpus:
+        print("| world | two-level, pseudo-values | Welch over seeds |\n|---|--:|--:|")
+        for world in WORLDS[:-1]:
+            found = [*corpus_level(world, asked.comparisons, asked.resamples).values()]
+            print(f"| {world.name} | " + " | ".join(f"{100 * value:.1f}%" for value in found) + " |", flush=True)
+        return
     if asked.examples:
         names = [world.name for world in few_examples(1)]
         print(f"| examples | {' | '.join(names)} | classes |\n|--:|{'--:|' * (len(names) + 1)}")

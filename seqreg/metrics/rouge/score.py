@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +56,7 @@ class RougeReport:
 
 def rouge(
     predictions: Iterable[str],
-    references: Iterable[str],
+    references: Iterable[str | Sequence[str]],
     *,
     sources: Iterable[str] | None = None,
     kinds: Sequence[str] = KINDS,
@@ -67,9 +68,12 @@ def rouge(
     seed: int = 0,
     progress: bool = False,
 ) -> RougeReport:
-    """ROUGE of predictions against one reference each.
+    """ROUGE of predictions against one reference each, or several.
+
+    Of several references, for each kind, the first with the largest F counts, as in rouge-score's `score_multi`.
 
     Args:
+        references: a text per prediction, or a list of them
         sources: the texts that the predictions were made from, for `counts["novelty"]`
         kinds: of rouge1 to rouge9, rougeL and rougeLsum
         stem: Porter's stems of words of more than three characters, as is usual for ROUGE
@@ -89,33 +93,59 @@ def rouge(
     from tqdm.auto import tqdm
 
     kinds = _check_options(kinds, split, tokenizer, confidence, resamples, seed)
-    texts = {"predictions": predictions, "references": references} | ({} if sources is None else {"sources": sources})
+    several, sizes = _several(references)
+    texts = {"predictions": predictions, "references": several} | ({} if sources is None else {"sources": sources})
     checked = {name: _texts(name, values, tokenizer) for name, values in texts.items()}
-    columns = list(checked.values())
-    for name, values in checked.items():
-        if len(values) != len(columns[0]):
-            raise BadInput(f"{len(columns[0])} predictions but {len(values)} {name}: give one of {name} a prediction")
+    lengths = {name: len(sizes if name == "references" else values) for name, values in checked.items()}
+    for name, length in lengths.items():
+        if length != lengths["predictions"]:
+            raise BadInput(f"{lengths['predictions']} predictions but {length} {name}: give one of {name} a prediction")
+    owners = np.repeat(np.arange(len(sizes)), sizes)  # the prediction of every reference
+    pairs = [(checked["predictions"][owner], text) for owner, text in zip(owners, checked["references"], strict=True)]
     if tokenizer == "rouge":
-        _warn_of_scripts(*columns[:2])
+        _warn_of_scripts(pairs)
     lsum = "rougeLsum" in kinds
-    used, splitter = choose_split(split, itertools.chain(*columns[:2])) if lsum else ("none", _unsplit)
+    every = itertools.chain(checked["predictions"], checked["references"])
+    used, splitter = choose_split(split, every) if lsum else ("none", _unsplit)
     vocabulary = Vocabulary(tokenizer, stem)
     counts = []
-    for prediction, reference, *source in tqdm(
-        zip(*columns, strict=True), "ROUGE", len(columns[0]), unit="pair", disable=not progress
-    ):
-        predicted, wanted = ([vocabulary.encode(part) for part in splitter(text)] for text in (prediction, reference))
-        counts.append(count(predicted, wanted, vocabulary.encode(source[0]) if source else [], kinds))
-    table = np.array(counts, dtype=np.int64)
-    scores = {kind: _scores(table[:, 3 * place : 3 * place + 3]) for place, kind in enumerate(kinds)}
+    for owner, pair in tqdm(zip(owners, pairs, strict=True), "ROUGE", len(pairs), unit="pair", disable=not progress):
+        predicted, wanted = ([vocabulary.encode(part) for part in splitter(text)] for text in pair)
+        source = vocabulary.encode(checked["sources"][owner]) if sources is not None else []
+        counts.append(count(predicted, wanted, source, kinds))
+    table, starts = np.array(counts, dtype=np.int64), np.cumsum([0, *sizes[:-1]])
+    scores = {
+        kind: _best(_scores(table[:, 3 * place : 3 * place + 3]), starts, sizes) for place, kind in enumerate(kinds)
+    }
     means = resampled_means(np.stack([scores[kind][:, 2] for kind in kinds]), resamples, np.random.default_rng(seed))
     return RougeReport(
         scores=scores,
         means={kind: float(scores[kind][:, 2].mean()) for kind in kinds},
         intervals=dict(zip(kinds, percentile_intervals(means, confidence), strict=True)),
-        signature=f"rouge|v={version('rouge-score')}|stem={'yes' if stem else 'no'}|split={used}|tokenizer={tokenizer}",
-        counts=_summary(table[:, -len(EXTRAS) :], with_sources=sources is not None),
+        signature=f"rouge|v={version('rouge-score')}|stem={'yes' if stem else 'no'}|split={used}|tokenizer={tokenizer}"
+        + ("" if max(sizes) == 1 else f"|nrefs={max(sizes) if len(set(sizes)) == 1 else 'var'}"),
+        counts=_summary(table[starts, -len(EXTRAS) :], with_sources=sources is not None),
     )
+
+
+def _several(references: Iterable[str | Sequence[str]]) -> tuple[Any, list[int]]:
+    """All references one after the other, and how many every example has."""
+    if isinstance(references, (str, bytes)) or not isinstance(references, Iterable):
+        return references, []  # `_texts` says what is wrong with it
+    listed = list(references)
+    groups = [list(some) if isinstance(some, (list, tuple)) else [some] for some in listed]
+    for place, group in enumerate(groups):
+        if not group:
+            raise BadInput(f"references[{place}] is an empty list: expected at least one reference")
+    return list(itertools.chain.from_iterable(groups)), [len(group) for group in groups]
+
+
+def _best(scores: Scores, starts: NDArray[Any], sizes: Sequence[int]) -> Scores:
+    """Of the references of every example the first with the largest F.      [pairs, 3] -> [examples, 3]"""
+    if len(scores) == len(starts):
+        return scores
+    chosen = [start + int(scores[start : start + size, 2].argmax()) for start, size in zip(starts, sizes, strict=True)]
+    return scores[chosen]
 
 
 def _scores(counted: NDArray[np.int64]) -> Scores:
@@ -144,12 +174,11 @@ def _unsplit(text: str) -> list[str]:
     return [text]
 
 
-def _warn_of_scripts(predictions: list[str], references: list[str]) -> None:
-    pairs = zip(predictions, references, strict=True)
+def _warn_of_scripts(pairs: list[tuple[str, str]]) -> None:
     lost = sum(any(map(loses_script, pair)) for pair in pairs)
     if lost:
         warnings.warn(
-            f"{lost} of {len(predictions)} examples are mostly in a script that rouge-score's tokenizer drops, which "
+            f"{lost} of {len(pairs)} examples are mostly in a script that rouge-score's tokenizer drops, which "
             f"scores even identical texts 0: take tokenizer='unicode' (seqreg rouge --tokenizer unicode; words: "
             "unicode in a task card)",
             stacklevel=3,

@@ -68,7 +68,7 @@ def _coverage(axis: Any, coverage: Coverage, texts: GeneratedTexts | None) -> No
     axis.plot(coverage.coverage, coverage.risk, color=COLOURS[0], label=f"surest first, area {coverage.area:.3f}")
     axis.axhline(coverage.random, color=COLOURS[7], linestyle="--", label=f"knowing nothing, {coverage.random:.3f}")
     axis.set_xlabel("coverage: share that is answered")
-    axis.set_ylabel("1 - ROUGE-L" if texts else "error")
+    axis.set_ylabel(texts.risk if texts else "error")
     axis.set_ylim(bottom=0)
     axis.set_title("Risk if only the surest are answered")
     axis.legend()

@@ -48,15 +48,25 @@ class CalibrationPart:
 
 @dataclass(frozen=True)
 class GeneratedTexts:
-    """Generated texts: their mean log-probability per token against their ROUGE-L."""
+    """Generated texts: their mean log-probability per token against how like their references they are.
+
+    Args:
+        measure: what likeness is, "ROUGE-L" for one
+    """
 
     logp: NDArray[Any]
-    rouge: NDArray[Any]
+    likeness: NDArray[Any]
     coverage: Coverage
+    measure: str = "ROUGE-L"
 
     @property
     def rank(self) -> float:
-        return spearman(self.logp, self.rouge)
+        return spearman(self.logp, self.likeness)
+
+    @property
+    def risk(self) -> str:
+        """What is read off the curve of risk and coverage."""
+        return self.measure.removeprefix("1 - ") if self.measure.startswith("1 - ") else f"1 - {self.measure}"
 
 
 @dataclass(frozen=True)
@@ -97,14 +107,16 @@ class Calibration:
                 "The temperature is at the end of its range: the examples it was fitted on cannot tell it."
             )
         if coverage is not None:
+            risk = f"risk ({self.texts.risk})" if self.texts else "error"
             sentences.append(
-                f"Surest first, the area under {'risk (1 - ROUGE-L)' if self.texts else 'error'} and coverage is "
+                f"Surest first, the area under {risk} and coverage is "
                 f"{coverage.area:.3f}: {coverage.best:.3f} is the best possible, {coverage.random:.3f} a confidence "
                 "that knows nothing."
             )
         if self.texts is not None:
             sentences.append(
-                f"Spearman's correlation of log-probability per token and ROUGE-L is {self.texts.rank:.3f}."
+                f"Spearman's correlation of log-probability per token and {self.texts.measure} is "
+                f"{self.texts.rank:.3f}."
             )
         return sentences
 
@@ -116,7 +128,8 @@ class Calibration:
         ]
         tables = [Table("Calibration before and after the temperature", ["of", "when", *COLUMNS], rows)]
         if self.coverage is not None:
-            title = "Generated texts: log-probability and ROUGE-L" if self.texts else "Risk and coverage"
+            measure = self.texts.measure if self.texts else ""
+            title = f"Generated texts: log-probability and {measure}" if self.texts else "Risk and coverage"
             areas = {"area": self.coverage.area, "best": self.coverage.best, "knowing nothing": self.coverage.random}
             areas |= {"Spearman": self.texts.rank} if self.texts else {}
             tables.append(Table(title, list(areas), [list(areas.values())]))
@@ -132,6 +145,7 @@ class Calibration:
             area, best, random = self.coverage.area, self.coverage.best, self.coverage.random
             values["coverage"] = {"area": area, "best": best, "random": random}
         if self.texts is not None:
-            rouge, logp = float(self.texts.rouge.mean()), float(self.texts.logp.mean())
-            values["texts"] = {"spearman": self.texts.rank, "rougeL": rouge, "logp": logp}
+            likeness, logp = float(self.texts.likeness.mean()), float(self.texts.logp.mean())
+            measure = "rougeL" if self.texts.measure == "ROUGE-L" else self.texts.measure
+            values["texts"] = {"spearman": self.texts.rank, measure: likeness, "logp": logp}
         return values

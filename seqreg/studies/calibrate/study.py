@@ -9,6 +9,7 @@ import numpy as np
 
 from seqreg.errors import BadInput
 from seqreg.metrics.calibration import Outcomes, fit_temperature, risk_coverage
+from seqreg.metrics.texts import LIKENESS
 from seqreg.studies.calibrate import figures
 from seqreg.studies.calibrate.report import Calibration, CalibrationPart, GeneratedTexts
 from seqreg.studies.common.findings import BatchDone, Finding, command, output_folder, progress
@@ -99,5 +100,6 @@ def _texts(model: TrainedModel, examples: Sequence[Example], done: BatchDone) ->
         for index, text in zip(chosen, model.texts(ids), strict=True):
             texts[index] = text
         done(f"generating {len(examples)} texts")
-    rouge = model.rouge_l(texts, [example.target or "" for example in examples])
-    return GeneratedTexts(logp, rouge, risk_coverage(logp, 1 - rouge))
+    likeness = model.likeness(texts, [example.accepted for example in examples])
+    measure = LIKENESS[model.card.metric[0]]
+    return GeneratedTexts(logp, likeness, risk_coverage(logp, 1 - likeness), measure)

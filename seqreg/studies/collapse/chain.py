@@ -87,7 +87,8 @@ def resolve(
             folder = output / method / f"seed-{seed}" / f"{number}-{step.title}"
             chosen = [*plan.settings, *step.settings, *settings, f"seed={seed}", assigned("output", folder)]
             if links:
-                chosen += [assigned("model.name", links[-1].folder), "model.tokenizer=null", "model.architecture=null"]
+                chosen += [assigned("model.name", links[-1].folder), "model.tokenizer=null"]
+                chosen += ["model.target_tokenizer=null", "model.architecture=null"]
                 chosen += ["model.new_head=true"]
             links.append(Link(step.title, _resolve_step(path, step, method, given, chosen, trust)))
         return links
@@ -184,13 +185,13 @@ class ChainResults:
     def tables(self) -> list[Table]:
         """The scores on every task, then how rich and how near to the pretrained the last layer is."""
         chain, steps = self.chain, list(enumerate(self.chain.steps))
-        kind = "ROUGE-L in percent" if chain.tasks[0].run is not None else "accuracy of a linear probe in percent"
         tables = []
         for index, task in enumerate(chain.tasks):
+            score = "accuracy of a linear probe" if task.run is None else task.run.card.score_title
             majority = self.majority(task.name)
             common = "" if majority is None else f"; most common class {majority:.1f}"
             rows = [[step, title, *(self._cell(m, step, task.name) for m in chain.methods)] for step, title in steps]
-            title = f"{'' if index else 'source task, '}{task.name}: {kind}{common}"
+            title = f"{'' if index else 'source task, '}{task.name}: {score} in percent{common}"
             tables.append(Table(title, ["after step", "task", *chain.methods], rows))
         columns = [f"{method} {what}" for method in chain.methods for what in ("rank", "CKA")]
         layers = [

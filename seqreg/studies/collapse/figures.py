@@ -101,7 +101,7 @@ def _panel(axes: Any, results: ChainResults, panel: str, first: bool) -> None:
         axes.axhline(rate, color=GREY, linestyle="--", linewidth=1.5, label=label)
     for step in (step for step, title in enumerate(chain.steps) if title == panel):
         axes.axvspan(step - 0.25, step + 0.25, color=GREY, alpha=0.12, linewidth=0)
-    what = "ROUGE-L (%)" if task.run is not None else "linear probe, accuracy (%)"
+    what = "linear probe, accuracy (%)" if task.run is None else f"{task.run.card.score_title} (%)"
     axes.set(title=f"{panel} (source)" if first else panel, ylabel=what)
 
 

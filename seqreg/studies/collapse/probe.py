@@ -40,7 +40,7 @@ class Score:
 
 @dataclass(frozen=True)
 class ProbeScore(Score):
-    """The accuracy of a linear classifier; or ROUGE-L of a model that generates.
+    """The accuracy of a linear classifier; or the deciding score of a model that generates.
 
     Args:
         majority: accuracy of always choosing the most common class
@@ -95,7 +95,8 @@ class Prober:
         """Fit a linear classifier to a task's training examples and score it on the others; or score generated text."""
         if task.run is not None:
             scored = TrainedModel.on_task(encoder.name, task.run).score(task.test, task.split)
-            return ProbeScore(scored.metrics["rougeL"], *scored.intervals["rougeL"])
+            name = task.run.card.score
+            return ProbeScore(scored.metrics[name], *scored.intervals[name])
 
         def features(examples: Sequence[Example]) -> NDArray[np.float64]:
             return encoder.features(examples, task.data, self.pooling, f"{label}, {task.name}")

@@ -99,7 +99,7 @@ def resolve(
     if any(run.config.evaluation.resamples == 0 for run in runs):
         raise BadInput("evaluation.resamples=0: a shift is shown with intervals: add evaluation.resamples=1000")
     loading.load(card, runs[0].config.data, needs_train=any(shares))
-    return ShiftPlan(moves, card, Path(task).stem, "rougeL" if card.kind == "generation" else card.metric[0])
+    return ShiftPlan(moves, card, Path(task).stem, card.score if card.kind == "generation" else card.metric[0])
 
 
 def _check_same_kind(folder: Path, source: Card, target: Card) -> None:

@@ -23,7 +23,7 @@ from seqreg.integrations.embedding_hook import EmbeddingTap
 from seqreg.integrations.hf import context
 from seqreg.integrations.hf import model as hf
 from seqreg.losses import IGNORE
-from seqreg.metrics.rouge.score import rouge
+from seqreg.metrics import texts as text_metrics
 from seqreg.workbench.config import run_config
 from seqreg.workbench.config.cards import Card
 from seqreg.workbench.config.run_config import Run
@@ -90,12 +90,14 @@ class TrainedModel:
 
     @cached_property
     def tokenizer(self) -> Any:
-        return models.load_tokenizer(self.run.config, (), trust=self.run.trust)
+        return models.load_tokenizer(self.run.config, trust=self.run.trust)
 
     @cached_property
     def model(self) -> Any:
         config, trust = self.run.config, self.run.trust
         model = models.load_model(config, self.card, self.tokenizer, trust=trust, trained=True).eval()
+        if config.generation.do_sample:
+            torch.manual_seed(config.seed)
         return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
     def unload(self) -> None:
@@ -178,10 +180,9 @@ class TrainedModel:
         ends = (labels == self.end).long()
         return labels.masked_fill(ends.cumsum(1) > ends, IGNORE)
 
-    def rouge_l(self, texts: Sequence[str], references: Sequence[str]) -> NDArray[Any]:
-        """ROUGE-L of every text, from 0 to 1, as the card wants it."""
-        options: dict[str, Any] = {"split": self.card.sentences, "tokenizer": self.card.words, "resamples": 1}
-        return rouge(texts, references, kinds=["rougeL"], **options).scores["rougeL"][:, 2]
+    def likeness(self, texts: Sequence[str], references: Sequence[Sequence[str]]) -> NDArray[Any]:
+        """How like its references every text is, from 0 to 1, by `LIKENESS` of the card's first metric."""
+        return text_metrics.likeness(self.card.metric[0], texts, references, self.card.sentences, self.card.words)
 
     def score(self, examples: Sequence[Example], split: str) -> Scored:
         """Scores and intervals, as `seqreg evaluate` computes them."""

@@ -51,18 +51,36 @@ def sentences(results: Results, values: dict[str, Any]) -> list[str]:
     lines += [_verdict(name, stats, values, plan.seeds) for name, stats in methods.items() if name != base]
     lines += [_failures(method, values["planned"]) for method in results.methods.values() if method.failed]
     lines += [_collapsed(name, stats) for name, stats in methods.items() if stats["collapse"]["collapsed"]]
-    best, most = (max(methods, key=lambda name: methods[name][key]) for key in ("mean", "max"))
-    if best != most:
-        lines.append(
-            f"The highest mean is {best}'s ({methods[best]['mean']:.2f}), the highest single seed {most}'s "
-            f"({methods[most]['max']:.2f}): the maximum of several seeds rewards spread."
-        )
+    lines += _best_seed(methods, values["greater_is_better"])
     if plan.primary_late:
         lines.append("The primary comparisons were named after the comparison was begun.")
     if plan.extended:
         sizes = " to ".join(str(len(seeds)) for seeds in [*(old["seeds"] for old in plan.extended), plan.seeds])
         lines.append(f"Seeds or methods were added after a first look (seeds: {sizes}): p values are then too small.")
     return lines
+
+
+def _best_seed(methods: dict[str, Any], greater_is_better: bool) -> list[str]:
+    """Who has the best mean and who the best single seed, where that are two."""
+    choose, word, end = (max, "highest", "maximum") if greater_is_better else (min, "lowest", "minimum")
+    seeds = {name: choose(stats["scores"]) for name, stats in methods.items()}
+    best, most = choose(methods, key=lambda name: methods[name]["mean"]), choose(seeds, key=lambda name: seeds[name])
+    if best == most:
+        return []
+    return [
+        f"The {word} mean is {best}'s ({methods[best]['mean']:.2f}), the {word} single seed {most}'s "
+        f"({seeds[most]:.2f}): the {end} of several seeds rewards spread."
+    ]
+
+
+def _is_better(difference: float, values: dict[str, Any]) -> bool:
+    return (difference > 0) is bool(values["greater_is_better"])
+
+
+def _title(values: dict[str, Any]) -> str:
+    return f"{values['metric']} on {values['split']}, in percent" + (
+        "" if values["greater_is_better"] else "; lower is better"
+    )
 
 
 def _stopped(unfinished: Sequence[tuple[Job, JobState]]) -> str:
@@ -123,7 +141,7 @@ def _verdict(name: str, stats: dict[str, Any], values: dict[str, Any], seeds: Se
     fallen = [who for who in (name, base) if _fallen(values["methods"][who])]
     text += "".join(f"; but the output of {who} has collapsed" for who in fallen)
     if stats["holm"] <= values["alpha"]:
-        way = "better" if plus["difference"] > 0 else "worse"
+        way = "better" if _is_better(plus["difference"], values) else "worse"
         return f"{name} is significantly {way} than {base}: {text}."
     return f"{name} is not shown to differ from {base}: {text}."
 
@@ -162,7 +180,7 @@ def _count(count: int, what: str) -> str:
 
 def tables_of(results: Results, values: dict[str, Any]) -> list[Table]:
     """Quality, then stability and cost, then settings, then drift and retention, then the other scores."""
-    tables = [_quality_table(values), _stability_table(values, results.texts), settings_table(results)]
+    tables = [_quality_table(values), _stability_table(values, results.metric == "rougeL"), settings_table(results)]
     tables += drift.tables(values["drift"], values["baseline"])
     return [*tables, _others_table(values)] if values["others"] else tables
 
@@ -179,7 +197,7 @@ def _quality_table(values: dict[str, Any]) -> Table:
         rows.append(
             [name, 0, stats["failed"], *[None] * 6, *[""] * 4, "not finished" if stats["open"] else "all failed"]
         )
-    return Table(f"{values['metric']} on {values['split']}, in percent", columns, rows)
+    return Table(_title(values), columns, rows)
 
 
 def _stability_table(values: dict[str, Any], texts: bool) -> Table:
@@ -262,7 +280,7 @@ def _difference_cells(stats: dict[str, Any], values: dict[str, Any]) -> list[Any
     elif _unjudged(stats, values):
         word = "means nothing: both collapsed"
     elif stats["holm"] <= values["alpha"]:
-        word = "significantly better" if plus["difference"] > 0 else "significantly worse"
+        word = "significantly better" if _is_better(plus["difference"], values) else "significantly worse"
     else:
         word = "no difference shown"
     if _fallen(stats) != _fallen(values["methods"][values["baseline"]]):
@@ -281,9 +299,7 @@ def verdict_table(values: dict[str, Any]) -> rich.table.Table:
               if stats["collapse"]["collapsed"]]  # fmt: skip
     caption = f"{values['examples']} test examples; time is the {values['cost']} over {base}'s"
     caption += f"; collapsed: {', '.join(fallen)} seeds" if fallen else ""
-    table = rich.table.Table(
-        title=plain(f"{values['metric']} on {values['split']}, in percent"), caption=plain(caption)
-    )
+    table = rich.table.Table(title=plain(_title(values)), caption=plain(caption))
     for place, head in enumerate(["method", "seeds", "mean", "sd", "max", f"minus {base}", "p (Holm)", "time"]):
         table.add_column(plain(head), justify="right" if place else "left", no_wrap=place == 0)
     for name, stats in methods.items():

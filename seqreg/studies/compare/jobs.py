@@ -16,7 +16,7 @@ from seqreg.errors import BadInput, Interrupted
 from seqreg.studies.common.processes import end_with_parent
 from seqreg.studies.compare.plan import ComparisonPlan, Job
 from seqreg.workbench.run.run_directory import LOCK, RunRecord
-from seqreg.workbench.scores.results import METRICS, main_split, scores_of
+from seqreg.workbench.scores.results import METRICS, deciding, generates, main_split, scores_of
 from seqreg.workbench.text.atomic_files import open_own, write_text
 from seqreg.workbench.text.escape import plain
 from seqreg.workbench.text.terminal import say, warn
@@ -140,10 +140,9 @@ def score_in_words(job: Job) -> str:
     """The score of a finished run, and whether its output has collapsed."""
     if not (job.folder / METRICS).is_file():
         return "finished"
-    scores = scores_of(job.folder)["scores"]
-    split = main_split(scores, any("rougeL" in numbers for numbers in scores.values()))
-    numbers = scores[split]
-    name = "rougeL" if "rougeL" in numbers else next(iter(numbers.get("intervals", {})), "score")
+    metrics = scores_of(job.folder)
+    split = main_split(metrics["scores"], generates(metrics))
+    numbers, name = metrics["scores"][split], deciding(metrics, split)
     return f"{name} {numbers[name]:.2f} on {split}" + (", collapsed" if numbers.get("collapsed") else "")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import jinja2
 
 from seqreg.errors import BadInput
+from seqreg.metrics.texts import PSEUDOVALUE
 from seqreg.studies.common.findings import FOLDER, Finding, findings
 from seqreg.studies.common.markdown import cell
 from seqreg.studies.compare import conclusions, drift, figures, results
@@ -154,7 +155,7 @@ def samples(compared: Results, count: int = 8) -> list[Sample]:
     if not compared.texts:
         return []
     firsts = [next(iter(method.predictions.values())) for method in compared.scored]
-    scores = [[line[compared.metric] for line in lines] for lines in firsts]
+    scores = [[_shown_score(line, compared.metric) for line in lines] for lines in firsts]
     spread = [max(example) - min(example) for example in zip(*scores, strict=True)]
     places = range(len(spread))
     apart = sorted(places, key=lambda place: -spread[place])
@@ -168,8 +169,13 @@ def _sample(compared: Results, place: int, reference: str) -> Sample:
         for seed, predictions in method.predictions.items():
             line = predictions[place]
             words = marked(str(line["prediction"]), reference)
-            outputs.append(SampleOutput(method.name, seed, words, 100 * line[compared.metric]))
+            outputs.append(SampleOutput(method.name, seed, words, 100 * _shown_score(line, compared.metric)))
     return Sample(place, reference, outputs)
+
+
+def _shown_score(line: dict[str, Any], metric: str) -> float:
+    """The score of one example; of BLEU and chrF, which none has alone, its pseudo-value."""
+    return float(line[metric] if metric in line else line[f"{metric}{PSEUDOVALUE}"])
 
 
 def marked(text: str, reference: str) -> list[Words]:

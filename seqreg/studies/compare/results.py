@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seqreg.errors import BadInput
+from seqreg.metrics.texts import PSEUDOVALUE, greater_is_better
 from seqreg.metrics.variety import VARIETY
 from seqreg.studies.compare import jobs, plan
 from seqreg.studies.compare.jobs import JobState
 from seqreg.studies.compare.plan import ComparisonPlan, Job
 from seqreg.workbench.data import readers
-from seqreg.workbench.scores.results import cost, main_split, scores_of
+from seqreg.workbench.scores.results import cost, deciding, generates, main_split, scores_of
 
 PREDICTIONS = "predictions.jsonl"
 _NOT_SCORES = ("score", "loss", "rows", "seconds", *VARIETY)
@@ -82,13 +83,22 @@ class Results:
         """How many test examples every method was scored on."""
         return len(next(iter(self.baseline.predictions.values())))
 
+    def column(self, metric: str) -> str:
+        """The numbers of examples whose mean a score is: its own; its pseudo-values where it is no mean."""
+        line = next(iter(self.baseline.predictions.values()))[0]
+        return f"{metric}{PSEUDOVALUE}" if f"{metric}{PSEUDOVALUE}" in line else metric
+
+    @property
+    def greater_is_better(self) -> bool:
+        return greater_is_better(self.metric)
+
     def common_seeds(self, name: str) -> list[int]:
         """Seeds that both a method and the baseline have finished."""
         return [seed for seed in self.baseline.metrics if seed in self.methods[name].metrics]
 
     def by_example(self, name: str, seeds: list[int], metric: str | None = None) -> NDArray[np.float64]:
-        """Scores of generated texts in percent, [seeds, examples]."""
-        key, predictions = metric or self.metric, self.methods[name].predictions
+        """Scores of generated texts in percent, [seeds, examples]; of a score that is no mean their pseudo-values."""
+        key, predictions = self.column(metric or self.metric), self.methods[name].predictions
         return 100 * np.array([[line[key] for line in predictions[seed]] for seed in seeds], dtype=np.float64)
 
 
@@ -110,11 +120,11 @@ def load(folder: Path) -> Results:
         raise BadInput(f"{folder}: {_why_no_baseline(base)}")
     _check_examples(folder, methods)
     seed = next(iter(base.metrics))
-    scores, texts = base.metrics[seed]["scores"], "rougeL" in base.predictions[seed][0]
+    scores, texts = base.metrics[seed]["scores"], generates(base.metrics[seed])
     split = main_split(scores, texts)
     names = [key for key in scores[split].get("intervals", {}) if key != "score"]
     names = names or [k for k, value in scores[split].items() if k not in _NOT_SCORES and isinstance(value, float)]
-    metric = "rougeL" if texts else (names[0] if len(names) == 1 else "score")
+    metric = deciding(base.metrics[seed], split) if texts else (names[0] if len(names) == 1 else "score")
     results = Results(folder, chosen, methods, split, metric, [key for key in names if key != metric], texts)
     _check_scores(results)
     return results
@@ -151,7 +161,7 @@ def _check_scores(results: Results) -> None:
     for name, method in results.methods.items() if results.texts else ():
         for seed, predictions in method.predictions.items():
             where = f"{results.folder}: {name}, seed {seed}: {PREDICTIONS} has"
-            if any(results.metric not in line for line in predictions):
+            if any(results.column(results.metric) not in line for line in predictions):
                 raise BadInput(f"{where} no {results.metric}")
             mean, stored = float(results.by_example(name, [seed]).mean()), results.scores(name)[seed]
             if abs(mean - stored) > _ROUNDING:

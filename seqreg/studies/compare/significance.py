@@ -38,7 +38,8 @@ def measure(results: Results) -> dict[str, Any]:
         name, pairs = method.name, len(results.common_seeds(method.name))
         methods[name] = {
             **_summary(results, name), "seeds": sorted(method.metrics), "scores": list(results.scores(name).values()),
-            "failed": len(method.failed), "open": len(method.open), "agreement": agreement(method, results.texts),
+            "failed": len(method.failed), "open": len(method.open),
+            "agreement": agreement(method, results.metric == "rougeL"),
             "seconds": float(np.median(list(costs[name].values()))),
             "time": _relative_cost(costs[name], costs[base], results.common_seeds(name)),
             "collapse": _collapse(method, results.texts),
@@ -55,7 +56,8 @@ def measure(results: Results) -> dict[str, Any]:
             }  # fmt: skip
     first = next(iter(results.baseline.metrics.values()))
     return {
-        "metric": results.metric, "split": results.split, "alpha": results.plan.alpha, "tests": len(family),
+        "metric": results.metric, "greater_is_better": results.greater_is_better, "split": results.split,
+        "alpha": results.plan.alpha, "tests": len(family),
         "cost": what, "examples": results.examples, "examples_needed": statistics.EXAMPLES,
         "baseline": base, "planned": len(seeds), "methods": methods,
         "without": {
@@ -120,7 +122,7 @@ def _collapse(method: MethodResults, texts: bool) -> dict[str, Any]:
 
 
 def agreement(method: MethodResults, texts: bool) -> dict[str, float] | None:
-    """How alike two seeds of a method predict, mean over pairs: share of equal predictions; of texts ROUGE-L too.
+    """How alike two seeds of a method predict, mean over pairs: share of equal predictions; of `texts` ROUGE-L too.
 
     None for a single seed, and for numbers, which are never quite equal.
     """
@@ -142,7 +144,7 @@ def agreement(method: MethodResults, texts: bool) -> dict[str, float] | None:
 def write_examples(results: Results, path: Path) -> None:
     """Scores of every example, so that anybody can test again; of a regression the predictions."""
     first = next(iter(results.baseline.predictions.values()))
-    key = results.metric if results.texts else "correct" if "correct" in first[0] else "prediction"
+    key = results.column(results.metric) if results.texts else "correct" if "correct" in first[0] else "prediction"
     lines = []
     for place in range(len(first)):
         scores = {

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from seqreg.errors import BadInput, Interrupted
+from seqreg.metrics.texts import greater_is_better
 from seqreg.studies.compare import jobs, plan
 from seqreg.studies.compare.plan import ComparisonPlan, Job
 from seqreg.workbench.config.methods import BASELINE
@@ -18,7 +19,7 @@ from seqreg.workbench.data import loading
 from seqreg.workbench.run import disk
 from seqreg.workbench.run.checkpoints import PREFIX
 from seqreg.workbench.run.run_directory import locked
-from seqreg.workbench.scores.results import METRICS, main_split, scores_of
+from seqreg.workbench.scores.results import METRICS, deciding, main_split, scores_of
 from seqreg.workbench.text.atomic_files import REMOVED, writable, write_text
 from seqreg.workbench.text.terminal import say
 
@@ -131,9 +132,11 @@ def _has_model(job: Job) -> bool:
 
 
 def _validation_score(job: Job) -> float:
-    """The score that chooses between seeds: of the validation set, for the test set must not choose."""
-    scores = scores_of(job.folder)["scores"]
-    return float(scores["validation" if "validation" in scores else main_split(scores, True)]["score"])
+    """What chooses between seeds, the larger the better: of the validation set, for the test set must not choose."""
+    metrics = scores_of(job.folder)
+    scores = metrics["scores"]
+    split = "validation" if "validation" in scores else main_split(scores, True)
+    return float(scores[split]["score"]) * (1 if greater_is_better(deciding(metrics, split)) else -1)
 
 
 def _remove_model(chosen: ComparisonPlan, job: Job) -> None:

@@ -61,7 +61,7 @@ def points(scores: Sequence[ConditionScore]) -> list[Point]:
 
 
 def metric(card: Card) -> str:
-    return "ROUGE-L" if card.kind == "generation" else " and ".join(card.metric)
+    return card.score_title
 
 
 def tables(scores: Sequence[ConditionScore], card: Card, about: str) -> list[Table]:

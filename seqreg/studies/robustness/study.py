@@ -19,7 +19,7 @@ from seqreg.studies.robustness import figures, perturbations, report
 from seqreg.studies.robustness.report import CLEAN, ConditionScore
 from seqreg.workbench.data import loading
 from seqreg.workbench.data.examples import Example
-from seqreg.workbench.scores.evaluate import score_classes
+from seqreg.workbench.scores.evaluate import score_classes, score_texts
 
 DEFAULT = ("embeddings", "characters", "words", "adversary", "order", "source")
 NOISES = (*DEFAULT, *(name for name in text_noise.KINDS if name not in DEFAULT))
@@ -177,15 +177,15 @@ def answer(
 def _score(outputs: Any, examples: Sequence[Example], model: TrainedModel) -> float:
     """The task's score, in percent."""
     if model.generates:
-        return 100 * float(model.rouge_l(outputs, [example.target or "" for example in examples]).mean())
+        return score_texts(outputs, examples, model.card, resamples=1).metrics["score"]
     return score_classes(outputs, examples, model.card, resamples=0).metrics["score"]
 
 
 def agreement(outputs: Any, clean: Any, model: TrainedModel) -> float:
-    """With the clean answers, in percent: equal classes, Pearson's correlation of numbers, or ROUGE-L of texts."""
+    """With the clean answers, in percent: equal classes, Pearson's correlation of numbers, or how alike texts are."""
     if model.card.kind == "classification":
         return 100 * float((outputs.argmax(-1) == clean.argmax(-1)).mean())
     if model.card.kind == "regression":
         return 100.0 if np.array_equal(outputs, clean) else 100 * pearson(outputs[:, 0], clean[:, 0])
     same = [a == b for a, b in zip(outputs, clean, strict=True)]
-    return 100 * float(np.where(same, 1.0, model.rouge_l(outputs, clean)).mean())
+    return 100 * float(np.where(same, 1.0, model.likeness(outputs, [(text,) for text in clean])).mean())

@@ -9,11 +9,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from seqreg.errors import BadInput
+from seqreg.metrics import texts
+from seqreg.metrics.texts import TextMetricName, Tokenize
 from seqreg.workbench.config import lookup, overlay
 from seqreg.workbench.config.schema import Length, Natural, Section, checked
 
 NewsKind = Literal["city", "people"]
-Metric = Literal["rouge", "accuracy", "f1", "matthews", "pearson", "spearman"]
+Metric = TextMetricName | Literal["accuracy", "f1", "matthews", "pearson", "spearman"]
 Names = str | list[str]
 
 
@@ -27,6 +29,10 @@ class Generation(Section):
         length_penalty: exponent of the length that scores of beams are divided by
         no_repeat_ngram_size: no n-gram of this size comes twice; 0 for no such rule
         early_stopping: end when as many beams as `num_beams` are complete
+        do_sample: draw tokens, from the seed of the run, instead of taking the most likely ones
+        temperature, top_k, top_p: of `do_sample`: what logits are divided by; so many of the most likely tokens alone,
+            0 for all; the fewest tokens whose probabilities add up to this
+        suppress_tokens: ids of tokens that are never generated
     """
 
     max_length: int = Field(default=64, ge=2, le=32_768)
@@ -35,9 +41,17 @@ class Generation(Section):
     length_penalty: float = Field(default=1.0, ge=-10, le=10)
     no_repeat_ngram_size: Natural = 0
     early_stopping: bool = True
+    do_sample: bool = False
+    temperature: float = Field(default=1.0, gt=0, le=100)
+    top_k: Natural = 50
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    suppress_tokens: list[Natural] = []
 
     @model_validator(mode="after")
     def _fits(self) -> Generation:
+        for key, usual in (("temperature", 1.0), ("top_k", 50), ("top_p", 1.0)):
+            if not self.do_sample and getattr(self, key) != usual:
+                raise ValueError(f"{key}={getattr(self, key)} does nothing without do_sample=true")
         if self.min_length > self.max_length:
             raise ValueError(f"min_length={self.min_length} is larger than max_length={self.max_length}")
         return self
@@ -85,20 +99,29 @@ class Generated(Section):
         return self
 
 
-class Columns(Section):
+class ColumnNames(Section):
     """Which columns hold what; of several names the first that is there counts.
 
     Args:
         source: the text, or the first of two
         second: the second text of a pair
         target: what to generate
+        references: a list of texts, all of which are right; where an example has it, its text is scored against these
+            instead of `target`
         label: the class, or the number
     """
 
-    source: Names
+    source: Names | None = None
     second: Names | None = None
     target: Names | None = None
+    references: Names | None = None
     label: Names | None = None
+
+
+class Columns(ColumnNames):
+    """The same of a card, which has a source always."""
+
+    source: Names
 
 
 class Files(Section):
@@ -110,12 +133,15 @@ class Files(Section):
         header: names of the columns of a table that has none
         only: a column that holds the configuration, where one file has all of them
         labels: other names of classes
+        mapping: for a JSON file that is one object, the names of two columns: of its keys, and of its values. What is
+            not a text in the latter is left out
     """
 
     names: list[str] = []
     header: list[str] = []
     only: str | None = None
     labels: dict[str, str] = {}
+    mapping: Annotated[list[str], Field(min_length=2, max_length=2)] | None = None
 
     @model_validator(mode="after")
     def _are_names(self) -> Files:
@@ -164,7 +190,8 @@ class Card(Section):
         drop: labels whose examples are left out
         sentences: how ROUGE-Lsum finds sentences
         words: how ROUGE finds words; "unicode" for text that is not in Latin letters
-        metric: the scores
+        tokenize: how BLEU finds words, in sacrebleu's names
+        metric: the scores; of generated texts the first decides between models
         holdout: training examples that become the validation set, the same ones always and stratified by label, so that
             the validation set that is distributed can be the test set; at most a tenth of them, 0 for none
         average: report the mean over the sets that a model is judged by in the end, as XNLI does; not over validation
@@ -186,6 +213,7 @@ class Card(Section):
     metric: list[Metric] = Field(min_length=1)
     sentences: Literal["newline", "punkt", "rules", "auto"] = "newline"
     words: Literal["rouge", "unicode"] = "rouge"
+    tokenize: Tokenize = "13a"
     holdout: Natural = 0
     average: bool = False
     generation: Generation = Generation()
@@ -201,16 +229,39 @@ class Card(Section):
             raise ValueError(f"labels={self.labels}: expected at least two, all different")
         if unknown := [name for name in self.files.labels.values() if name not in (self.labels or [])]:
             raise ValueError(f"files.labels: {unknown[0]!r} is none of labels={self.labels}")
-        if (self.kind == "generation") != (self.metric == ["rouge"]):
-            raise ValueError(f"metric={self.metric}: generated text is scored by rouge, and only that")
+        for metric in self.metric:
+            if (self.kind == "generation") != (metric in texts.METRICS):
+                known = ", ".join(texts.METRICS)
+                raise ValueError(f"metric={self.metric}: {known} are for kind='generation', the others for labels")
+        if len(set(self.metric)) < len(self.metric):
+            raise ValueError(f"metric={self.metric}: the same score twice")
+        if self.columns.references is not None and self.kind != "generation":
+            raise ValueError("columns.references: only for kind='generation'")
         return self
 
     @property
     def score(self) -> str:
         """What the score that decides is called."""
         if self.kind == "generation":
-            return "rougeL"
+            return texts.METRICS[self.metric[0]].score
         return self.metric[0] if len(self.metric) == 1 else f"mean of {' and '.join(self.metric)}"
+
+    @property
+    def score_title(self) -> str:
+        """The same, as people write it."""
+        return texts.METRICS[self.metric[0]].title if self.kind == "generation" else " and ".join(self.metric)
+
+    @property
+    def scores(self) -> list[str]:
+        """The names of all scores."""
+        if self.kind != "generation":
+            return list(self.metric)
+        return [name for metric in self.metric for name in texts.METRICS[metric].names]
+
+    @property
+    def greater_is_better(self) -> bool:
+        """Whether a larger score is a better one."""
+        return texts.greater_is_better(self.score)
 
     @property
     def evaluations(self) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from seqreg.errors import BadInput, nearest
 from seqreg.workbench.config import cards, lookup, methods, overlay
-from seqreg.workbench.config.cards import Card
+from seqreg.workbench.config.cards import Card, ColumnNames
 from seqreg.workbench.config.methods import BASELINE, MethodPart
 from seqreg.workbench.config.other_names import RETIRED_TASKS
 from seqreg.workbench.config.overlay import Overlay
@@ -83,9 +83,9 @@ def resolve(
     stack, note = _recipe(path, variants, forget, _named(overrides, "model.name"))
     recipe_task = _current_task(stack.values.get("task"))
     if _named(overrides, "model.name"):
-        _replace_model(stack, ("architecture", "vocab_size", "settings", "tokenizer"))
+        _replace_model(stack, ("architecture", "vocab_size", "settings", "tokenizer", "target_tokenizer"))
     elif _named(overrides, "model.architecture"):
-        _replace_model(stack, ("name", "settings", "tokenizer"))
+        _replace_model(stack, ("name", "settings", "tokenizer", "target_tokenizer"))
     chosen = [methods.parse(text) for text in terms]
     parts = [_TermRecipe(part) for method in chosen for part in method.parts]
     for part in parts:
@@ -94,6 +94,7 @@ def resolve(
         _has_term(stack, assignment)
         stack.set(assignment, texts=TEXTS)
     card, card_path = _card(stack, path)
+    card = _with_columns(stack, card)
     stack = _above_card(stack, card, card_path)
     for part in parts if card.kind == "regression" else ():
         stack.add(part.regression, part.origin)
@@ -118,7 +119,7 @@ def resolve(
         _check_terms(run)
     if card.kind == "generation" and config.evaluation.resamples < 1:
         where = stack.origin("evaluation.resamples")
-        raise BadInput(f"{where}: evaluation.resamples=0: ROUGE has intervals: expected at least 1; 1000 is usual")
+        raise BadInput(f"{where}: evaluation.resamples=0: texts are scored with intervals: expected 1 or more")
     return run
 
 
@@ -282,6 +283,21 @@ def _card(stack: Overlay, recipe: Path) -> tuple[Card, Path]:
         raise BadInput(f"{stack.origin('task')}: task={task!r}: {error}") from None
     stack.values["task"] = str(path.resolve()) if is_file else task
     return card, path
+
+
+def _with_columns(stack: Overlay, card: Card) -> Card:
+    """The card, with other columns where data.columns names some."""
+    data = stack.values.get("data")
+    names = data.get("columns") if isinstance(data, dict) else None
+    if not isinstance(names, dict) or not any(names.values()):
+        return card
+    chosen = checked(ColumnNames, names, lambda key: f"{stack.origin('data.columns')}: data.columns")
+    for key in ("label",) if card.kind == "generation" else ("target", "references"):
+        if getattr(chosen, key):
+            raise BadInput(f"{stack.origin('data.columns')}: data.columns.{key}: {card.title} has none: leave it out")
+    columns = {**card.columns.model_dump(), **{key: value for key, value in chosen.model_dump().items() if value}}
+    values = {**card.model_dump(exclude_defaults=True), "columns": columns}
+    return checked(Card, values, lambda key: f"{stack.origin('data.columns')}: data.columns")
 
 
 def _current_task(task: Any) -> Any:

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from seqreg.workbench.config.cards import Generation
+from seqreg.workbench.config.cards import ColumnNames, Generation
 from seqreg.workbench.config.schema import Count, Few, Length, Natural, NotNegative, Positive, Section, Share
 
 if TYPE_CHECKING:
     from seqreg.criterion import Criterion
     from seqreg.selective_update import Update
+
+VOCABULARY, CHARACTERS = "vocabulary:", "characters"
+"""Tokenizers of single symbols: of a list in the model's config.json, or of all characters of the training text."""
 
 
 class Model(Section):
@@ -21,7 +24,11 @@ class Model(Section):
 
     Args:
         name: a name on the Hugging Face hub, or a folder written by `save_pretrained`
-        tokenizer: the same for the tokenizer; the model's own by default
+        tokenizer: the same for the tokenizer; the model's own by default. "vocabulary:KEY" is one of single symbols,
+            which the model's config.json lists under this key: a text of characters, or a list of symbols that are
+            apart by spaces in the data; an id is the place in it. "characters", for a model from scratch, is one of all
+            characters of the training text
+        target_tokenizer: the same for targets, where they need another one; as `tokenizer` by default
         architecture: of a model from scratch, in transformers' spelling ("bart", "pegasus", "roberta" ...); its
             tokenizer is trained on the training text
         vocab_size: tokens of that tokenizer
@@ -34,6 +41,7 @@ class Model(Section):
 
     name: str | None = None
     tokenizer: str | None = None
+    target_tokenizer: str | None = None
     architecture: str | None = None
     vocab_size: int = Field(default=2000, ge=300, le=1_000_000)
     settings: dict[str, Any] = {}
@@ -48,6 +56,7 @@ class Model(Section):
             raise ValueError(
                 "set one of model.name (pretrained) and model.architecture (from scratch), and the other to null"
             )
+        self._check_tokenizers()
         for key, value in _pairs(self.settings):
             if key.startswith("_") or key in ("auto_map", "trust_remote_code") or ("attn" in key and "/" in str(value)):
                 raise ValueError(f"model.settings.{key}={value!r}: a recipe cannot name code to run")
@@ -57,6 +66,28 @@ class Model(Section):
             if key.endswith(("layer", "layers", "heads")) and isinstance(value, int) and value < 0:
                 raise ValueError(f"model.settings.{key}={value!r}: expected a whole number from 0")
         return self
+
+    def _check_tokenizers(self) -> None:
+        names = {"tokenizer": self.tokenizer, "target_tokenizer": self.target_tokenizer}
+        for key, name in names.items():
+            if name is None or not _is_symbols(name):
+                continue
+            if name == VOCABULARY or (name == CHARACTERS) == (self.name is not None):
+                fix = f"{VOCABULARY}KEY is for model.name, {CHARACTERS} for model.architecture"
+                raise ValueError(f"model.{key}={name!r}: {fix}")
+            if not all(other is None or _is_symbols(other) for other in names.values()) or self.tokenizer is None:
+                raise ValueError(f"model.{key}={name!r}: set both model.tokenizer and model.target_tokenizer like this")
+        if self.target_tokenizer is not None and self.name is None and not self.has_symbols:
+            raise ValueError(f"model.target_tokenizer={self.target_tokenizer!r}: for a model from scratch: characters")
+
+    @property
+    def has_symbols(self) -> bool:
+        """Whether its tokenizers are of single symbols, made here."""
+        return _is_symbols(self.tokenizer or "")
+
+
+def _is_symbols(name: str) -> bool:
+    return name == CHARACTERS or name.startswith(VOCABULARY)
 
 
 def _pairs(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -72,6 +103,11 @@ class Data(Section):
 
     Args:
         path: a file or a folder to use instead of the hub, with the card's columns
+        columns: other names of columns than the card's, by what they hold: {source: body}
+        delimiter: between the cells of a CSV file, where it is not a comma
+        encoding: of files that are text, in Python's names
+        subset: on the hub, the configuration of the dataset; the card's by default
+        revision: on the hub, the branch, tag or commit of the dataset
         also: further tasks that the model is scored on, before training (`evaluation.retention`) and after it, to see
             what it has forgotten: name -> file or folder, null for the hub. Lengths, generation and metric are those of
             the run
@@ -89,6 +125,11 @@ class Data(Section):
     """
 
     path: str | None = None
+    columns: ColumnNames = ColumnNames()
+    delimiter: str | None = None
+    encoding: str = "utf-8"
+    subset: str | None = None
+    revision: str | None = None
     also: dict[str, str | None] = {}
     unlabelled: str | None = None
     limit: dict[str, Count] = {}
@@ -100,6 +141,18 @@ class Data(Section):
     dataloader_num_workers: Few = 0
     group_by_length: bool = False
     max_empty_fraction: Share = 0.1
+
+    @model_validator(mode="after")
+    def _can_be_read(self) -> Data:
+        try:
+            known = "\n,".encode(self.encoding) == b"\n,"
+        except (LookupError, ValueError):  # also codecs that are none of text
+            known = False
+        if not known:
+            raise ValueError(f"data.encoding={self.encoding!r}: expected utf-8, latin-1, cp1252 or the like")
+        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '\n\r"'):
+            raise ValueError(f"data.delimiter={self.delimiter!r}: expected one character, such as ;")
+        return self
 
 
 class Loss(Section):
@@ -215,6 +268,8 @@ class EvaluationSettings(Section):
             and the memory of a second model
         retention: score a pretrained model on the tasks of `data.also` before training too; what was forgotten is the
             difference. Costs one more evaluation of each
+        early_stopping_patience: stop when the score was not better than the best so far in so many evaluations one
+            after the other; 0 for never
         confidence: of the bootstrap intervals
         resamples: of the bootstrap; 0 for no intervals, where classes are predicted
     """
@@ -225,8 +280,12 @@ class EvaluationSettings(Section):
     load_best_model_at_end: bool = False
     drift_examples: Natural = 200
     retention: bool = True
+    early_stopping_patience: Natural = 0
     confidence: float = Field(default=0.95, gt=0, lt=1)
     resamples: int = Field(default=1000, ge=0, le=100_000)
+
+
+Tracker = Literal["wandb", "mlflow", "comet_ml", "clearml", "swanlab", "trackio", "dvclive"]
 
 
 class Logging(Section):
@@ -235,6 +294,8 @@ class Logging(Section):
     Args:
         logging_steps: steps between two points of every curve
         tensorboard: write event files
+        report_to: where else curves go, by transformers' callbacks: wandb, mlflow and so on; their own environment
+            variables say to which project
         samples: outputs shown as text at every evaluation
         diagnostics_steps: steps between two diagnostics of every term; 0 for none
         smoothness_steps: steps between two measurements of smoothness, which cost extra passes; 0 for none
@@ -244,6 +305,7 @@ class Logging(Section):
 
     logging_steps: Count = 50
     tensorboard: bool = True
+    report_to: list[Tracker] = []
     samples: Few = 4
     diagnostics_steps: Natural = 500
     smoothness_steps: Natural = 0
@@ -296,6 +358,11 @@ class Config(Section):
                 f"evaluation.load_best_model_at_end needs evaluation.eval_steps={every} > 0 and "
                 f"checkpoints.save_steps={saved} a multiple of it"
             )
+        if self.evaluation.early_stopping_patience and not every:
+            raise ValueError(
+                f"evaluation.early_stopping_patience={self.evaluation.early_stopping_patience} needs "
+                "evaluation.eval_steps > 0"
+            )
         return self
 
     @property
@@ -308,8 +375,9 @@ class Config(Section):
 
     def for_evaluation(self, model: str) -> Config:
         """The same for a trained model that is only evaluated: no terms, no checkpoints, no evaluation by steps."""
-        evaluation = self.evaluation.updated(eval_steps=0, load_best_model_at_end=False)
-        return self.updated(model=Model(name=model), terms={}, evaluation=evaluation, checkpoints=Checkpoints())
+        evaluation = self.evaluation.updated(eval_steps=0, load_best_model_at_end=False, early_stopping_patience=0)
+        plain = {"terms": {}, "evaluation": evaluation, "checkpoints": Checkpoints()}
+        return self.updated(model=Model(name=model), logging=self.logging.updated(report_to=[]), **plain)
 
     def criterion(self) -> Criterion:
         """The loss of this run."""
@@ -326,16 +394,25 @@ class Config(Section):
         return build_update({name: settings or {} for name, settings in chosen.items()}) if chosen else None
 
 
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted key; an empty mapping is a value."""
+    pairs: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        pairs |= flat(value, f"{name}.") if isinstance(value, dict) and value else {name: value}
+    return pairs
+
+
 def with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by dotted key, with the default of those that are not there: they are newer than what has written them.
 
     >>> with_defaults({"data.limit.train": 5})["evaluation.drift_examples"]
     200
     """
-    sections = {name: field.default for name, field in Config.model_fields.items()}
-    sections = {
-        name: default.model_dump(mode="json") for name, default in sections.items() if isinstance(default, Section)
-    }
-    later = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
-    missing = {key: value for key, value in later.items() if not any(k.startswith(f"{key}.") for k in settings)}
+    sections = {name: field.annotation for name, field in Config.model_fields.items()}
+    defaults = flat({
+        name: section.model_construct().model_dump(mode="json")
+        for name, section in sections.items() if isinstance(section, type) and issubclass(section, Section)
+    })  # fmt: skip
+    missing = {key: value for key, value in defaults.items() if not any(k.startswith(f"{key}.") for k in settings)}
     return {**missing, **settings}

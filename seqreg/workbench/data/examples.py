@@ -25,12 +25,24 @@ LONG = 200_000
 
 @dataclass(frozen=True)
 class Example:
-    """One example, cleaned. `target` is the text to generate, `label` the class id or the number."""
+    """One example, cleaned.
+
+    Args:
+        target: the text to generate
+        label: the class id, or the number
+        references: texts that are all right, where there are several
+    """
 
     source: str
     second: str | None = None
     target: str | None = None
     label: int | float | None = None
+    references: tuple[str, ...] = ()
+
+    @property
+    def accepted(self) -> tuple[str, ...]:
+        """What a generated text is scored against."""
+        return self.references or (self.target or "",)
 
     @property
     def characters(self) -> int:
@@ -40,13 +52,16 @@ class Example:
 
 def example(card: Card, record: Record, where: str, *, labelled: bool = True) -> Example | None:
     """One example by the rules of its card; None where the card says to drop it."""
-    columns = card.columns
+    columns, mapping = card.columns, card.files.mapping
+    if mapping is not None and mapping[1] in record and not isinstance(record[mapping[1]], str):
+        return None
     source = _text(card, record, "source", columns.source, where)
     second = None if columns.second is None else _text(card, record, "second", columns.second, where)
     if not labelled and not any(name in record for name in names_of(columns.target) + names_of(columns.label)):
         return Example(source, second)
     if card.kind == "generation" and columns.target is not None:
-        return Example(source, second, _text(card, record, "target", columns.target, where))
+        target = _text(card, record, "target", columns.target, where)
+        return Example(source, second, target, references=_references(card, record, where))
     name, value = column_of(record, columns.label or "label", where)
     if str(value) in card.drop:
         return None
@@ -69,8 +84,23 @@ def column_of(record: Record, names: Names, where: str) -> tuple[str, Any]:
     raise BadInput(f"{where}: no column {expected}; it has {there or 'none'}")
 
 
+def _references(card: Card, record: Record, where: str) -> tuple[str, ...]:
+    """All references of an example; none where it has no such column."""
+    for name in names_of(card.columns.references):
+        if record.get(name) is not None:
+            texts = record[name]
+            if not isinstance(texts, list) or not texts:
+                raise BadInput(f"{where}: the column {name!r} is {_short(texts)}: expected a list of texts")
+            return tuple(_clean(card, "target", f"{name}[{place}]", text, where) for place, text in enumerate(texts))
+    return ()
+
+
 def _text(card: Card, record: Record, part: str, names: Names, where: str) -> str:
-    name, value = column_of(record, names, where)
+    return _clean(card, part, *column_of(record, names, where), where)
+
+
+def _clean(card: Card, part: str, name: str, value: Any, where: str) -> str:
+    """A text of a column, cleaned as the card says; `part` is what it is for."""
     if not isinstance(value, str):
         raise BadInput(f"{where}: the column {name!r} is {_short(value)}: expected text")
     broken = _BROKEN.search(value)
@@ -82,7 +112,7 @@ def _text(card: Card, record: Record, part: str, names: Names, where: str) -> st
             value = re.sub(rule.pattern, rule.by, value)
         _check_length(card, part, name, value, where)
     _check_length(card, part, name, value, where)
-    return value.strip()
+    return str(value).strip()
 
 
 def _check_length(card: Card, part: str, name: str, value: str, where: str) -> None:
@@ -94,9 +124,9 @@ def _check_length(card: Card, part: str, name: str, value: str, where: str) -> N
     longest = max((match.end() - match.start() for match in _WORD.finditer(value)), default=0)
     fault = f"a word of {longest:,} characters: is it text?" if longest > WORD else ""
     if not fault and part == "target":
-        from seqreg.metrics.rouge.score import too_long
+        from seqreg.metrics.texts import too_long
 
-        fault = too_long(value, card.words)
+        fault = too_long(card.metric, value, card.words)
     if fault:
         raise BadInput(f"{where}: the column {name!r} has {fault}")
 
@@ -150,7 +180,7 @@ def examples(
         _same_kind(card, record, where, kinds)
         ids.update([str(record[key]) for key in _IDS if record.get(key) is not None][:1])
         if item is None:
-            left_out["a label that the card drops"] += 1
+            left_out["a label that the card drops" if card.files.mapping is None else "a value that is no text"] += 1
             continue
         long += item.characters > LONG
         longest = max(longest, (item.characters, where), key=lambda pair: pair[0])

@@ -25,6 +25,10 @@ UNLABELLED = "unlabelled"
 """Examples that are trained on without a label, beside the splits."""
 
 
+PLAIN = Data()
+"""Files as they are by default: UTF-8, with commas."""
+
+
 @dataclass
 class Splits:
     """The examples of every split, and what a user should know about them.
@@ -45,7 +49,7 @@ class Splits:
 
 
 def load(card: Card, data: Data, *, needs_train: bool = True) -> Splits:
-    """All splits of a task, from where `data` says, and the test split of every other task in `data.also`."""
+    """All splits of a task, from where `data` says, and what every other task in `data.also` is judged by."""
     splits = _splits(card, data, needs_train)
     for name, path in data.also.items():
         _add_other(splits, card, name, path, data)
@@ -55,38 +59,41 @@ def load(card: Card, data: Data, *, needs_train: bool = True) -> Splits:
 
 
 def _add_other(splits: Splits, card: Card, name: str, path: str | None, data: Data) -> None:
-    """Add the test split of another task of the same kind and classes."""
+    """Add the sets that another task of the same kind and classes is judged by."""
     other, _ = cards.load(name)
     if (other.kind, other.labels) != (card.kind, card.labels):
         raise BadInput(f"data.also.{name}: {other.title} has another kind or other classes than {card.title}")
-    settings = data.updated(path=path, train_fraction=1.0, holdout=None, unlabelled=None)
+    settings = Data(path=path, limit=data.limit, max_empty_fraction=data.max_empty_fraction)
     try:
         others = _splits(other, settings, False)
     except BadInput as error:
         rest = str(error).removeprefix("data.path")  # which is not what was set
         raise BadInput(f"data.also.{name}{rest if rest != str(error) else f': {error}'}") from None
     short = Path(name).stem if name.endswith((".yaml", ".yml")) else name.replace("/", "-")
-    if short in splits.sets:
-        raise BadInput(f"data.also.{name}: there is a split of this name already")
-    splits.sets[short] = others.sets[others.evaluations(other)[0]]
-    splits.also.append(short)
+    for split in others.evaluations(other):
+        title = short if split in ("test", "validation") else f"{short}-{split}"
+        if title in splits.sets:
+            raise BadInput(f"data.also.{name}: there is a split of the name {title} already")
+        splits.sets[title] = others.sets[split]
+        splits.also.append(title)
     splits.notes += [f"{name}: {note}" for note in others.notes]
 
 
 def _splits(card: Card, data: Data, needs_train: bool) -> Splits:
+    _check_used(card, data)
     if data.path is not None:
         splits = _local(card, data, needs_train)
     elif card.generated is not None:
         splits = _generated(card)
     elif card.hub is not None:
-        splits = Splits({name: _hub(card, name) for name in card.splits})
+        splits = Splits({name: _hub(card, name, data) for name in card.splits})
     else:
         raise BadInput(f"{card.title}: give the file or folder of your data with data.path=FILE_OR_FOLDER")
     _carve(card, data, splits)
     if data.unlabelled is not None and needs_train:
         if not os.path.isfile(data.unlabelled):
             raise BadInput(f"data.unlabelled={data.unlabelled}: no such file")
-        unlabelled = read_file(card, Path(data.unlabelled), labelled=False)
+        unlabelled = read_file(card, Path(data.unlabelled), data, labelled=False)
         splits.sets[UNLABELLED] = [Example(example.source, example.second) for example in unlabelled]
     for name, most in data.limit.items():
         if name in splits.sets:
@@ -98,9 +105,20 @@ def _splits(card: Card, data: Data, needs_train: bool) -> Splits:
     return splits
 
 
-def read_file(card: Card, path: Path, *, labelled: bool = True) -> list[Example]:
+def _check_used(card: Card, data: Data) -> None:
+    """Refuse settings of files where the data is from elsewhere, and settings of the hub where it is not from there."""
+    local = data.path is not None
+    for key in ("subset", "revision"):
+        if getattr(data, key) is not None and (local or card.hub is None):
+            raise BadInput(f"data.{key}={getattr(data, key)}: the data of this run are not from the hub: leave it out")
+    if not local and (data.delimiter is not None or data.encoding != readers.UTF8):
+        key = "encoding" if data.delimiter is None else "delimiter"
+        raise BadInput(f"data.{key}={getattr(data, key)}: for local files, and data.path names none: leave it out")
+
+
+def read_file(card: Card, path: Path, data: Data = PLAIN, *, labelled: bool = True) -> list[Example]:
     """All examples of one file."""
-    made, notes = examples(card, _records(card, path), labelled=labelled)
+    made, notes = examples(card, records(card, path, data), labelled=labelled)
     if not made:
         raise BadInput(f"{path}: 0 examples{'; ' + notes[0] if notes else ''}")
     return made
@@ -109,9 +127,12 @@ def read_file(card: Card, path: Path, *, labelled: bool = True) -> list[Example]
 def _local(card: Card, data: Data, needs_train: bool) -> Splits:
     path = Path(data.path or "")
     if os.path.isfile(path):
-        return _one_file(card, path, data.max_empty_fraction)
+        return _one_file(card, path, data)
     if not os.path.isdir(path):
         raise BadInput(f"data.path={path}: no such file or folder")
+    for pattern in card.files.names:
+        if "{" not in pattern and (path / pattern).is_file():  # a file of all examples, whatever the split
+            return _one_file(card, path / pattern, data)
     splits = Splits({})
     for name in dict.fromkeys(["train", "validation", "test", *card.splits]):
         file = _file_of(path, name, card)
@@ -123,7 +144,7 @@ def _local(card: Card, data: Data, needs_train: bool) -> Splits:
             )
             continue
         most = data.max_empty_fraction if name == "train" else 1.0
-        made, notes = examples(card, _records(card, file, name), training=name == "train", empty=most)
+        made, notes = examples(card, records(card, file, data, name), training=name == "train", empty=most)
         if not made and card.files.only is not None and not notes:  # the file has other configurations
             continue
         if not made:
@@ -208,17 +229,19 @@ def _config(card: Card, config: str | None) -> str:
     return config or (card.hub.config if card.hub is not None else None) or ""
 
 
-def _records(card: Card, path: Path, name: str = "") -> Iterator[tuple[str, Record]]:
+def records(card: Card, path: Path, data: Data, name: str = "") -> Iterator[tuple[str, Record]]:
     """The records of a file, as the dataset is distributed; where one file has all configurations, those of a split."""
     columns = card.columns.model_dump().values()
     known = {name for names in columns if names for name in names_of(names)}
     named = path.suffix == ".txt" and any(pattern.endswith(".txt") for pattern in card.files.names)
-    records = readers.read(path, ending=".tsv" if named else None, header=card.files.header, known=known)
+    ways: Any = {"header": card.files.header, "known": known, "mapping": card.files.mapping}
+    ways |= {"delimiter": data.delimiter, "encoding": data.encoding}
+    every = readers.read(path, ending=".tsv" if named else None, **ways)
     split, column = card.splits.get(name, name), card.files.only
     if column is None or not name:
-        return records
+        return every
     wanted = _config(card, split.config if isinstance(split, HubSplit) else None)
-    return ((where, record) for where, record in records if record.get(column, wanted) == wanted)
+    return ((where, record) for where, record in every if record.get(column, wanted) == wanted)
 
 
 def _other(folder: Path, card: Card) -> str:
@@ -230,8 +253,9 @@ def _other(folder: Path, card: Card) -> str:
     return ""
 
 
-def _one_file(card: Card, path: Path, empty: float) -> Splits:
-    made, notes = examples(card, _records(card, path, "train"), training=True, empty=empty)
+def _one_file(card: Card, path: Path, data: Data) -> Splits:
+    read = records(card, path, data, "train")
+    made, notes = examples(card, read, training=True, empty=data.max_empty_fraction)
     if len(made) < 3:
         raise BadInput(f"{path}: {len(made)} examples; at least 3 are needed to split it, or give a folder")
     shuffled = _shuffled(made)
@@ -284,21 +308,23 @@ class _HubExamples(Sequence[Example]):
         return example(self.card, self.dataset[int(index)], f"{self.name} row {index}")
 
 
-def _hub(card: Card, name: str) -> Sequence[Example]:
+def _hub(card: Card, name: str, data: Data) -> Sequence[Example]:
     """One split from the hub, or one line on how to provide it."""
     import datasets
 
     assert card.hub is not None
     wanted = card.splits[name]
     wanted = wanted if isinstance(wanted, HubSplit) else HubSplit(split=wanted)
-    config = wanted.config or card.hub.config
+    config = wanted.config or data.subset or card.hub.config
+    if data.revision is not None and card.hub.files is not None:
+        raise BadInput(f"data.revision={data.revision}: {card.title} is read from a copy on the hub that has no other")
     try:
         if card.hub.files is not None:
             base = wanted.split.partition("[")[0]
             files = card.hub.files.format(config=config, split=base)
             loaded = datasets.load_dataset("parquet", data_files={base: files}, split=wanted.split)
         else:
-            loaded = datasets.load_dataset(card.hub.repo, config, split=wanted.split)
+            loaded = datasets.load_dataset(card.hub.repo, config, split=wanted.split, revision=data.revision)
     except Exception as error:  # the hub's clients raise dozens of kinds; the answer to all is the same
         columns = ", ".join(names_of(names)[0] for names in card.columns.model_dump().values() if names)
         raise BadInput(

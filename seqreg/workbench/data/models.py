@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,7 +21,9 @@ from seqreg.integrations.hf.model import special
 from seqreg.workbench.config.cards import Card
 from seqreg.workbench.config.settings import Config
 from seqreg.workbench.data import weights
-from seqreg.workbench.data.tokenizers import train_tokenizer
+from seqreg.workbench.data.examples import Example
+from seqreg.workbench.data.symbols import symbol_tokenizers
+from seqreg.workbench.data.tokenizers import TARGET, TwoTokenizers, train_tokenizer
 
 _STARTS_WITH_EOS = ("bart", "mbart", "led")
 _drawn: WeakKeyDictionary[torch.nn.Module, frozenset[str]] = WeakKeyDictionary()
@@ -32,12 +34,31 @@ def drawn_anew(model: Any) -> frozenset[str]:
     return _drawn.get(model, frozenset())
 
 
-def load_tokenizer(config: Config, texts: Iterable[str], *, trust: bool = False) -> Any:
-    """The tokenizer of a run; `texts` are for one that has to be trained."""
-    name = config.model.tokenizer or config.model.name
+def load_tokenizer(config: Config, examples: Sequence[Example] = (), *, trust: bool = False) -> Any:
+    """The tokenizer of a run, or both of them; `examples` are for one that has to be made of training text."""
+    chosen = config.model
+    if chosen.has_symbols:
+        settings = fetched(transformers.AutoConfig, chosen.name, "model", trust) if chosen.name else None
+        return symbol_tokenizers(chosen, settings, examples)
+    name = chosen.tokenizer or chosen.name
     if name is None:
-        return train_tokenizer(texts, config.model.vocab_size)
-    return stored_tokenizer(name, trust)
+        texts = (text for row in examples for text in (row.source, row.second, row.target) if text)
+        return train_tokenizer(texts, chosen.vocab_size)
+    beside = os.path.join(chosen.name or "", TARGET)
+    target = chosen.target_tokenizer or (beside if chosen.name and os.path.isdir(beside) else None)
+    source = stored_tokenizer(name, trust)
+    return source if target is None else _two(source, stored_tokenizer(target, trust), target)
+
+
+def _two(source: Any, target: Any, name: str) -> TwoTokenizers:
+    """Both tokenizers, if one model can have both."""
+    for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        ids = getattr(source, key), getattr(target, key)
+        if ids[0] != ids[1]:
+            raise BadInput(
+                f"model.target_tokenizer={name}: its {key} is {ids[1]}, and {ids[0]} in the tokenizer of sources"
+            )
+    return TwoTokenizers(source, target)
 
 
 def stored_tokenizer(name: str, trust: bool) -> Any:
@@ -224,6 +245,14 @@ def set_generation(model: Any, config: Config) -> None:
     target.length_penalty = chosen.length_penalty if beams else 1.0
     target.early_stopping = chosen.early_stopping if beams else False
     target.max_new_tokens = None
+    for key in ("temperature", "top_k", "top_p") if chosen.do_sample or target.do_sample else ():
+        setattr(target, key, getattr(chosen, key) if chosen.do_sample else None)  # alone they mean nothing either
+    target.do_sample = chosen.do_sample
+    if chosen.suppress_tokens:
+        size = int(model.get_input_embeddings().weight.shape[0])
+        if max(chosen.suppress_tokens) >= size:
+            raise BadInput(f"generation.suppress_tokens={chosen.suppress_tokens}: the model has tokens 0 to {size - 1}")
+        target.suppress_tokens = chosen.suppress_tokens
     try:
         target.validate(strict=True)
     except ValueError as error:  # it would be refused by the first save

@@ -14,6 +14,7 @@ from seqreg.workbench.text.atomic_files import regular
 
 ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 Record = dict[str, Any]
+UTF8 = "utf-8"
 LINE = 10_000_000
 """Bytes of a line, and characters of a text: a large book has a tenth of it."""
 COLUMNS = 10_000
@@ -21,36 +22,54 @@ COLUMNS = 10_000
 
 
 def read(
-    path: Path, *, ending: str | None = None, header: Sequence[str] = (), known: Collection[str] = ()
+    path: Path,
+    *,
+    ending: str | None = None,
+    header: Sequence[str] = (),
+    known: Collection[str] = (),
+    mapping: Sequence[str] | None = None,
+    delimiter: str | None = None,
+    encoding: str = UTF8,
 ) -> Iterator[tuple[str, Record]]:
     """Every record of a file, with the place to name when it is wrong.
 
     Args:
         ending: of the format, where the name of the file does not tell
         header: names of the columns of a table whose first line has none of the `known` names: it is a record then
+        mapping: names of the columns that keys and values of a single JSON object become
+        delimiter: of a CSV file
+        encoding: of a text file
     """
     ending = ending or path.suffix
     if ending not in ENDINGS:
         raise BadInput(f"{path}: cannot tell its format: expected a name that ends in {', '.join(ENDINGS)}")
+    if delimiter is not None and ending != ".csv":
+        raise BadInput(f"{path}: data.delimiter={delimiter!r}: only CSV files have one to choose")
     try:
         if ending in (".csv", ".tsv"):
-            yield from _table(regular(path), ending == ".tsv", header, known)
+            yield from _table(_cells(regular(path), ending, delimiter or ",", encoding), header, known)
+        elif ending == ".json":
+            yield from _json(regular(path), encoding, mapping)
+        elif ending == ".jsonl":
+            yield from _jsonl(regular(path), encoding)
         else:
-            yield from {".jsonl": _jsonl, ".json": _json, ".parquet": _parquet}[ending](regular(path))
+            yield from _parquet(regular(path))
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror or str(error).splitlines()[0]}") from None
 
 
-def lines(path: Path, most: int = LINE) -> Iterator[tuple[int, str]]:
+def lines(path: Path, most: int = LINE, encoding: str = UTF8) -> Iterator[tuple[int, str]]:
     """The lines of a text file, from 1; `most` bytes each."""
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(most + 1), b""), start=1):
             if len(line) > most:
                 raise BadInput(f"{path}:{number}: a line of more than {most:,} bytes: is it text?")
             try:
-                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+                yield number, line.decode("utf-8-sig" if number == 1 and encoding == UTF8 else encoding)
             except UnicodeDecodeError as error:
-                raise BadInput(f"{path}:{number}: not UTF-8 (byte {error.start + 1} of the line)") from None
+                raise BadInput(
+                    f"{path}:{number}: not {encoding.upper()} (byte {error.start + 1} of the line)"
+                ) from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> Record:
@@ -60,13 +79,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> Record:
     return record
 
 
-def _jsonl(path: Path) -> Iterator[tuple[str, Record]]:
-    _, first = next(lines(path), (1, ""))
-    return _json(path) if first.lstrip().startswith("[") else _objects(path)
+def _jsonl(path: Path, encoding: str) -> Iterator[tuple[str, Record]]:
+    _, first = next(lines(path, encoding=encoding), (1, ""))
+    return _json(path, encoding) if first.lstrip().startswith("[") else _objects(path, encoding)
 
 
-def _objects(path: Path) -> Iterator[tuple[str, Record]]:
-    for number, line in lines(path):
+def _objects(path: Path, encoding: str) -> Iterator[tuple[str, Record]]:
+    for number, line in lines(path, encoding=encoding):
         where = f"{path}:{number}"
         if line.strip():
             try:
@@ -91,18 +110,22 @@ def _fault(error: ValueError | RecursionError) -> str:
     return str(error).partition(":")[0]
 
 
-def _json(path: Path) -> Iterator[tuple[str, Record]]:
-    text = "".join(line for _, line in lines(path, path.stat().st_size))
+def _json(path: Path, encoding: str, mapping: Sequence[str] | None = None) -> Iterator[tuple[str, Record]]:
+    text = "".join(line for _, line in lines(path, path.stat().st_size, encoding))
     if not text.strip():
         return
     try:
         records = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         if path.suffix == ".json" and "Extra data" in str(error):  # JSON lines under another name
-            yield from _objects(path)
+            yield from _objects(path, encoding)
             return
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise BadInput(f"{path}{line}: not JSON: {_fault(error)}") from None
+    if isinstance(records, dict) and mapping is not None:
+        for key, value in records.items():
+            yield f"{path}: key {key[:80]!r}", {mapping[0]: key, mapping[1]: value}
+        return
     if not isinstance(records, list):
         raise BadInput(f"{path}: expected a list of JSON objects, not {type(records).__name__}")
     for number, record in enumerate(records, start=1):
@@ -110,9 +133,10 @@ def _json(path: Path) -> Iterator[tuple[str, Record]]:
         yield where, _object(record, where)
 
 
-def _table(path: Path, tabs: bool, header: Sequence[str], known: Collection[str]) -> Iterator[tuple[str, Record]]:
-    """CSV with quotes; TSV without, as GLUE is distributed."""
-    rows = _cells(path, tabs)
+def _table(
+    rows: Iterator[tuple[str, list[str]]], header: Sequence[str], known: Collection[str]
+) -> Iterator[tuple[str, Record]]:
+    """Records from the cells of all lines."""
     where, names = next(rows, ("", []))
     if len(names) > COLUMNS:
         raise BadInput(f"{where}: {len(names):,} columns: at most {COLUMNS:,}")
@@ -128,10 +152,11 @@ def _table(path: Path, tabs: bool, header: Sequence[str], known: Collection[str]
         yield where, dict(zip(names, cells, strict=True))
 
 
-def _cells(path: Path, tabs: bool) -> Iterator[tuple[str, list[str]]]:
+def _cells(path: Path, ending: str, delimiter: str, encoding: str) -> Iterator[tuple[str, list[str]]]:
+    """Cells of every line: CSV with quotes; TSV without, as GLUE is distributed."""
     csv.field_size_limit(LINE)
-    texts = (line for _, line in lines(path))
-    way: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"delimiter": ",", "strict": True}
+    texts, tabs = (line for _, line in lines(path, encoding=encoding)), ending == ".tsv"
+    way: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"delimiter": delimiter, "strict": True}
     reader = csv.reader(texts, **way)
     try:
         for cells in reader:

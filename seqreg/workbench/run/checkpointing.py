@@ -64,6 +64,8 @@ class CheckpointingTrainer(RegularizedTrainer):
         self.clock = self.saved = time.monotonic()
         self.seconds = self.cpu_seconds = self.step_seconds = 0.0
         self._evaluation_due = False
+        self.not_better = 0
+        """Evaluations since the best one, of the checkpoint that is loaded."""
         self._source = ""
         """The folder that is loaded from."""
 
@@ -245,6 +247,7 @@ class CheckpointingTrainer(RegularizedTrainer):
         self._window.sums = {key: torch.tensor(value, device=device) for key, value in progress.sums.items()}
         self._window.steps = defaultdict(float, progress.shares)
         self._diagnostics, self._evaluation_due = progress.diagnostics, progress.evaluation_due
+        self.not_better = progress.not_better
         self.seconds, (self.cpu_seconds, self.step_seconds) = progress.seconds, progress.spent
         self.nonfinite.load(progress.nonfinite)
         if options.tensorboard is not None:

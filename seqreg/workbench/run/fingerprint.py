@@ -32,7 +32,8 @@ def fingerprint(splits: Splits) -> tuple[str, dict[str, Outline]]:
 
 
 def _bytes(example: Example) -> bytes:
-    return json.dumps(list(vars(example).values())).encode()
+    *values, references = vars(example).values()
+    return json.dumps([*values, *references]).encode()
 
 
 def _block(examples: Sequence[Example]) -> str:

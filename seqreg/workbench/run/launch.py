@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+from collections.abc import Sequence
 
 from seqreg.errors import BadInput
 
@@ -78,3 +80,10 @@ def check_environment(precision: str) -> None:
     for name in _FLAGS:
         if (value := os.environ.get(name, "")).lower() not in (*_ON, *_OFF):
             raise BadInput(f"{name}={value[:40]} in the environment: expected true or false: unset it")
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Refuse a tracker of `logging.report_to` whose package is not installed."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise BadInput(f"logging.report_to: the package {name} is not installed: install it, or leave it out")

@@ -12,7 +12,7 @@ import shutil
 import socket
 import stat
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from seqreg.version import __version__
 from seqreg.workbench.config import overlay
 from seqreg.workbench.config.other_names import current, current_settings
 from seqreg.workbench.config.run_config import Run
-from seqreg.workbench.config.settings import with_defaults
+from seqreg.workbench.config.settings import flat, with_defaults
 from seqreg.workbench.data.loading import Splits
 from seqreg.workbench.run import checkpoints, disk
 from seqreg.workbench.run.fingerprint import difference, fingerprint
@@ -108,15 +108,7 @@ def settings_of(run: Run) -> dict[str, Any]:
     """All settings of a run by dotted key, but for the names of its folder and of its card."""
     config = run.config.model_dump(mode="json", exclude={"output", "task"})
     card = run.card.model_dump(mode="json", exclude_defaults=True)
-    return {**_flat(config), **_flat(card, "task."), WORLD: processes()[1]}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        flat |= _flat(value, f"{name}.") if isinstance(value, dict) and value else {name: value}
-    return flat
+    return {**flat(config), **flat(card, "task."), WORLD: processes()[1]}
 
 
 def check_output(folder: Path) -> None:

@@ -176,7 +176,7 @@ def _hparams(run: Run) -> Any:
 
 def layout(run: Run) -> dict[str, dict[str, list[Any]]]:
     """The grouped first page: `Custom scalars` in TensorBoard."""
-    main = ["rouge1", "rouge2", "rougeL"] if run.card.kind == "generation" else list(run.card.metric)
+    main = [name for name in run.card.scores if name != "rougeLsum"]
     margins = {
         name: ["Margin", [f"eval/{name}", f"validation_intervals/{name}_low", f"validation_intervals/{name}_high"]]
         for name in reversed(main)  # TensorBoard shows the last one first

@@ -66,8 +66,7 @@ def prepare(run: Run, *, splits: Splits | None = None) -> LoadedRun:
         console.print(plain(note), style="dim")
     check_precision(run.config.optimisation.precision)
     transformers.set_seed(run.config.seed)
-    texts = (text for row in splits.sets.get("train", ()) for text in (row.source, row.second, row.target) if text)
-    tokenizer = models.load_tokenizer(run.config, texts, trust=run.trust)
+    tokenizer = models.load_tokenizer(run.config, splits.sets.get("train", ()), trust=run.trust)
     model = models.load_model(run.config, run.card, tokenizer, trust=run.trust)
     if "train" in splits.sets:
         preflight.check_loss(run, model, tokenizer, splits.sets["train"])
@@ -89,6 +88,7 @@ def train(
     folder = Path(run.config.output)
     with Signals() as signals, contextlib.ExitStack() as stack:
         launch.check_environment(run.config.optimisation.precision)
+        launch.check_trackers(run.config.logging.report_to)
         directory = RunDirectory(folder, run, stack, overwrite=overwrite, resume=resume, allowed=allow_change)
         with disk.writing(folder):
             directory.check()
@@ -122,6 +122,9 @@ def _train(trainer: Any, loaded: LoadedRun, directory: RunDirectory) -> dict[str
     with signals.deferred():
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     seconds = trainer.seconds + time.monotonic() - trainer.clock
+    if trainer.stopped_early:
+        patience, step = run.config.evaluation.early_stopping_patience, trainer.state.global_step
+        say(f"stopped early, after step {step}: {run.card.score} was not better in {patience} evaluations")
     directory.check_own()
     trainer.check_weights()
     numbers = {
@@ -241,7 +244,7 @@ def make_trainer(loaded: LoadedRun, folder: Path, scorer: Scorer | None = None, 
     sets = {name: Encoded(examples, loaded.tokenizer, config) for name, examples in loaded.splits.sets.items()}
     kind = FaultTolerantSeq2SeqTrainer if seq2seq else FaultTolerantTrainer
     collate = DataCollatorForSeq2Seq if seq2seq else DataCollatorWithPadding
-    args = arguments(config, folder, seq2seq)
+    args = arguments(config, folder, seq2seq, greater_is_better=run.card.greater_is_better)
     grouped = config.data.group_by_length and "train" in sets
     return kind(
         loaded.model,
@@ -265,14 +268,16 @@ def make_trainer(loaded: LoadedRun, folder: Path, scorer: Scorer | None = None, 
     )
 
 
-def arguments(config: Config, folder: Path, seq2seq: bool) -> TrainingArguments:
+def arguments(config: Config, folder: Path, seq2seq: bool, *, greater_is_better: bool = True) -> TrainingArguments:
     """transformers' arguments: settings of the same name are passed as they are."""
     opt, evaluation, saved = config.optimisation, config.evaluation, config.checkpoints
+    best = evaluation.load_best_model_at_end or evaluation.early_stopping_patience
     known = {field.name for field in dataclasses.fields(TrainingArguments)}
     sections = (opt, evaluation, saved, config.data, config.logging)
     settings = {key: value for section in sections for key, value in dict(section).items() if key in known}
     settings |= {
-        "output_dir": str(folder), "seed": config.seed, "report_to": "none", "disable_tqdm": True,
+        "output_dir": str(folder), "seed": config.seed, "disable_tqdm": True,
+        "report_to": list(config.logging.report_to) or "none",
         "use_cpu": not torch.accelerator.is_available(),  # explicit, or several processes on CPUs are not a group
         "warmup_steps": opt.warmup, "optim": "adafactor" if opt.optim == "adafactor" else "adamw_torch",
         "max_grad_norm": opt.max_grad_norm or NO_CLIPPING, "max_steps": opt.max_steps or -1,
@@ -283,7 +288,8 @@ def arguments(config: Config, folder: Path, seq2seq: bool) -> TrainingArguments:
         "eval_strategy": "steps" if evaluation.eval_steps else "no", "eval_steps": evaluation.eval_steps or None,
         "save_strategy": "steps" if saved.save_steps else "no", "save_steps": saved.save_steps or 500,
         "save_total_limit": None,  # `checkpoints.rotate` does it
-        "metric_for_best_model": "score" if evaluation.load_best_model_at_end else None, "greater_is_better": True,
+        "metric_for_best_model": "score" if best else None,
+        "greater_is_better": greater_is_better,
     }  # fmt: skip
     return (
         Seq2SeqTrainingArguments(**settings, predict_with_generate=True) if seq2seq else TrainingArguments(**settings)
@@ -315,7 +321,7 @@ def evaluate_run(
     """Score a trained model again, on the splits of its task or on one file, and bring its files up to date."""
     run = trained(folder, overrides, trust=trust)
     if file is not None:
-        splits = Splits({file.stem: loading.read_file(run.card, file)})
+        splits = Splits({file.stem: loading.read_file(run.card, file, run.config.data)})
         names = [file.stem]
     else:
         splits = loading.load(run.card, run.config.data, needs_train=False)
@@ -360,7 +366,7 @@ def _scored_again(
     launch.check_environment(run.config.optimisation.precision)
     check_precision(run.config.optimisation.precision)
     config, record = run.config, RunRecord.read(folder)
-    tokenizer = models.load_tokenizer(config, (), trust=run.trust)
+    tokenizer = models.load_tokenizer(config, trust=run.trust)
     started = run_config.load(folder, trust=run.trust, build_terms=False)
     start, before = None, dict[str, Mapping[str, Any]]()
     if against_start and (config.evaluation.drift_examples or (config.evaluation.retention and splits.also)):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PrinterCallback, TrainerCallback
+from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 
 from seqreg.context import Context, Count
 from seqreg.criterion import LossReport
@@ -30,7 +30,9 @@ class FaultTolerantTrainer(CheckpointingTrainer):
         super().__init__(*args, options=options, **kwargs)
         self.attempt, self._evaluation_seconds = StepAttempt(), 0.0
         self.remove_callback(PrinterCallback)
-        for callback in (StopAndSaveCallback(self), options.bars, options.tensorboard):
+        patience = options.config.evaluation.early_stopping_patience
+        self.early_stopping = EarlyStoppingCallback(patience) if patience else None
+        for callback in (StopAndSaveCallback(self), options.bars, options.tensorboard, self.early_stopping):
             if callback is not None:
                 self.add_callback(callback)
 
@@ -137,6 +139,8 @@ class FaultTolerantTrainer(CheckpointingTrainer):
         """What may be interrupted anywhere: the points of a curve that follow are written as a whole, and once."""
         start = time.monotonic()
         with rng.preserve_rng_state(), self.options.signals.deferred(self.args.world_size > 1):
+            if self.options.config.generation.do_sample:  # the same draws in every evaluation
+                torch.manual_seed(self.options.config.seed)
             output = super().evaluation_loop(*args, **kwargs)
         self._evaluation_seconds = time.monotonic() - start
         return output
@@ -149,6 +153,21 @@ class FaultTolerantTrainer(CheckpointingTrainer):
             self._save_checkpoint(self.model_wrapped, None)
             raise Interrupted(error.number, _stopped_at(self.state.global_step)) from None
 
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the score has not become better for long enough."""
+        counted = self.early_stopping
+        return counted is not None and counted.early_stopping_patience_counter >= counted.early_stopping_patience
+
+    def _progress(self) -> dict[str, Any]:
+        counted = self.early_stopping
+        return {**super()._progress(), "not_better": 0 if counted is None else counted.early_stopping_patience_counter}
+
+    def restore(self) -> None:
+        super().restore()
+        if self.early_stopping is not None:
+            self.early_stopping.early_stopping_patience_counter = self.not_better
+
     def stopping(self) -> bool:
         """Whether a signal came, to any of the processes."""
         return self._on_any_process(self.options.signals.received is not None)[0]
@@ -157,7 +176,8 @@ class FaultTolerantTrainer(CheckpointingTrainer):
         if self.options.sampler is not None:
             self.options.sampler.set_epoch(details["epoch"])
         self._make_due_evaluation(details["trial"], details["start_time"])
-        if self.state.global_step >= self.state.max_steps:  # all steps were made: transformers would make another
+        # all steps were made, or a resumed run had stopped early: transformers would make another
+        if self.state.global_step >= self.state.max_steps or self.stopped_early:
             self.control.should_training_stop = True
             return
         super()._run_epoch(**details)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from seqreg.metrics import texts as text_metrics
 from seqreg.metrics.classification import classification
 from seqreg.metrics.rouge.score import rouge
 from seqreg.metrics.variety import collapse, spread, variety
@@ -92,22 +94,35 @@ def tidy(text: str, card: Card) -> str:
 
 
 def score_texts(texts: Sequence[str], examples: Sequence[Example], card: Card, **options: Any) -> Scored:
-    """ROUGE against the whole references, not against what is left of them after truncation."""
+    """The card's scores against the whole references, not against what is left of them after truncation."""
     scored = [examples[index] for index in range(len(texts))]
-    references, sources = [example.target or "" for example in scored], [example.source for example in scored]
-    report = rouge(texts, references, sources=sources, split=card.sentences, tokenizer=card.words, **options)
-    means = {kind: 100 * mean for kind, mean in report.means.items()}
+    references = [example.accepted for example in scored]
+    ways: dict[str, Any] = {"sentences": card.sentences, "words": card.words, "tokenize": card.tokenize, **options}
+    reports = [text_metrics.score(metric, texts, references, **ways) for metric in card.metric]
+    means = {name: 100 * mean for report in reports for name, mean in report.means.items()}
+    columns = {name: column for report in reports for name, column in report.columns.items()}
     predictions = [
-        {"index": index, "prediction": text, "reference": reference}
-        | {kind: round(float(scores[index, 2]), 6) for kind, scores in report.scores.items()}
-        for index, (text, reference) in enumerate(zip(texts, references, strict=True))
+        {"index": index, "prediction": text, "reference": accepted[0]}
+        | ({"references": list(accepted)} if len(accepted) > 1 else {})
+        | {name: round(column[index].item(), 6) for name, column in columns.items()}
+        for index, (text, accepted) in enumerate(zip(texts, references, strict=True))
     ]
+    first = [accepted[0] for accepted in references]
     return Scored(
-        {"score": means["rougeL"], **means, **report.counts, **variety(texts, references, texts=True)},
-        {kind: (100 * low, 100 * high) for kind, (low, high) in report.intervals.items()},
+        {"score": means[card.score], **means, **_lengths(texts, scored, card), **variety(texts, first, texts=True)},
+        {name: (100 * low, 100 * high) for report in reports for name, (low, high) in report.intervals.items()},
         predictions,
-        report.signature,
+        "; ".join(report.signature for report in reports),
     )
+
+
+def _lengths(texts: Sequence[str], examples: Sequence[Example], card: Card) -> dict[str, float]:
+    """How long, repetitive and new texts are, in the words of ROUGE; those of every script where it is not a score."""
+    words = card.words if "rouge" in card.metric else "unicode"
+    sources, same = [example.source for example in examples], ["" for _ in texts]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of scripts: said where ROUGE is computed
+        return rouge(texts, same, sources=sources, kinds=["rouge1"], tokenizer=words, resamples=1).counts
 
 
 def warn_of_collapse(scored: Scored, name: str) -> bool:
@@ -182,5 +197,5 @@ def with_average(splits: dict[str, Scored], card: Card) -> dict[str, Scored]:
     judged = {name: splits[name] for name in card.evaluations if name in splits}
     if not card.average or len(judged) < 2:
         return splits
-    mean = {key: float(np.mean([scored.metrics[key] for scored in judged.values()])) for key in ["score", *card.metric]}
+    mean = {key: float(np.mean([scored.metrics[key] for scored in judged.values()])) for key in ["score", *card.scores]}
     return {**splits, "average": Scored(mean, signature=f"mean of {len(judged)} sets: {', '.join(judged)}")}

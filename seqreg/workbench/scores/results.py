@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from seqreg.errors import BadInput
+from seqreg.metrics.texts import greater_is_better
 from seqreg.metrics.variety import VARIETY
 from seqreg.version import __version__
 from seqreg.workbench.config import overlay
@@ -73,6 +74,7 @@ class _Metrics(BaseModel):
     scores: dict[str, _Split]
     train: _Train = _Train()
     method: str = ""
+    metric: str = ""
     drift: _Drift = _Drift()
     retention: dict[str, dict[str, _BeforeAfter]] = {}
 
@@ -138,7 +140,7 @@ def write_scores(folder: Path, run: Run, splits: Mapping[str, Scored], **further
             "signature": scored.signature,
         }
     versions = {"seqreg": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    metrics |= {**further, "versions": {**versions, "transformers": transformers.__version__}}
+    metrics |= {"metric": run.card.score, **further, "versions": {**versions, "transformers": transformers.__version__}}
     metrics = dict(finite(metrics))
     write_text(folder / METRICS, to_json(metrics, indent=2) + "\n")
     main = next((name for name in ("test", "validation") if name in splits), next(iter(splits), ""))
@@ -223,6 +225,25 @@ def cost(runs: Sequence[Mapping[str, Any]]) -> tuple[str, list[float]]:
     return WHOLE, [timing.get("seconds") or 0.0 for timing in timings]
 
 
+def generates(metrics: Mapping[str, Any]) -> bool:
+    """Whether the contents of a metrics.json are scores of texts."""
+    return any("gen_len" in numbers or "rougeL" in numbers for numbers in metrics["scores"].values())
+
+
+def deciding(metrics: Mapping[str, Any], split: str) -> str:
+    """The score of a split that decides between runs; `metrics` are the contents of metrics.json.
+
+    Several scores of a classifier decide by their mean, "score". Runs of before there was a choice had ROUGE.
+    """
+    numbers = metrics["scores"][split]
+    if metrics.get("metric") in numbers:
+        return str(metrics["metric"])
+    if "rougeL" in numbers:
+        return "rougeL"
+    names = [key for key in numbers.get("intervals", {}) if key != "score"]
+    return names[0] if len(names) == 1 else "score"
+
+
 def main_split(scores: Mapping[str, Any], texts: bool) -> str:
     """The split whose scores decide: the average over sets of a classifier, the test set, or what there is."""
     if "average" in scores and not texts:
@@ -240,7 +261,7 @@ def score_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
         table.add_column(plain(name), justify="right")
     for split, key in _lines(list(runs.values())):
         cells = [_cell(metrics["scores"].get(split, {}), key, len(runs) == 1) for metrics in runs.values()]
-        table.add_row(plain(split), plain(key), *cells)
+        table.add_row(plain(split), plain(key) + ("" if greater_is_better(key) else " (lower is better)"), *cells)
     _add_drift(table, list(runs.values()))
     seconds = [metrics.get("train", {}).get("seconds") for metrics in runs.values()]
     if all(seconds):

@@ -79,6 +79,7 @@ class Progress(_Stored):
     nonfinite: NonfiniteState = Field(validation_alias=AliasChoices("nonfinite", "health"))
     seconds: float
     spent: tuple[float, float]
+    not_better: int = Field(default=0, ge=0)
     tensorboard: CurveState = Field(validation_alias=AliasChoices("tensorboard", "monitor"))
 
 

@@ -180,8 +180,8 @@ def test_the_hub_is_asked_for_parquet(name: str, monkeypatch: pytest.MonkeyPatch
     card, _ = cards.load(name)
     asked: list[tuple[Any, ...]] = []
 
-    def load_dataset(*names: Any, split: str, data_files: Any = None) -> Any:
-        asked.append((*names, split, data_files))
+    def load_dataset(*names: Any, split: str, data_files: Any = None, revision: str | None = None) -> Any:
+        asked.append((*names, split, data_files, revision))
         found = sample_files.rows(card, 4)
         if card.columns.label is not None:
             found[0]["label"] = -1  # a hidden label
@@ -196,9 +196,14 @@ def test_the_hub_is_asked_for_parquet(name: str, monkeypatch: pytest.MonkeyPatch
     assert len(splits.sets[held]) == (4 if card.kind == "generation" else 3)
     if name == "gigaword":
         address = "hf://datasets/Harvard/gigaword@refs%2Fconvert%2Fparquet/default/train/*.parquet"
-        assert asked[0] == ("parquet", "train", {"train": address})
+        assert asked[0] == ("parquet", "train", {"train": address}, None)
+        with pytest.raises(BadInput, match=r"data\.revision=v1: Gigaword headlines is read from a copy"):
+            loading.load(card, Data(revision="v1"))
     if name == "xnli":
         assert asked[-1][:3] == ("facebook/xnli", "ur", "test")
+        loading.load(card, Data(subset="de", revision="v1"))
+        assert asked[len(card.splits)] == ("facebook/xnli", "de", "train", None, "v1")
+        assert asked[-1] == ("facebook/xnli", "ur", "test", None, "v1")  # splits that name theirs keep it
 
 
 @pytest.mark.parametrize("kind", ["list", "hub"])

@@ -1,0 +1,161 @@
+"""The command `seqreg new-task`: a task card for a file of one's own."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from seqreg.cli.options import Json, print_result
+from seqreg.errors import BadInput, nearest
+from seqreg.workbench.config import cards, overlay
+from seqreg.workbench.data import readers
+from seqreg.workbench.text.atomic_files import writable, write_text
+
+app = typer.Typer()
+READ = 2000
+"""Records that are looked at."""
+_CLASSES = 50
+"""Different values of a column up to which they may be labels."""
+_TOKENS_PER_WORD = 1.5
+"""A guess: no tokenizer has been chosen yet."""
+_SOURCES = ("source", "text", "document", "article", "body", "dialogue", "sentence", "sentence1", "premise", "question")
+_SECONDS = ("sentence2", "hypothesis", "question2")
+_TARGETS = ("target", "summary", "highlights", "headline", "title", "tldr", "translation", "answer")
+_LABELS = ("label", "labels", "gold_label", "class", "category", "sentiment")
+_REFERENCES = ("references",)
+UNLABELLED = "-"
+"""What inference data has for a label that people did not agree on."""
+
+
+@dataclass(frozen=True)
+class ReadFile:
+    """The first records of a file, by column."""
+
+    path: Path
+    columns: dict[str, list[Any]]
+
+    @classmethod
+    def read(cls, path: Path, delimiter: str | None, encoding: str) -> ReadFile:
+        records = [record for _, record in itertools.islice(
+            readers.read(path, delimiter=delimiter, encoding=encoding), READ)]  # fmt: skip
+        if not records:
+            raise BadInput(f"{path}: 0 examples")
+        return cls(path, {name: [record.get(name) for record in records] for name in records[0]})
+
+    def column(self, option: str, given: str | None, usual: tuple[str, ...]) -> str | None:
+        """A column that was named, or one that has a usual name."""
+        if given is not None and given not in self.columns:
+            raise BadInput(f"--{option} {given}: {self.path} has no such column; {nearest(given, self.columns)}")
+        spelt = {name.lower(): name for name in self.columns}
+        return given or next((spelt[name] for name in usual if name in spelt), None)
+
+    def only_prose(self, *others: str | None) -> str | None:
+        """The one column beside some others whose texts have several words; None if there is not exactly one."""
+        prose = [
+            name for name in self.columns if name not in others and any(" " in t.strip() for t in self.texts(name))
+        ]
+        return prose[0] if len(prose) == 1 else None
+
+    def texts(self, name: str) -> list[str]:
+        return [value for value in self.columns[name] if isinstance(value, str)]
+
+    def tokens(self, name: str) -> int:
+        """About how many tokens 95% of the texts of a column have at most, as a multiple of 16."""
+        sizes = sorted(len(text.split()) for text in self.texts(name)) or [1]
+        most = sizes[min(len(sizes) - 1, int(0.95 * len(sizes)))] * _TOKENS_PER_WORD + 2
+        return max(16, -(-int(most) // 16) * 16)
+
+    def labels(self, name: str) -> list[str]:
+        """The classes of a column, in the order of their names; numbers become the names of classes."""
+        values = sorted({str(value).strip() for value in self.columns[name] if value is not None} - {UNLABELLED})
+        if not 2 <= len(values) <= _CLASSES:
+            raise BadInput(
+                f"{self.path}: the column {name!r} has {len(values)} different values in {len(self.columns[name])} "
+                f"records: expected 2 to {_CLASSES} classes: name another with --label, or a text with --target"
+            )
+        numbers = all(value.isdigit() for value in values)
+        if numbers and [int(value) for value in sorted(values, key=int)] != list(range(len(values))):
+            raise BadInput(
+                f"{self.path}: the column {name!r} has the classes {', '.join(values)}: expected 0, 1, 2 ..."
+            )
+        return [f"class_{number}" for number in range(len(values))] if numbers else values
+
+
+def card_of(
+    file: ReadFile, source: str | None = None, target: str | None = None, label: str | None = None,
+    second: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What is seen of a dataset, as the values of a card; whatever is named counts, the rest is guessed by name."""
+    if target is not None and label is not None:
+        raise BadInput("--target and --label: a task generates a text or predicts a class: choose one")
+    text = None if label is not None else file.column("target", target, _TARGETS)
+    classes = None if text is not None else file.column("label", label, _LABELS)
+    names = {"target": text, "label": classes, "second": None}
+    if text is None and classes is None:
+        known = ", ".join(file.columns)
+        raise BadInput(f"{file.path}: what is to be predicted? Give --target or --label, one of {known}")
+    names["source"] = file.column("source", source, _SOURCES) or file.only_prose(text, classes)
+    names["second"] = file.column("second", second, _SECONDS if classes is not None else ())
+    if names["source"] is None or names["source"] in (text, classes):
+        raise BadInput(f"{file.path}: which column is read? Give --source, one of {', '.join(file.columns)}")
+    used = [name for name in (names["source"], names["second"], text) if name is not None]
+    for name in used:
+        if not file.texts(name):
+            raise BadInput(f"{file.path}: the column {name!r} holds no text")
+    if text is not None:
+        names["references"] = file.column("references", None, _REFERENCES)
+    columns = {key: names[key] for key in ("source", "second", "target", "references", "label") if names.get(key)}
+    words = sum(file.tokens(name) for name in used if name != text)
+    values: dict[str, Any] = {"title": file.path.stem, "kind": "generation" if text is not None else "classification"}
+    values |= {"columns": columns, "lengths": {"source": words}}
+    values["rule"] = "files of a folder are splits; a single file is split 80%, 10%, 10% by a fixed shuffle"
+    if text is None:
+        drop = {"drop": [UNLABELLED]} if UNLABELLED in file.columns[str(classes)] else {}
+        return {**values, "labels": file.labels(str(classes)), **drop, "metric": ["accuracy"]}
+    values["lengths"]["target"] = file.tokens(text)
+    lines = any("\n" in part for part in file.texts(text))
+    generation = {"num_beams": 4, "max_length": file.tokens(text)}
+    return {**values, "metric": ["rouge"], "sentences": "newline" if lines else "auto", "generation": generation}
+
+
+@app.command("new-task")
+def new_task(
+    file: Annotated[Path, typer.Argument(help="JSONL, JSON, CSV, TSV or Parquet: the training examples.")],
+    output: Annotated[Optional[Path], typer.Option(help="The card; by default FILE's name with .yaml, here.")] = None,
+    source: Annotated[Optional[str], typer.Option(help="The column that is read.")] = None,
+    second: Annotated[Optional[str], typer.Option(help="The second text of a pair.")] = None,
+    target: Annotated[Optional[str], typer.Option(help="The column that is to be generated.")] = None,
+    label: Annotated[Optional[str], typer.Option(help="The column with the classes.")] = None,
+    delimiter: Annotated[Optional[str], typer.Option(help="Between the cells of a CSV file.")] = None,
+    encoding: Annotated[str, typer.Option(help="Of a text file.")] = readers.UTF8,
+    as_json: Json = False,
+) -> None:
+    """Look at the columns and lengths of a file, and write a task card for it.
+
+    seqreg new-task mails.csv
+
+    seqreg train gigaword task=mails.yaml data.path=mails.csv
+    """
+    path = output or Path(f"{file.stem}.yaml")
+    if path.suffix not in (".yaml", ".yml"):
+        raise BadInput(f"--output {path}: expected a name that ends in .yaml")
+    if path.exists():
+        raise BadInput(f"{path}: it is there already: choose another --output")
+    writable(str(path), "--output ")
+    values = card_of(ReadFile.read(file, delimiter, encoding), source, target, label, second)
+    cards.parse(values, str(path))
+    recipe = "gigaword" if values["kind"] == "generation" else "glue"
+    further = [f"data.delimiter='{delimiter}'"] if delimiter else []
+    further += [f"data.encoding={encoding}"] if encoding != readers.UTF8 else []
+    command = " ".join(["seqreg train", recipe, f"task={path}", f"data.path={file}", *further])
+    header = [
+        f"# {file.name}", "#", f"#   {command}", "#",
+        f"# Made by seqreg new-task from the first {READ:,} examples. Lengths are guesses, {_TOKENS_PER_WORD:g} tokens",
+        "# per word, enough for 95% of the texts; `seqreg check` counts with a tokenizer. All keys: docs/recipes.md.",
+    ]  # fmt: skip
+    write_text(path, "\n".join(header) + "\n" + overlay.dump(values))
+    print_result({"card": str(path), "command": command, **values}, f"{path} is written: {command}", as_json=as_json)

@@ -1,0 +1,164 @@
+"""Cards of datasets that come as local files, on a few examples of their form; and files of other forms."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seqreg.errors import BadInput
+from seqreg.workbench.config import cards, run_config
+from seqreg.workbench.config.settings import Data
+from seqreg.workbench.data import loading
+from tests.helpers.tiny_tasks import seqreg
+
+MAIL = {"document": "an email", "summary": "its subject", "references": ["its subject", "another one"]}
+PAIR = {"sentence1": "a man runs", "sentence2": "he moves"}
+GOLD = {**PAIR, "gold_label": "entailment"}
+REVIEW = {"Text": "a fine film", "Sentiment": "Positive"}
+QUESTION = {"question": "who?", "sentence": "me", "label": 1}
+FILES: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
+    "aeslc": ({"train.jsonl": MAIL, "validation.jsonl": MAIL, "test.jsonl": MAIL}, {"test": 2}),
+    "dialogsum": ({"validation.jsonl": MAIL, "test.jsonl": MAIL}, {"test": 2}),
+    "scitldr": ({"train.jsonl": MAIL, "dev.jsonl": {**MAIL, "title": "t"}}, {"validation": 2}),
+    "multi30k": ({"train.jsonl": {"en": "a", "de": "ä"}, "test.jsonl": {"en": "a", "de": "ä", "fr": "à"}}, {"test": 2}),
+    "anli": ({f"r{n}_dev.jsonl": {**PAIR, "label": "n"} for n in (1, 2, 3)}, {"r1": 2, "r2": 2, "r3": 2}),
+    "breaking_nli": ({"test.jsonl": {**GOLD, "category": "colors"}}, {"test": 2}),
+    "counterfactual_nli": (
+        {f"cad_nli_{name}.jsonl": GOLD for name in ("orig_train", "orig_test", "revised_test")},
+        {"test": 2, "revised": 2},
+    ),
+    "counterfactual_imdb": (
+        {f"cad_imdb_{name}.jsonl": REVIEW for name in ("train", "test", "revised_test")},
+        {"test": 2, "revised": 2},
+    ),
+    "twitter_hate": ({"train.csv": "id,label,tweet\n1,0,a\n2,1,b\n3,0,c\n4,0,d\n"}, {"validation": 1}),
+    "uci/amazon": ({"amazon_cells_labelled.txt": "a.\t0\nb!  \t1\nc\t1\nd\t0\n", "x.txt": "x"}, {"test": 1}),
+    "uci/imdb": ({"imdb_labelled.txt": "a.\t0\nb!  \t1\nc\t1\n"}, {"test": 1}),
+    "uci/yelp": ({"yelp_labelled.txt": "a.\t0\nb!  \t1\nc\t1\n"}, {"test": 1}),
+    "advglue/sst2": ({"sst2.jsonl": {"idx": 0, "sentence": "a", "label": 1}}, {"sst2": 2}),
+    "advglue/qqp": ({"qqp.jsonl": {"question1": "a", "question2": "b", "label": 1}}, {"qqp": 2}),
+    "advglue/qnli": ({"qnli.jsonl": QUESTION}, {"qnli": 2}),
+    "advglue/rte": ({"rte.jsonl": {**PAIR, "label": 0}}, {"rte": 2}),
+    "advglue/mnli": (
+        {f"{name}.jsonl": {"premise": "a", "hypothesis": "b", "label": 2} for name in ("mnli", "mnli-mm")},
+        {"mnli": 2, "mnli-mm": 2},
+    ),
+    "g2p": ({"gb_gold.json": '{"a": "b", "c": {"NOUN": null}, "d": "e", "f": "g"}'}, {"test": 1}),
+}  # fmt: skip
+
+
+def write(folder: Path, files: dict[str, Any]) -> Path:
+    """Texts as they are; of an example two lines of JSON."""
+    folder.mkdir(exist_ok=True)
+    for name, content in files.items():
+        text = content if isinstance(content, str) else f"{json.dumps(content)}\n" * 2
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_cards_read_their_files(name: str, tmp_path: Path) -> None:
+    (files, sizes), (card, _) = FILES[name], cards.load(name)
+    path = write(tmp_path / "data", files)
+    path = path / "gb_gold.json" if name == "g2p" else path
+    splits = loading.load(card, Data(path=str(path)), needs_train=False)
+    judged = splits.evaluations(card)
+    assert {split: len(splits.sets[split]) for split in judged} == sizes
+    first = splits.sets[judged[0]][0]
+    if card.kind == "generation":
+        assert first.target
+        assert first.accepted == (tuple(MAIL["references"]) if card.columns.references else (first.target,))
+    else:
+        assert first.label in range(len(card.labels or ()))
+
+
+def test_all_sets_of_another_task_are_scored(tmp_path: Path) -> None:
+    write(tmp_path / "mnli", {f"{name}.jsonl": {**PAIR, "label": "neutral"} for name in ("train", "dev_matched")})
+    anli = write(tmp_path / "anli", FILES["anli"][0])
+    gold = write(tmp_path / "gold", FILES["breaking_nli"][0])
+    also = {"anli": str(anli), "breaking_nli": str(gold)}
+    splits = loading.load(cards.load("glue/mnli")[0], Data(path=str(tmp_path / "mnli"), also=also), needs_train=False)
+    assert splits.also == ["anli-r1", "anli-r2", "anli-r3", "breaking_nli"]
+    assert [splits.sets[name][0].label for name in splits.also] == [1, 1, 1, 0]
+
+
+def resolved(*settings: str) -> run_config.Run:
+    return run_config.resolve("quickstart", overrides=["task=text_pairs", *settings])
+
+
+def test_columns_delimiter_and_encoding_of_a_file(tmp_path: Path) -> None:
+    lines = ["body;subject;note", *(f'"caf\xe9; {n}";sujet {n};x' for n in range(4))]
+    (tmp_path / "mails.csv").write_bytes("\n".join(lines).encode("latin-1"))
+    where = ["data.columns.source=body", "data.columns.target=[title, subject]", f"data.path={tmp_path / 'mails.csv'}"]
+    run = resolved(*where, "data.delimiter=;", "data.encoding=latin-1")
+    splits = loading.load(run.card, run.config.data)
+    assert {example.source for split in splits.sets.values() for example in split} == {
+        f"caf\xe9; {n}" for n in range(4)
+    }
+    run.save(tmp_path / "run")
+    assert run_config.load(tmp_path / "run").card == run.card  # the card that is written has the columns
+    with pytest.raises(BadInput, match=r"mails\.csv:2: not UTF-8 \(byte 5 of the line\)"):
+        loading.load(run.card, Data(path=str(tmp_path / "mails.csv"), delimiter=";"))
+    (tmp_path / "mails.tsv").write_text("a\tb\n")
+    with pytest.raises(BadInput, match=r"data\.delimiter=';': only CSV files have one to choose"):
+        loading.load(run.card, Data(path=str(tmp_path / "mails.tsv"), delimiter=";"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("data.columns.sorce=body", "data.columns: sorce='body': unknown key; did you mean 'source'"),
+        ("data.columns.label=y", "data.columns.label: pairs of texts has none: leave it out"),
+        ("data.delimiter=ab", "data.delimiter='ab': expected one character"),
+        ("data.encoding=utf-16", "data.encoding='utf-16': expected utf-8, latin-1, cp1252"),
+        ("data.subset=de", "data.subset=de: the data of this run are not from the hub: leave it out"),
+        ("data.encoding=latin-1", "data.encoding=latin-1: for local files, and data.path names none: leave it out"),
+    ],
+)  # fmt: skip
+def test_settings_of_data_that_do_nothing_are_refused(setting: str, message: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(message)):
+        load(resolved, setting)
+
+
+def load(resolve: Callable[..., run_config.Run], *settings: str) -> loading.Splits:
+    run = resolve(*settings)
+    return loading.load(run.card, run.config.data)
+
+
+def test_a_card_is_made_for_a_file(tmp_path: Path) -> None:
+    rows = [{"id": str(n), "article": f"word {n} " * 20, "headline": f"a headline {n}"} for n in range(8)]
+    (tmp_path / "news.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = seqreg("new-task", "news.jsonl", cwd=tmp_path).stdout
+    assert said == "news.yaml is written: seqreg train gigaword task=news.yaml data.path=news.jsonl\n"
+    card, _ = cards.load(str(tmp_path / "news.yaml"))
+    assert (card.kind, card.columns.source, card.columns.target) == ("generation", "article", "headline")
+    assert (card.lengths.source, card.lengths.target, card.generation.max_length) == (64, 16, 16)
+    assert len(loading.load(card, Data(path=str(tmp_path / "news.jsonl"))).sets["train"]) == 6
+    assert "it is there already" in seqreg("new-task", "news.jsonl", cwd=tmp_path, code=2).stderr
+    (tmp_path / "tweets.csv").write_text("id|label|tweet\n1|0|so it goes\n2|1|no way\n")
+    seqreg("new-task", "tweets.csv", "--delimiter", "|", cwd=tmp_path)
+    card, path = cards.load(str(tmp_path / "tweets.yaml"))
+    assert (card.kind, card.columns.source, card.labels) == ("classification", "tweet", ["class_0", "class_1"])
+    assert "data.path=tweets.csv data.delimiter='|'" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "what is to be predicted? Give --target or --label, one of en, de"),
+        (["--target", "fr"], "--target fr: x.jsonl has no such column"),
+        (["--target", "de"], "which column is read? Give --source, one of en, de"),
+        (["--label", "de", "--source", "en"], "the column 'de' has 60 different values in 60 records"),
+        (["--label", "de", "--target", "en"], "--target and --label: a task generates a text or predicts a class"),
+    ],
+)
+def test_files_that_say_too_little_for_a_card(options: list[str], message: str, tmp_path: Path) -> None:
+    rows = [{"en": f"a{n}", "de": f"b{n}"} for n in range(60)]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert message in seqreg("new-task", "x.jsonl", *options, cwd=tmp_path, code=2).stderr
+    assert not (tmp_path / "x.yaml").exists()

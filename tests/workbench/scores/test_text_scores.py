@@ -1,0 +1,152 @@
+"""Scores of texts that a card chooses: which decides, which way is better, and what is written of every example."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seqreg.errors import BadInput
+from seqreg.metrics.rouge.score import rouge
+from seqreg.metrics.texts import score
+from seqreg.workbench.config import cards, run_config
+from seqreg.workbench.data.examples import Example, example
+from seqreg.workbench.data.loading import Splits
+from seqreg.workbench.run import train
+from seqreg.workbench.run.fingerprint import _bytes, fingerprint
+from seqreg.workbench.scores.evaluate import score_texts, with_average
+from tests.helpers import sample_files
+
+PAIRS = {"title": "pairs", "kind": "generation", "rule": "", "columns": {"source": "source", "target": "target"},
+         "lengths": {"source": 8}}  # fmt: skip
+TEXTS = ["a cat sat", "the dog ran far", "", "a mat"]
+SAMPLING = ["generation.do_sample=true", "generation.top_k=0", "generation.temperature=2.0"]
+TARGETS = ["the cat sat", "the dog ran", "nothing", "a mat"]
+
+
+def card(*metrics: str, **further: Any) -> cards.Card:
+    return cards.parse({**PAIRS, "metric": list(metrics), **further}, "card")
+
+
+def test_rouge_is_what_it_was() -> None:
+    examples = [Example(f"a source {n}", None, target) for n, target in enumerate(TARGETS)]
+    scored = score_texts(TEXTS, examples, card("rouge"))
+    report = rouge(TEXTS, TARGETS, sources=[row.source for row in examples], split="newline")
+    assert scored.metrics["score"] == scored.metrics["rougeL"] == 100 * report.means["rougeL"]
+    assert {key: scored.metrics[key] for key in report.counts} == report.counts
+    assert scored.intervals["rouge2"] == tuple(100 * end for end in report.intervals["rouge2"])
+    assert scored.signature == report.signature
+    keys = ["index", "prediction", "reference", "rouge1", "rouge2", "rougeL", "rougeLsum"]
+    assert list(scored.predictions[0]) == keys
+    assert scored.predictions[1]["rougeL"] == round(float(report.scores["rougeL"][1, 2]), 6)
+
+
+def test_the_first_metric_decides_and_knows_its_direction() -> None:
+    both = card("cer", "exact_match")
+    assert (both.score, both.greater_is_better, both.scores) == ("cer", False, ["cer", "exact_match"])
+    assert card("exact_match", "cer").greater_is_better
+    examples = [Example("x", None, target) for target in TARGETS]
+    scored = score_texts(TEXTS, examples, both)
+    rate = 100 * score("cer", TEXTS, [[target] for target in TARGETS]).means["cer"]
+    assert scored.metrics["score"] == scored.metrics["cer"] == rate
+    assert scored.signature == "cer|nrefs=1; exact_match|nrefs=1"
+    assert scored.predictions[0].keys() >= {"cer", "cer_edits", "cer_length", "cer_pseudovalue", "exact_match"}
+    two = card("cer", splits={"test": "t", "more": "m"}, average=True)
+    assert with_average({"test": scored, "more": scored}, two)["average"].metrics == {"score": rate, "cer": rate}
+
+
+def test_several_references_are_scored_and_one_is_trained_on() -> None:
+    several = card("rouge", columns={"source": "source", "target": "target", "references": "references"})
+    record = {"source": "s", "target": " a mat ", "references": ["a mat", "the cat sat "]}
+    row = example(several, record, "file:1")
+    assert row == Example("s", None, "a mat", references=("a mat", "the cat sat"))
+    assert row is not None
+    scored = score_texts(["the cat sat"], [row], several, resamples=1)
+    assert scored.metrics["rougeL"] == 100
+    assert scored.predictions[0]["references"] == ["a mat", "the cat sat"]
+    assert example(several, {"source": "s", "target": "t"}, "file:2") == Example("s", None, "t")
+    with pytest.raises(BadInput, match="file:3: the column 'references' is 'a': expected a list of texts"):
+        example(several, {**record, "references": "a"}, "file:3")
+    with pytest.raises(BadInput, match=r"the column 'references\[1\]' is 5: expected text"):
+        example(several, {**record, "references": ["a", 5]}, "file:4")
+
+
+def test_references_are_in_the_fingerprint_and_change_none_without() -> None:
+    plain = Example("s", "t", "u", 1)
+    assert _bytes(plain) == json.dumps(["s", "t", "u", 1]).encode()  # as ever: runs of before can be resumed
+    one, other = (fingerprint(Splits({"test": [Example("s", None, "a", references=("a", text))]})) for text in "bc")
+    assert one != other
+
+
+@pytest.mark.parametrize(
+    ("metrics", "further", "message"),
+    [
+        (["accuracy"], {}, "metric=.*: rouge, bleu, chrf, exact_match, cer, wer are for kind='generation', the others"),
+        (["cer", "cer"], {}, "the same score twice"),
+        (["per"], {}, "metric.0='per'|expected"),
+        (["bleu"], {"tokenize": "13b"}, "tokenize='13b': expected '13a'"),
+        (["rouge"], {"kind": "classification", "labels": ["a", "b"],
+                     "columns": {"source": "s", "label": "l", "references": "r"}}, "are for kind='generation'"),
+    ],
+)  # fmt: skip
+def test_cards_with_scores_that_do_not_fit(metrics: list[str], further: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        card(*metrics, **further)
+
+
+def tiny_run(tmp_path: Path, metrics: str, *further: str) -> run_config.Run:
+    """A few steps on pairs of texts that are scored by some metrics."""
+    path = tmp_path / "pairs.yaml"
+    path.write_text(json.dumps({**PAIRS, "metric": metrics.split(), "generation": {"num_beams": 1}}))
+    known, _ = cards.load(str(path))
+    sample_files.folder(tmp_path / "data", known, train=12, held=6)
+    settings = [f"task={path}", *sample_files.tiny("bart", tmp_path / "data"), "evaluation.eval_before_training=false"]
+    return run_config.resolve("quickstart", overrides=[*settings, f"output={tmp_path / 'run'}", *further])
+
+
+def test_the_best_checkpoint_has_the_lowest_error_rate(tmp_path: Path) -> None:
+    run = tiny_run(
+        tmp_path, "cer bleu", "optimisation.max_steps=4", "optimisation.learning_rate=0.05", "evaluation.eval_steps=1",
+        "checkpoints.save_steps=1", "evaluation.load_best_model_at_end=true", "checkpoints.save_total_limit=9",
+        "generation.max_length=24", *SAMPLING,
+    )  # fmt: skip
+    metrics = train.train(run)
+    state = json.loads((tmp_path / "run" / "checkpoint-4" / "trainer_state.json").read_text())
+    scores = [line["eval_score"] for line in state["log_history"] if "eval_score" in line]
+    assert len(set(scores)) > 1
+    assert state["best_metric"] == min(scores)
+    assert metrics["scores"]["validation"]["cer"] == pytest.approx(min(scores), abs=1e-6)
+    assert metrics["scores"]["validation"]["signature"].startswith("cer|nrefs=1; bleu|nrefs:1|case:mixed")
+    page = (tmp_path / "run" / "README.md").read_text()
+    assert "| validation | cer |" in page
+    assert "| validation | bleu |" in page
+
+
+def test_sampled_texts_are_the_same_for_the_same_seed(tmp_path: Path) -> None:
+    train.train(tiny_run(tmp_path, "chrf", "logging.tensorboard=false", *SAMPLING))
+    written = (tmp_path / "run" / "generated_predictions.txt").read_text()
+    assert len(set(written.splitlines())) > 1  # an untrained model that is not sampled says one thing
+
+    def again(*settings: str) -> str:
+        train.evaluate_run(tmp_path / "run", output=tmp_path / "again", overrides=settings)
+        return (tmp_path / "again" / "generated_predictions.txt").read_text()
+
+    assert again() == written
+    assert again("seed=2") != written
+    stored = json.loads((tmp_path / "run" / "generation_config.json").read_text())
+    assert (stored["do_sample"], stored["temperature"]) == (True, 2.0)
+
+
+def test_suppressed_tokens_are_not_generated(tmp_path: Path) -> None:
+    loaded = train.prepare(tiny_run(tmp_path, "chrf"))
+    source = loaded.tokenizer("a story", return_tensors="pt")
+    said = loaded.model.generate(**source)[0].tolist()
+    token = next(token for token in said if token not in loaded.tokenizer.all_special_ids)
+    quiet = train.prepare(tiny_run(tmp_path, "chrf", f"generation.suppress_tokens=[{token}]"))
+    assert token not in quiet.model.generate(**source)[0].tolist()
+    with pytest.raises(BadInput, match=r"generation\.suppress_tokens=\[100000\]: the model has tokens 0 to"):
+        train.prepare(tiny_run(tmp_path, "chrf", "generation.suppress_tokens=[100000]"))
+    with pytest.raises(BadInput, match=r"top_p=0\.5 does nothing without do_sample=true"):
+        tiny_run(tmp_path, "chrf", "generation.top_p=0.5")
