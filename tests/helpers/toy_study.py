@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import random
+import string
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -98,12 +99,24 @@ def data(folder: Path) -> Path:
         lambda text, label: {"Text": text, "Sentiment": ("Negative", "Positive")[label]},
         24,
     )
+    for name in ("train", "validation", "test"):
+        _jsonl(
+            folder / "aeslc" / f"{name}.jsonl",
+            lambda text, label: {"document": text, "summary": text[:20], "references": [text[:20], "a plot"]},
+            60,
+        )
+    for name in ("gb", "us"):
+        words = {
+            f"{text.replace(' ', '')[:8]}{chr(97 + place % 26)}": name for place, (text, _) in enumerate(_sentences(90))
+        }
+        (folder / "g2p").mkdir(exist_ok=True)
+        (folder / "g2p" / f"{name}_gold.json").write_text(json.dumps(words))
     _jsonl(folder / "gigaword" / "train.jsonl", lambda text, label: {"document": text, "summary": text[:20]}, 120)
     return folder
 
 
 def models(folder: Path) -> Path:
-    """A tiny BERT and a tiny T5, with tokenizers, under the names of the real ones."""
+    """A tiny BERT and a tiny T5 with tokenizers, and a BART of letters, under the names of the real ones."""
     torch.manual_seed(0)
     tokenizer = train_tokenizer([text for text, _ in _sentences(200)], 400)
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
@@ -120,6 +133,14 @@ def models(folder: Path) -> Path:
     ):  # fmt: skip
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
+    letters = "____" + string.ascii_lowercase
+    g2p = transformers.BartConfig(
+        vocab_size=len(letters), d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=80, pad_token_id=0,
+        bos_token_id=1, eos_token_id=2, decoder_start_token_id=1, forced_eos_token_id=2, grapheme_chars=letters,
+        phoneme_chars=letters,
+    )  # fmt: skip
+    transformers.BartForConditionalGeneration(g2p).save_pretrained(folder / "g2p-bart-us")
     return folder
 
 
