@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from seqreg.cli import main as cli
-from seqreg.cli.studies import compare as compare_command
 from seqreg.errors import BadInput
 from seqreg.metrics import statistics
 from seqreg.studies.common.findings import FOLDER, Finding
@@ -28,39 +27,10 @@ ROOT = Path(__file__).parents[2]
 NAMES = lookup.names("recipes/studies")
 RESULTS = ROOT / "docs" / "results"
 
-NOT_MERGED = {
-    "--arm": lambda: "arm" in compare_command.__annotations__,
-    "--search": lambda: "search" in compare_command.__annotations__,
-}
-"""What the studies use and this checkout does not have yet, and how to see that it has: then remove the line."""
-
-
-def test_what_is_not_merged_is_not_there() -> None:
-    assert [name for name, there in NOT_MERGED.items() if there()] == []
-
-
-def as_it_can_be_run(study: Study) -> Study:
-    """A study without what this checkout does not have, and with the first method of every step alone."""
-    lacks = [name for name, there in NOT_MERGED.items() if not there()]
-    steps = []
-    for step in study.steps:
-        if any(f"task={name}" in step.settings for name in lacks):
-            continue
-        changes: dict[str, Any] = {"judged": step.judged[:1]}
-        changes |= {"arms": []} if "--arm" in lacks else {}
-        changes |= {"search": 0} if "--search" in lacks else {}
-        steps.append(step.updated(**changes))
-    names = {
-        name for step in steps if step.of is None for name in study_file.method_names(study.updated(steps=steps), step)
-    }
-    there = {step.name for step in steps}
-    relations = [relation.updated(of=[name for name in relation.of if name in there]) for relation in study.relations]
-    return study.updated(steps=steps, primary=[n for n in study.primary if n in names], relations=relations)
-
 
 def first_method_alone(study: Study) -> Study:
-    """The same, cut to the baseline and one method: what is tried is that every command runs."""
-    steps = [step.updated(methods=step.methods[:1], agreement=[]) for step in study.steps]
+    """A study cut to the baseline and one method, without search and arms: what is tried is that every command runs."""
+    steps = [step.updated(methods=step.methods[:1], agreement=[], arms=[], search=0) for step in study.steps]
     cut = study.updated(steps=steps)
     names = {name for step in steps if step.of is None for name in study_file.method_names(cut, step)}
     return cut.updated(
@@ -81,7 +51,7 @@ def test_every_file_is_a_study(name: str) -> None:
     assert f"bash recipes/studies/run.sh {name} " in header
     assert "Mirrors: " in header
     for size in study.sizes:
-        run = studies.StudyRun(name, as_it_can_be_run(study), size, {k: Path(k) for k in ("models", "data", "output")})
+        run = studies.StudyRun(name, study, size, {k: Path(k) for k in ("models", "data", "output")})
         for step in run.steps():
             if step.command == "compare":
                 methods = run.study.methods(step)
@@ -174,7 +144,7 @@ def test_a_study_runs_resumes_is_packed_and_shown(place: Path, tmp_path: Path, m
 def test_every_study_runs_as_a_toy(name: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two seeds of tiny models, the baseline and one method, every step; then its archive and its page."""
     toy_study.in_this_process(monkeypatch)
-    study = first_method_alone(as_it_can_be_run(study_file.read(name)))
+    study = first_method_alone(study_file.read(name))
     steps = [step.updated(options=_cheap(step), cycles=1) for step in study.steps]
     study = study.updated(steps=steps)
     run = run_toy(name, study, place, tmp_path / "out")
@@ -353,7 +323,6 @@ def test_commands_are_the_words_of_the_command_line() -> None:
     import typer
 
     commands: Any = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
-    lacks = {name for name, there in NOT_MERGED.items() if not there()}
     for name in NAMES:
         study = study_file.read(name)
         for size in study.sizes:
@@ -361,4 +330,4 @@ def test_commands_are_the_words_of_the_command_line() -> None:
                 name, study, size, {k: Path(k) for k in ("models", "data", "output")}
             ).commands():
                 known = {option for param in commands[command.words[0]].params for option in param.opts}
-                assert {word for word in command.words if word.startswith("--")} - lacks <= known, command.line
+                assert {word for word in command.words if word.startswith("--")} <= known, command.line
