@@ -62,6 +62,7 @@ class Size:
 SIZES = {
     "tiny": Size(width=128, layers=3, heads=4, classes=2000, source=64, target=24, rows=4, together=8),
     "small": Size(width=256, layers=3, heads=4, classes=50265, source=128, target=48, rows=8, together=7),
+    "long": Size(width=256, layers=6, heads=4, classes=50265, source=1024, target=64, rows=2, together=5),
     "bart-base": Size(width=768, layers=6, heads=12, classes=50265, source=256, target=64, rows=4, together=4),
 }
 
@@ -72,9 +73,10 @@ CHEAPER: dict[str, dict[str, dict[str, Any]]] = {
         "r3f grad=clean": {"grad": "clean"},
         "r3f example_fraction=0.5": {"example_fraction": 0.5},
         "r3f token_fraction=0.5": {"token_fraction": 0.5},
+        "r3f where=decoder, dropout=shared": {"where": "decoder", "dropout": "shared", "scale": 1e-3},
     },
     "jachess": {"jachess hessian=0.1": {"hessian": 0.1}},
-    "smart": {"smart steps=2": {"steps": 2}},
+    "smart": {"smart steps=2": {"steps": 2}, "smart where=decoder": {"where": "decoder"}},
 }
 """Settings of terms that are measured besides the defaults."""
 
