@@ -144,7 +144,7 @@ def test_the_plain_step_is_that_of_transformers() -> None:
     (bench_steps.TWO_PASSES, Criterion(label_smoothing=bench_steps.SMOOTHING)),
 ])  # fmt: skip
 def test_what_others_compute_is_the_same_loss(name: str, criterion: Criterion) -> None:
-    """Without dropout R-Drop's two passes are one: the divergence is 0, and the mean of both task losses is one of them."""
+    """Without dropout R-Drop's two passes are one: the divergence is 0, the task losses are equal."""
     if name == bench_steps.LINEAR and not hasattr(torch.nn.functional, "linear_cross_entropy"):
         pytest.skip("torch before 2.13")
     size = bench_steps.SIZES["tiny"]

@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
-    BartConfig, BartForConditionalGeneration, MarianConfig, MarianMTModel, T5Config, T5ForConditionalGeneration
+    BartConfig,
+    BartForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+    T5Config,
+    T5ForConditionalGeneration,
 )  # fmt: skip
 from transformers.models.t5 import modeling_t5
 

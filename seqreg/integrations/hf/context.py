@@ -62,7 +62,7 @@ class HFForward(Forward):
         self.reuse = EncoderReuse.of(module, self.stacks) if possible and not self.drops_layers else None
 
     def run(self, shifts: Sequence[Perturbation], *, hidden: bool, rows: Tensor | None = None) -> Pass:
-        inputs = self.inputs
+        inputs: Mapping[str, Any] = self.inputs
         if rows is not None:
             inputs = {key: value[rows] if isinstance(value, Tensor) else value for key, value in inputs.items()}
         options = {"output_hidden_states": True} if hidden else {}
@@ -106,7 +106,7 @@ class HFForward(Forward):
         rows = next((len(v) for v in self.inputs.values() if isinstance(v, Tensor)), 0)
         if self.task != "seq2seq" or rows < 2:
             return None
-        inputs = self.inputs
+        inputs: Mapping[str, Any] = self.inputs
         try:
             self.inputs = {
                 k: v if k.startswith("decoder_") or not isinstance(v, Tensor) else v.roll(1, 0)
