@@ -106,7 +106,7 @@ class HFForward(Forward):
         rows = next((len(v) for v in self.inputs.values() if isinstance(v, Tensor)), 0)
         if self.task != "seq2seq" or rows < 2:
             return None
-        inputs: Mapping[str, Any] = self.inputs
+        inputs = self.inputs
         try:
             self.inputs = {
                 k: v if k.startswith("decoder_") or not isinstance(v, Tensor) else v.roll(1, 0)
