@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from seqreg.advice import Advisor
 from seqreg.context import Context, Count, Evaluation
+from seqreg.engines.detect import refusal
 from seqreg.errors import BadInput
 from seqreg.forward import Pass
 from seqreg.losses import Base, LossName, Smoothing, check_loss, check_smoothing
@@ -155,6 +157,8 @@ class Criterion:
         self.label_smoothing, self.smoothing, self.per, self.loss = label_smoothing, smoothing, per, loss
         self.fused = fused
         self.memory: Memory = {}
+        self._remembered: weakref.ref[nn.Module] | None = None
+        """The model that the memory is of; None where it was loaded."""
         self._advisor = Advisor()
 
     def __repr__(self) -> str:
@@ -185,11 +189,14 @@ class Criterion:
                 )
         weighted = self._weighted(ctx) if training else []
         active = [(term, weight) for term, weight in weighted if weight > 0]
-        evaluation = self._evaluation(ctx, active, memory=self.memory, batched=batched and torch.is_grad_enabled())
-        for term, weight in weighted:
-            if weight > 0 or callable(term.weight):
-                term.prepare(evaluation)
-        return self._report(evaluation, active, {term.name: weight for term, weight in weighted})
+        if weighted:
+            self._check_model(ctx.forward.module)
+        with ctx.forward.one_step():
+            evaluation = self._evaluation(ctx, active, memory=self.memory, batched=batched and torch.is_grad_enabled())
+            for term, weight in weighted:
+                if weight > 0 or callable(term.weight):
+                    term.prepare(evaluation)
+            return self._report(evaluation, active, {term.name: weight for term, weight in weighted})
 
     def _report(
         self, ctx: Evaluation, active: Sequence[tuple[Term, float]], weights: Mapping[str, float]
@@ -223,6 +230,16 @@ class Criterion:
             self._advisor.say(name, "note", note)
         return LossReport(total, parts, values, weights, paths, tasks, ctx.clean if ctx.labelled else None)
 
+    def _check_model(self, module: nn.Module) -> None:
+        """Refuse to compare a model with what terms keep of another one."""
+        known = None if self._remembered is None or not self.memory else self._remembered()
+        if known is not None and known is not module:
+            raise BadInput(
+                f"{next(iter(self.memory))}: what it keeps from step to step is of another model: begin a new criterion"
+            )
+        if known is None:
+            self._remembered = weakref.ref(module)
+
     def without(self, *names: str) -> Criterion:
         """The same criterion, with the same memory, without some of its terms."""
         other = copy.copy(self)
@@ -237,7 +254,7 @@ class Criterion:
         """
         active = [(term, weight) for term, weight in self._weighted(ctx) if weight > 0]
         numbers: dict[str, float] = {}
-        with ctx.forward.observed(), torch.no_grad():
+        with ctx.forward.observed(), torch.no_grad(), ctx.forward.one_step():
             alone = replace(
                 ctx, count=Count.of(ctx.mask, ctx.forward.targets)
             )  # whatever its share in the optimizer step
@@ -277,7 +294,7 @@ class Criterion:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take up what `state_dict` gave."""
         names = {term.name for term in self.terms}
-        self.memory = {}
+        self.memory, self._remembered = {}, None
         for path, value in state.items():
             name, _, key = path.partition("/")
             if name not in names:
@@ -290,7 +307,11 @@ def _check(ctx: Context, active: Sequence[tuple[Term, float]], per: str) -> None
     forward = ctx.forward
     if forward.packed and per == "sequence":
         raise BadInput(f"the criterion: per={per!r}: {packed_fix('per')}")
+    if ctx.training and (reason := refusal(forward.engine)):
+        raise BadInput(f"{', '.join(term.name for term, _ in active) or 'the loss'}: {reason}")
     for term, _ in active:
+        if reason := refusal(forward.engine, other_weights=term.other_weights):
+            raise BadInput(f"{term.name}: {reason}")
         if forward.packed:
             term.check_packed()
         if term.uses_inner_gradient and forward.reentrant:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from seqreg.errors import BadInput, Interrupted
+from seqreg.studies.common.processes import end_with_parent
 from seqreg.studies.compare.plan import ComparisonPlan, Job
 from seqreg.workbench.run.run_directory import LOCK, RunRecord
 from seqreg.workbench.scores.results import METRICS, deciding, generates, main_split, scores_of
@@ -55,6 +54,9 @@ def state(job: Job) -> JobState:
     """How a run stands, from its files alone."""
     if finished_record(job) is not None:
         return JobState(FINISHED, 0)
+    for source in job.sources:
+        if (made_of := state(source)).kind == FAILED:
+            return JobState(FAILED, made_of.code, f"{source.title}, which it is made of, failed: {made_of.line}")
     if not job.code.is_file():
         return JobState(OPEN)
     text = job.code.read_text(encoding="utf-8", errors="replace").strip()
@@ -124,25 +126,13 @@ def start(plan: ComparisonPlan, job: Job, trust: bool = False) -> subprocess.Pop
     """Start one run; what it prints goes to its log."""
     job.folder.parent.mkdir(parents=True, exist_ok=True)
     job.code.unlink(missing_ok=True)
-    say(f"{job.method}, seed {job.seed}: begins", "dim")
+    say(f"{job.title}: begins", "dim")
     with open_own(job.log, "a") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "seqreg.cli.main", *words(plan, job, trust)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            start_new_session=True, preexec_fn=_end_with_parent(),  # a Ctrl-C reaches them through us, once
+            start_new_session=True, preexec_fn=end_with_parent(),  # a Ctrl-C reaches them through us, once
         )  # fmt: skip
-
-
-def _end_with_parent() -> Callable[[], None] | None:
-    """On Linux the kernel sends SIGTERM when the comparison dies, by `kill -9` too; a run then saves and ends."""
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None)  # loaded here: nothing may be loaded between fork and exec
-
-    def end_with_parent() -> None:
-        libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-
-    return end_with_parent
 
 
 def _minutes(seconds: float) -> str:
@@ -156,6 +146,8 @@ def score_in_words(job: Job) -> str:
     metrics = scores_of(job.folder)
     split = main_split(metrics["scores"], generates(metrics))
     numbers, name = metrics["scores"][split], deciding(metrics, split)
+    if job.trial:
+        return f"{numbers[name]:.2f} on {split}"
     return f"{name} {numbers[name]:.2f} on {split}" + (", collapsed" if numbers.get("collapsed") else "")
 
 
@@ -163,11 +155,11 @@ def _ended(job: Job, code: int, where: str) -> None:
     write_text(job.code, f"{code}\n")
     ended = state(job)
     if ended.kind == FINISHED:
-        say(f"{job.method}, seed {job.seed}: {score_in_words(job)}  ({where})")
+        say(f"{job.title}: {score_in_words(job)}  ({where})")
     else:
-        warn(f"{job.method}, seed {job.seed}: exit code {code}: {ended.line}  ({where}; {job.log})")
+        warn(f"{job.title}: exit code {code}: {ended.line}  ({where}; {job.log})")
     if code == 2:
-        raise BadInput(f"{job.method}, seed {job.seed}: {ended.line.removeprefix('seqreg: ')}")
+        raise BadInput(f"{job.title}: {ended.line.removeprefix('seqreg: ')}")
 
 
 def words(plan: ComparisonPlan, job: Job, trust: bool) -> list[str]:

@@ -99,6 +99,7 @@ def train(
                 return {}
             say(f"{folder}: this run is finished, nothing to do (seqreg train --overwrite restarts it)")
             return results.read_metrics(folder)
+        warn_of_choosing(run, splits)
         loaded = prepare(run, splits=splits)
         scorer = Scorer(splits.sets["validation"], run, loaded.tokenizer)
         size = preflight.check_disk_space(run, loaded.model, folder)
@@ -115,6 +116,8 @@ def _train(trainer: Any, loaded: LoadedRun, directory: RunDirectory) -> dict[str
     """Train from the newest checkpoint, or from the start, to the end."""
     run, signals = loaded.run, trainer.options.signals
     checkpoint = directory.take()
+    if not directory.record.pretrained:
+        directory.update(pretrained=models.pretrained_digest(loaded.model, run.config))
     _score_before(trainer, loaded, directory, resumed=checkpoint is not None)
     start = functools.partial(starting_model.rebuild, run, loaded.tokenizer, directory.record.start)
     monitor = DriftMonitor(trainer, loaded.tokenizer, loaded.splits.sets["validation"], start)
@@ -141,6 +144,24 @@ def _train(trainer: Any, loaded: LoadedRun, directory: RunDirectory) -> dict[str
         return _finish(trainer, run, directory, scores, {"train": numbers, **sections})
 
 
+def _judged(loaded: LoadedRun) -> list[str]:
+    """The splits that the trained model is judged by; a trial of a search sees the validation set alone."""
+    run = loaded.run
+    return loaded.splits.evaluations(run.card) if run.config.evaluation.test_sets else ["validation"]
+
+
+def warn_of_choosing(run: Run, splits: Splits) -> None:
+    """Say so where the examples that a run is judged by also choose when it stops, or which checkpoint is kept."""
+    settings = run.config.evaluation
+    choosing = ["early_stopping_patience"] * bool(settings.early_stopping_patience)
+    choosing += ["load_best_model_at_end"] * settings.load_best_model_at_end
+    if choosing and settings.test_sets and "validation" in splits.evaluations(run.card):
+        warn(
+            f"evaluation.{choosing[0]}: the task is judged by its validation set, which chooses too: its score "
+            "flatters; give it a test set, or a card with holdout"
+        )
+
+
 def _score_before(trainer: Any, loaded: LoadedRun, directory: RunDirectory, *, resumed: bool) -> None:
     """Score the untrained model where it is asked for, and remember its weights; a resumed run did so already."""
     run, splits, settings = loaded.run, loaded.splits, loaded.run.config.evaluation
@@ -149,11 +170,11 @@ def _score_before(trainer: Any, loaded: LoadedRun, directory: RunDirectory, *, r
         directory.update(start=start, before={}, retention={})  # of another model, if there are any
     if directory.record.start != start:
         return
-    first = splits.evaluations(run.card)[0]
+    first = _judged(loaded)[0]
     if settings.eval_before_training and not directory.record.before:
         untrained = evaluate(trainer, run, loaded.tokenizer, splits.sets[first], first, untrained=True)
         directory.update(before=results.scores(untrained))
-    if not settings.retention or not splits.also:
+    if not settings.retention or not splits.also or not settings.test_sets:
         return
     if not starting_model.knows_tasks(run, loaded.model):
         why = "its classification head is new" if run.config.model.name else "it is from scratch"
@@ -172,7 +193,7 @@ def _evaluate(
     run, splits, signals = loaded.run, loaded.splits, trainer.options.signals
     try:
         signals.check()
-        names = dict.fromkeys(["validation", *splits.evaluations(run.card)])
+        names = dict.fromkeys(["validation", *_judged(loaded)])
         scores = {name: evaluate(trainer, run, loaded.tokenizer, splits.sets[name], name) for name in names}
         with signals.deferred(trainer.args.world_size > 1):
             before = {name: scored["metrics"] for name, scored in record.retention.items()}
@@ -211,6 +232,7 @@ def _finish(
     directory.check_own()
     aside = folder / f"{ASIDE}model"
     trainer.save_model(str(aside))
+    trainer.save_ema(aside)
     if not trainer.is_world_process_zero():
         return {}
     (aside / RAW_HEAD).unlink(missing_ok=True)  # the final model is folded

@@ -13,6 +13,7 @@ from transformers.integrations import integration_utils
 
 from seqreg.errors import BadInput
 from seqreg.workbench.config import cards, run_config
+from seqreg.workbench.data import loading
 from seqreg.workbench.run import launch, train
 from seqreg.workbench.run.checkpoints import digest
 from tests.helpers import sample_files
@@ -54,6 +55,20 @@ def test_what_early_stopping_needs(tmp_path: Path) -> None:
         run_of(tmp_path, "evaluation.early_stopping_patience=2")
     config = run_of(tmp_path, *STOPPING).config.for_evaluation("folder")
     assert config.evaluation.early_stopping_patience == 0
+
+
+def test_it_is_said_where_the_examples_that_judge_also_choose(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of(tmp_path, *STOPPING)
+    splits = loading.load(run.card, run.config.data)
+    train.warn_of_choosing(run, splits)
+    assert capsys.readouterr().err == ""
+    del splits.sets["test"]
+    train.warn_of_choosing(run, splits)
+    assert "early_stopping_patience: the task is judged by its validation set" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 def test_curves_go_where_they_are_reported_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
