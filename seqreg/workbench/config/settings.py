@@ -19,6 +19,30 @@ VOCABULARY, CHARACTERS = "vocabulary:", "characters"
 """Tokenizers of single symbols: of a list in the model's config.json, or of all characters of the training text."""
 
 
+class Lora(Section):
+    """Low-rank adapters, in the words of PEFT: they alone are trained, and are taken into the weights in the end.
+
+    Args:
+        r: their rank
+        lora_alpha: they are multiplied by lora_alpha / r
+        lora_dropout: of what goes into them, while training
+        target_modules: names of the layers that get one, or "all-linear"; PEFT's choice for the architecture by default
+        modules_to_save: names of modules that are trained as a whole beside them; a new classification head always is
+    """
+
+    r: int = Field(default=8, ge=1, le=4096)
+    lora_alpha: float = Field(default=16, gt=0, le=100_000)
+    lora_dropout: Share = 0.0
+    target_modules: list[str] | str | None = None
+    modules_to_save: list[str] = []
+
+    @model_validator(mode="after")
+    def _names_modules(self) -> Lora:
+        if self.target_modules is not None and not self.target_modules:
+            raise ValueError("model.lora.target_modules: expected names of layers, such as [q_proj, v_proj], or null")
+        return self
+
+
 class Model(Section):
     """What is trained: a pretrained model by `name`, or one from scratch of an `architecture`.
 
@@ -37,6 +61,8 @@ class Model(Section):
         head: "r4f" normalises the classification head; "plain" leaves it as it is
         head_layers: "all" weight matrices of a normalised head (the paper), or only the last, "out_proj" (fairseq)
         head_warmup: power iterations of a normalised head before the first pass (fairseq makes none)
+        lora: train low-rank adapters instead of the weights: {r: 8, lora_alpha: 16}; {} for PEFT's layers and our
+            sizes, null to train all weights
     """
 
     name: str | None = None
@@ -49,6 +75,7 @@ class Model(Section):
     head: Literal["plain", "r4f"] = "plain"
     head_layers: Literal["all", "out_proj"] = "all"
     head_warmup: Natural = 15
+    lora: Lora | None = None
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Model:
@@ -57,6 +84,8 @@ class Model(Section):
                 "set one of model.name (pretrained) and model.architecture (from scratch), and the other to null"
             )
         self._check_tokenizers()
+        if self.lora is not None and self.head == "r4f":
+            raise ValueError("model.lora and model.head=r4f: a normalised head is trained as a whole: set one of them")
         for key, value in _pairs(self.settings):
             if key.startswith("_") or key in ("auto_map", "trust_remote_code") or ("attn" in key and "/" in str(value)):
                 raise ValueError(f"model.settings.{key}={value!r}: a recipe cannot name code to run")

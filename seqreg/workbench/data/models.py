@@ -17,7 +17,7 @@ from transformers.models.auto import modeling_auto as auto_models
 
 from seqreg.errors import BadInput, nearest
 from seqreg.integrations.hf import r4f
-from seqreg.integrations.hf.model import special
+from seqreg.integrations.hf.model import special, unwrap
 from seqreg.workbench.config.cards import Card
 from seqreg.workbench.config.settings import Config
 from seqreg.workbench.data import weights
@@ -31,7 +31,7 @@ _drawn: WeakKeyDictionary[torch.nn.Module, frozenset[str]] = WeakKeyDictionary()
 
 def drawn_anew(model: Any) -> frozenset[str]:
     """Names of the parameters of a pretrained model that are not pretrained: of a new head, and the pooler below it."""
-    return _drawn.get(model, frozenset())
+    return _drawn.get(unwrap(model), frozenset())
 
 
 def load_tokenizer(config: Config, examples: Sequence[Example] = (), *, trust: bool = False) -> Any:

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from seqreg.errors import BadInput
 from seqreg.spectral_norm import fold
 from seqreg.workbench.config.run_config import Run
-from seqreg.workbench.data import loading, models
+from seqreg.workbench.data import adapters, loading, models
 from seqreg.workbench.data.encoding import Encoded
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.run.rng import preserve_rng_state
@@ -28,9 +28,9 @@ from seqreg.workbench.text.terminal import warn
 
 
 def digest(model: nn.Module) -> str:
-    """SHA-256 of the names, shapes and values of all parameters."""
+    """SHA-256 of the names, shapes and values of all parameters, without those of adapters."""
     sha = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
+    for name, parameter in sorted(adapters.plain_parameters(model).items()):
         values = parameter.detach().cpu().contiguous().flatten()
         sha.update(f"{name} {list(parameter.shape)} {parameter.dtype}\n".encode())
         sha.update(values.view(torch.uint8).numpy().data)
