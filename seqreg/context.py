@@ -115,7 +115,7 @@ class Context:
     @property
     def weight_dtype(self) -> torch.dtype:
         """Of the model's own weights, whatever autocast makes of them."""
-        return next(self.forward.module.parameters(), torch.empty(0)).dtype
+        return self.forward.weight_dtype
 
     @property
     def full_precision_weights(self) -> bool:

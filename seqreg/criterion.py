@@ -13,6 +13,7 @@ from torch import Tensor
 
 from seqreg.advice import Advisor
 from seqreg.context import Context, Count, Evaluation
+from seqreg.engines.detect import refusal
 from seqreg.errors import BadInput
 from seqreg.forward import Pass
 from seqreg.losses import Base, LossName, Smoothing, check_loss, check_smoothing
@@ -185,11 +186,12 @@ class Criterion:
                 )
         weighted = self._weighted(ctx) if training else []
         active = [(term, weight) for term, weight in weighted if weight > 0]
-        evaluation = self._evaluation(ctx, active, memory=self.memory, batched=batched and torch.is_grad_enabled())
-        for term, weight in weighted:
-            if weight > 0 or callable(term.weight):
-                term.prepare(evaluation)
-        return self._report(evaluation, active, {term.name: weight for term, weight in weighted})
+        with ctx.forward.one_step():
+            evaluation = self._evaluation(ctx, active, memory=self.memory, batched=batched and torch.is_grad_enabled())
+            for term, weight in weighted:
+                if weight > 0 or callable(term.weight):
+                    term.prepare(evaluation)
+            return self._report(evaluation, active, {term.name: weight for term, weight in weighted})
 
     def _report(
         self, ctx: Evaluation, active: Sequence[tuple[Term, float]], weights: Mapping[str, float]
@@ -237,7 +239,7 @@ class Criterion:
         """
         active = [(term, weight) for term, weight in self._weighted(ctx) if weight > 0]
         numbers: dict[str, float] = {}
-        with ctx.forward.observed(), torch.no_grad():
+        with ctx.forward.observed(), torch.no_grad(), ctx.forward.one_step():
             alone = replace(
                 ctx, count=Count.of(ctx.mask, ctx.forward.targets)
             )  # whatever its share in the optimizer step
@@ -290,7 +292,11 @@ def _check(ctx: Context, active: Sequence[tuple[Term, float]], per: str) -> None
     forward = ctx.forward
     if forward.packed and per == "sequence":
         raise BadInput(f"the criterion: per={per!r}: {packed_fix('per')}")
+    if ctx.training and (reason := refusal(forward.engine)):
+        raise BadInput(f"{', '.join(term.name for term, _ in active) or 'the loss'}: {reason}")
     for term, _ in active:
+        if reason := refusal(forward.engine, other_weights=term.other_weights):
+            raise BadInput(f"{term.name}: {reason}")
         if forward.packed:
             term.check_packed()
         if term.uses_inner_gradient and forward.reentrant:

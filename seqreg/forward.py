@@ -19,10 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
+from seqreg.engines.detect import Engine
+from seqreg.engines.shards import Shards
 from seqreg.errors import BadInput
 from seqreg.fused.head import Projection
 from seqreg.losses import at_least_float32
-from seqreg.overrides import dropout_rate, generator_state, replay, swapped_weights, training_off
+from seqreg.overrides import dropout_rate, generator_state, replay, swapped_weights, trained, training_off
 
 Dropout = Literal["independent", "shared", "off"]
 Point = Literal["embedding", "normalised", "layernorm"]
@@ -200,11 +202,16 @@ class Forward(ABC):
     """Whether gradient checkpointing runs parts of a pass again in its backward."""
     ragged: bool = False
     """Passes drop different layers, and gradients are synchronised across ranks: extra passes need shared dropout."""
+    engine: Engine = ""
+    shards: Shards | None = None
+    """The weights, where FSDP2 keeps them as shards."""
     adapters: bool = False
     """Whether the model has adapters that can be switched off (PEFT), which leaves the model they were put on."""
     _clean_rng_state: tuple[Tensor, Tensor | None] | None = None
     _input_perturbations: tuple[Perturbation, ...] = ()
     _replaying: bool = False
+    _swapped: bool = False
+    """Whether a pass is made with other weights."""
 
     dropouts: tuple[type[nn.Module], ...] = (nn.modules.dropout._DropoutNd,)
     """Modules whose dropout rate is their `p`."""
@@ -303,7 +310,10 @@ class Forward(ABC):
             if torch.is_grad_enabled() and (weights is not None or not adapters):
                 raise RuntimeError("a pass with other weights carries no gradient: use grad=False")
             if weights is not None:
-                stack.enter_context(swapped_weights(self.module, weights))
+                swap = swapped_weights if self.shards is None else self.shards.swapped
+                stack.enter_context(swap(self.module, weights))
+                self._swapped = True
+                stack.callback(setattr, self, "_swapped", False)
             if not adapters:
                 stack.enter_context(self.without_adapters())
             shifts = (*self._input_perturbations, *(() if shift is None else (shift,)))
@@ -343,6 +353,25 @@ class Forward(ABC):
                 yield
             finally:
                 self.observing = False
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters that training moves, by name; under FSDP2 the shards of this rank."""
+        if self.shards is not None:
+            self.shards.reshard()
+        return trained(self.module)
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        """Of the weights in a pass, whatever autocast makes of them; FSDP2 may cast them for it."""
+        own = next(self.module.parameters(), torch.empty(0)).dtype
+        return own if self.shards is None or self.shards.param_dtype is None else self.shards.param_dtype
+
+    @contextlib.contextmanager
+    def one_step(self) -> Iterator[None]:
+        """The passes of one evaluation of a loss are made inside; a sharded head is gathered once for all of them."""
+        yield
+        if self.shards is not None and not torch.is_grad_enabled():
+            self.shards.reshard()  # no backward will: an optimizer's step would leave whole weights behind
 
     @contextlib.contextmanager
     def full_precision(self) -> Iterator[None]:

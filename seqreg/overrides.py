@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from seqreg.engines.shards import full, like
 from seqreg.errors import BadInput
 from seqreg.losses import at_least_float32
 
@@ -146,18 +147,18 @@ class MovingAverage:
 
 
 def _kept(state: dict[str, Tensor], owner: str, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """What is in the state of a term, where the parameters are: what was loaded is on the CPU."""
+    """What is in the state of a term, where the parameters are: what was loaded is on the CPU, and whole."""
     shapes = {key.removeprefix(KEPT): value.shape for key, value in state.items() if key.startswith(KEPT)}
     if shapes != {name: parameter.shape for name, parameter in parameters.items()}:
         raise BadInput(f"{owner}: the trained parameters are not those that it keeps: begin a new criterion")
     for name, parameter in parameters.items():
-        state[f"{KEPT}{name}"] = state[f"{KEPT}{name}"].to(parameter.device)
+        state[f"{KEPT}{name}"] = like(state[f"{KEPT}{name}"], parameter)
     return {name: state[f"{KEPT}{name}"] for name in parameters}
 
 
 def distance(parameters: Mapping[str, nn.Parameter], others: Mapping[str, Tensor]) -> float:
     """How far weights are from others, |w - w'| / |w|."""
     own = {name: at_least_float32(parameter.detach()) for name, parameter in parameters.items()}
-    apart = sum(float((own[name] - others[name]).square().sum()) for name in own)
-    whole = sum(float(weight.square().sum()) for weight in own.values())
+    apart = sum(float(full((own[name] - others[name]).square().sum())) for name in own)
+    whole = sum(float(full(weight.square().sum())) for weight in own.values())
     return (apart / whole) ** 0.5 if whole else 0.0

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
+from seqreg.engines.detect import is_sharded
 from seqreg.errors import BadInput
 
 PIECE = 2**22
@@ -106,6 +107,8 @@ class Update(ABC):
     def around(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
         """Inside, call `optimizer.step()` once."""
         everything = list(parameters)
+        if any(is_sharded(parameter) for parameter in everything):
+            raise BadInput(f"{type(self).__name__}: parameters are sharded, and it chooses among whole ones: use DDP")
         self.before(everything)
         yield
         self.after(everything)

@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 from seqreg.context import Context, Evaluation
 from seqreg.errors import BadInput
 from seqreg.forward import Pass, Perturbation
+from seqreg.fused.head import Projection
 from seqreg.fused.squared_norm import squared_norm
 from seqreg.losses import Base, at_least_float32
 from seqreg.noise import rms, sample
@@ -75,7 +76,7 @@ def differences(
         unit = float(rms(embeds, mask)) or 1.0
         size = unit * epsilon
 
-        head = clean.deferred.weight if ctx.fused and clean.deferred is not None else None
+        head = clean.deferred if ctx.fused else None
 
         def of(view: Pass) -> States:
             return states(ctx, view, layers, before_head=head is not None)
@@ -89,12 +90,12 @@ def differences(
         across, both = (None, None) if w is None else (at(size * w), at(size * (v + w)))
         norms: Norms = {}
         for layer, (f, layer_mask) in base.items():
-            weight = head if layer == "logits" else None
-            slope = _rows(ctx, (along[layer][0] - f) / size, layer_mask, weight)
+            before_head = head if layer == "logits" else None
+            slope = _rows(ctx, (along[layer][0] - f) / size, layer_mask, before_head)
             bend = None
             if across is not None and both is not None:
                 second = ((both[layer][0] - along[layer][0]) - (across[layer][0] - f)) / size**2
-                bend = _rows(ctx, second, layer_mask, weight) * unit**2
+                bend = _rows(ctx, second, layer_mask, before_head) * unit**2
             norms[layer] = (slope, bend)
         return norms
 
@@ -125,10 +126,10 @@ def _exact(ctx: Evaluation, name: str) -> Iterator[Pass]:
             yield ctx.forward(dropout="shared", hidden=True)
 
 
-def _rows(ctx: Evaluation, values: Tensor, mask: Tensor | None, head: Tensor | None) -> Tensor:
+def _rows(ctx: Evaluation, values: Tensor, mask: Tensor | None, head: Projection | None) -> Tensor:
     """The mean over rows of the squares of what counts; of the logits that a head would make of it."""
     if head is not None:
-        return squared_norm(values[ctx.mask], head, ctx.weights("sequence")[ctx.mask])
+        return squared_norm(values[ctx.mask], head.weight, ctx.weights("sequence")[ctx.mask], head.gather)
     squares = masked(values, mask).square()
     return ctx.reduce_rows(squares.reshape(len(squares), -1).sum(-1))
 

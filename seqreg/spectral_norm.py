@@ -46,11 +46,12 @@ class SpectralNorm(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         with torch.autocast(weight.device.type, enabled=False):
+            exact = weight.to(self.u.dtype)  # FSDP2 may cast weights for a pass, and not buffers
             if self.training:
-                self.iterate(weight)
+                self.iterate(exact)
             u, v = self.u.clone(), self.v.clone()  # the buffers move on before backward has used them
-            sigma = torch.dot(u, weight @ v)
-            return weight / torch.where(sigma.abs() < 1e-12, torch.ones_like(sigma), sigma)
+            sigma = torch.dot(u, exact @ v)
+            return (exact / torch.where(sigma.abs() < 1e-12, torch.ones_like(sigma), sigma)).to(weight.dtype)
 
 
 def spectral_norm(head: nn.Module, layers: Layers = "all", warmup: int = 15) -> list[str]:

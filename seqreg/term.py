@@ -72,6 +72,8 @@ class Term(ABC, metaclass=_Settings):
     """True for a term that can count on unlabelled batches."""
     stateful: ClassVar[bool] = False
     """True for a term that keeps something from step to step in `Evaluation.memory`."""
+    other_weights: ClassVar[bool] = False
+    """True for a term that makes a pass with weights other than the model's own."""
     starts_at_zero: ClassVar[bool] = False
     """True for a term whose value is 0 when training begins although it works: it is then not said to do nothing."""
     remedy: ClassVar[str] = "raise weight, or leave the term out"

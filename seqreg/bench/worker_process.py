@@ -52,6 +52,12 @@ def count_flops(step: StepFunction) -> int:
 
 def peak_memory(step: StepFunction, model: nn.Module) -> int:
     """Bytes that are allocated at the same time at most: parameters, and all that a step comes to hold."""
+    most = peak_of_step(step, model)
+    return most + sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def peak_of_step(step: StepFunction, model: nn.Module) -> int:
+    """Bytes that a step comes to hold at most, above what is held before it."""
     gc.collect()  # what earlier steps left behind is not this one's to free
     release_buffers()  # what was kept from other steps is counted where it is needed
     model.zero_grad(set_to_none=True)
@@ -63,7 +69,7 @@ def peak_memory(step: StepFunction, model: nn.Module) -> int:
         held += event.nbytes()
         most = max(most, held)
     model.zero_grad(set_to_none=True)
-    return most + sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    return most
 
 
 def matmul_peak(width: int = 1536, tries: int = 5) -> float:
@@ -71,13 +77,13 @@ def matmul_peak(width: int = 1536, tries: int = 5) -> float:
     a, b = torch.randn(width, width), torch.randn(width, width)
     seconds = []
     for _ in range(tries):
-        begin = _clock()
+        begin = clock()
         torch.mm(a, b)
-        seconds.append(_clock() - begin)
+        seconds.append(clock() - begin)
     return 2 * width**3 / min(seconds)
 
 
-def _clock() -> float:
+def clock() -> float:
     """Time of this process alone where it has one thread: others on the machine do not count."""
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
@@ -92,13 +98,13 @@ def _work(pipe: Connection, size: str, variant: Variant, threads: int) -> None:
 
     def seconds() -> float:
         model.zero_grad(set_to_none=True)
-        begin = _clock()
+        begin = clock()
         step()
-        return _clock() - begin
+        return clock() - begin
 
     def operations() -> tuple[int, float]:
-        begin = _clock()
-        return count_flops(step), _clock() - begin
+        begin = clock()
+        return count_flops(step), clock() - begin
 
     answers: dict[str, Callable[[], Any]] = {
         "seconds": seconds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
@@ -44,6 +45,10 @@ def bench(
     presets: Annotated[bool, typer.Option(help="Also measure what released code computes, and how.")] = True,
     rouge: Annotated[bool, typer.Option("--rouge", help="Measure ROUGE beside rouge-score instead.")] = False,
     batches: Annotated[bool, typer.Option("--batches", help="Measure padding on Gigaword's lengths instead.")] = False,
+    engine: Annotated[
+        Optional[Literal["fsdp2", "ddp"]],
+        typer.Option(help="Measure R3F on two ranks of this engine instead, with a plain head and a fused one."),
+    ] = None,
     as_json: Json = False,
     plot: Annotated[Optional[Path], typer.Option(help="Also draw the table: a .png, .svg or .pdf file.")] = None,
 ) -> None:
@@ -56,17 +61,27 @@ def bench(
     seqreg bench --size bart-base --no-presets --plot cost.png
 
     seqreg bench --rouge
+
+    seqreg bench --engine fsdp2
     """
     if rouge and batches:
         raise BadInput("--rouge and --batches: each is measured alone")
+    if engine and (rouge or batches):
+        raise BadInput("--engine is measured alone: leave out --rouge and --batches")
     if (rouge or batches) and (terms or rounds or plot):
         raise BadInput("--rouge and --batches measure no steps: leave out --terms, --rounds and --plot")
+    if engine and (terms or rounds or plot or size != "small" or threads != 1):
+        raise BadInput(
+            "--engine measures one step of its own: leave out --size, --terms, --rounds, --threads and --plot"
+        )
     if plot is not None:
         _check_plot(plot)
     if rouge:
         _rouge(as_json)
     elif batches:
         _padding(as_json)
+    elif engine is not None:
+        _engine(engine, as_json)
     else:
         _steps(size, terms, rounds or (9 if size == "bart-base" else 5), threads, presets, as_json, plot)
 
@@ -152,3 +167,23 @@ def _padding(as_json: bool) -> None:
     for size, wastes in shares.items():
         table.add_row(str(size), *(f"{wastes[key]:.1%}" for key in ("random", "source", "sum", "ours")))
     print_result(shares, table, as_json=as_json)
+
+
+def _engine(engine: str, as_json: bool) -> None:
+    """R3F on two ranks, with a plain head and a fused one."""
+    from seqreg.bench import engine_steps
+
+    measured = engine_steps.measure(engine, progress=lambda what: console.print(f"  {what}"))
+    size = engine_steps.SIZE
+    table = Table(title=f"One step of R3F, {engine}, {measured.ranks} ranks on the CPU (gloo)")
+    for name in ("head", "memory above the level before", "CPU seconds", "loss"):
+        table.add_column(name, justify="left" if name == "head" else "right")
+    for step in (measured.plain, measured.fused):
+        table.add_row(step.head, f"{step.memory / 2**20:.0f} MB", f"{step.seconds:.2f}", f"{step.loss:.6f}")
+    table.add_row("fused over plain", f"{measured.memory:.2f}x", f"{measured.seconds:.2f}x", "")
+    setting = (
+        f"BART, d {size.width}, {size.layers} + {size.layers} layers, V {size.classes}, {size.rows} examples of "
+        f"{size.source} source and {size.target} target tokens a rank; the largest of all ranks."
+    )
+    result = {**dataclasses.asdict(measured), "memory": measured.memory, "seconds": measured.seconds}
+    print_result(result, table, setting, as_json=as_json)

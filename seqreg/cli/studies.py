@@ -1,4 +1,4 @@
-"""Commands that study trained models: compare, report, calibrate, robustness, probe, chain, shift."""
+"""Commands that study trained models: compare, soup, report, calibrate, robustness, probe, chain, shift."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Optional
+from typing import Annotated, Any, Literal, Optional
 
 import typer
 
@@ -31,8 +31,11 @@ from seqreg.studies.collapse.study_files import ChainPlan
 from seqreg.studies.common.findings import FOLDER, output_folder, terminal_table
 from seqreg.studies.common.seeds import read_seeds
 from seqreg.studies.compare import plan as comparison_plan
+from seqreg.studies.compare.arms import ARMS
 from seqreg.workbench.config import cards, lookup, run_config
 from seqreg.workbench.config.methods import parse
+from seqreg.workbench.scores.results import score_table, scores_of
+from seqreg.workbench.text.atomic_files import writable
 from seqreg.workbench.text.escape import plain
 from seqreg.workbench.text.terminal import console, quiet
 
@@ -62,6 +65,37 @@ def compare(
     ),
     variant: Variants = None,
     baseline: Annotated[str, typer.Option(help="The method that all others are compared with.")] = "baseline",
+    arm: Annotated[
+        Optional[list[str]],
+        typer.Option(
+            help="A free arm, made of the baseline's weights without training: `wise` (interpolated with the start, "
+            "the share chosen on validation), `ema` (the average of its weights), `soup` and `greedy-soup` (the mean "
+            "over its seeds); may be repeated.",
+            autocompletion=lambda: list(ARMS),
+        ),
+    ] = None,
+    search: Annotated[
+        int,
+        typer.Option(
+            help="Trials of every trained method, the baseline too, over what its recipe declares under `search:` and "
+            "learning rates. The validation set chooses; seeds and test sets of the runs are not touched."
+        ),
+    ] = 0,
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan",
+            help="Run nothing: print how many runs and trials there would be, and the smallest difference "
+            "that they could show.",
+        ),
+    ] = False,
+    sd: Annotated[
+        Optional[float],
+        typer.Option(
+            help="With --plan: the standard deviation of scores over seeds, in points; by default that of "
+            "finished runs of the baseline."
+        ),
+    ] = None,
     alpha: Annotated[float, typer.Option(help="The family-wise error rate over all differences.")] = 0.05,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=256, help="Runs at a time.")] = 1,
     launcher: Annotated[
@@ -84,9 +118,14 @@ def compare(
 
     The same command again resumes a comparison that was stopped. `seqreg report FOLDER` then writes a page about it.
 
+    A term is worth its cost if it beats what is free: `--arm`. A tuned term against a baseline that was not tuned says
+    nothing: `--search` gives both the same trials. The protocol: docs/evaluation.md.
+
     seqreg compare quickstart -t r3f -t smart --seeds 5 --output runs/compare
 
     seqreg compare quickstart -t r3f -t strong=r3f:weight=1.0 -t mine/term.yaml terms.r3f.noise=uniform
+
+    seqreg compare glue -v sst2 -t r3f --arm wise --arm ema --arm soup --search 8 --seeds 10 --plan
 
     seqreg compare gigaword -t r3f -t r3f+rdrop --seeds 3,7,11,13,17 --launcher "sbatch --wrap={}"
 
@@ -96,12 +135,21 @@ def compare(
         raise BadInput("--json and --launcher: there is no result yet; use --json with --collect, when all have ended")
     others = [setting for setting in settings or () if not setting.startswith("terms")]
     run_config.resolve(recipe, variants=variant or (), overrides=others, paths=["data.path", "model.name"])
+    if search < 0 or search == 1:
+        raise BadInput(f"--search {search}: expected how many trials every method has, from 2; 0 for no search")
+    if sd is not None and not plan:
+        raise BadInput(f"--sd {sd:g}: only --plan reads it")
+    if plan:
+        options = {"variants": variant or [], "settings": settings or [], "alpha": alpha, "baseline": baseline}
+        _print_plan(output, sd, as_json, recipe, terms or [], seeds, arms=arm or [], search=search, **options)
+        return
     from seqreg.studies.compare import conclusions, drift, study
 
     quiet()
     finished = study.compare(
         recipe, terms or [], seeds, output, variants=variant or [], settings=settings or [], alpha=alpha,
-        baseline=baseline, at_a_time=jobs, launcher=launcher, collect=collect, extend=extend, retry=retry,
+        baseline=baseline, arms=arm or [], search=search, at_a_time=jobs,
+        launcher=launcher, collect=collect, extend=extend, retry=retry,
         keep_models=keep_models, trust=trust,
     )  # fmt: skip
     if finished is None:  # left to a launcher
@@ -112,6 +160,79 @@ def compare(
     shorter = [*drift.short_tables(finding.values["drift"]), changes]
     tables = conclusions.verdict_table(finding.values), *map(terminal_table, shorter)
     print_result(finding, *tables, *map(plain, finding.summary), as_json=as_json)
+
+
+def _print_plan(folder: Path, sd: float | None, as_json: bool, *methods: Any, **options: Any) -> None:
+    """Print what a comparison would run and could find; one that is there must be the same, or smaller."""
+    from seqreg.studies.compare import power
+
+    wanted, run = comparison_plan.make(*methods, **options)
+    chosen = comparison_plan.settle(folder, wanted, extend=True)
+    numbers = power.preview(chosen, folder, run.card.kind == "generation", sd)
+    print_result(numbers, *map(plain, power.sentences(numbers)), as_json=as_json)
+
+
+@app.command(rich_help_panel=PANEL)
+def soup(
+    runs: Annotated[list[Path], typer.Argument(help="Output folders of finished runs that started from one model.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the model that is made.")],
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="Add runs by their validation score, each only if the soup does not fall.")
+    ] = False,
+    interpolate: Annotated[
+        Optional[str],
+        typer.Option(
+            metavar="ALPHA",
+            help="(1 - ALPHA) * start + ALPHA * trained, of all weights that have a start (WiSE-FT); "
+            "`best` chooses ALPHA from 0.1, 0.2 ... 1.0 by validation.",
+        ),
+    ] = None,
+    ema: Annotated[
+        bool, typer.Option("--ema", help="Take the average of its weights that a run kept: `optimisation.ema_decay`.")
+    ] = False,
+    evaluate: Annotated[
+        bool, typer.Option("--evaluate", help="Score it as a run is scored, on validation and test sets.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Make it again.")] = False,
+    as_json: Json = False,
+    trust: Trust = False,
+) -> None:
+    """Make a model of the weights of finished runs, without training: their mean, or the way back to their start.
+
+    The folder is one for `from_pretrained` and for every command that takes a run; soup.json says what it was made of.
+    A head that was drawn anew has no start, and stays as it was trained. Runs of other shapes, tasks or starting models
+    are refused.
+
+    seqreg soup runs/compare/baseline/seed-* -o runs/soup --greedy --evaluate
+
+    seqreg soup runs/glue-sst2/baseline --interpolate 0.8 -o runs/wise
+
+    seqreg soup runs/glue-sst2/baseline --interpolate best --evaluate -o runs/wise
+    """
+    share = _share(interpolate)
+    for folder in runs:
+        run_config.check_trained(folder)
+    writable(output, "--output ")
+    from seqreg.workbench.run.blend import Blend
+    from seqreg.workbench.run.soup import make_soup
+
+    quiet()
+    blend = Blend(greedy, share, ema)
+    about = make_soup(runs, output, blend, judge=evaluate, overwrite=overwrite, trust=trust)
+    if evaluate and not as_json:
+        metrics = scores_of(output)
+        print_result(metrics, score_table({metrics["method"]: metrics}), as_json=False)
+    chosen = [f"{key} {about[key]}" for key in ("alpha", "members") if key in about]
+    console.print(f"{plain(', '.join([about['kind'], *chosen]))}: everything is in {plain(output)}", soft_wrap=True)
+    print_result({**about, "output": str(output)}, as_json=as_json)
+
+
+def _share(text: str | None) -> float | str | None:
+    """A share of weights as the command line gives it."""
+    try:
+        return text if text in (None, "best") else float(text or "")
+    except ValueError:
+        raise BadInput(f"--interpolate {text}: expected a number from 0 to 1, or 'best'") from None
 
 
 @app.command(rich_help_panel=PANEL)

@@ -6,7 +6,7 @@ What is tuned for the CPU or for low precision is in this file: buffers that are
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +27,7 @@ class Projection:
         bias: of the head, and what the model adds afterwards       # [V]
         dtype: of the product; lower than that of the weight under autocast
         requires_grad: whether gradients may flow; False for a pass without them
+        gather: makes the weight whole again, where an engine frees it between passes
     """
 
     states: Tensor
@@ -34,6 +35,13 @@ class Projection:
     bias: Tensor | None
     dtype: torch.dtype
     requires_grad: bool = True
+    gather: Callable[[], object] | None = None
+
+    def whole(self) -> Projection:
+        """The same, with a weight that can be read now."""
+        if self.gather is not None:
+            self.gather()
+        return self
 
     def same_head(self, other: Projection) -> bool:
         """Whether the logits of both come from the same product; a pass with other weights has another head."""
@@ -41,6 +49,7 @@ class Projection:
 
     def logits(self) -> Tensor:
         """All of them, [B, T, V], by way of autograd."""
+        self.whole()
         with torch.set_grad_enabled(self.requires_grad):  # the result is cached for all callers
             product = functional.linear(self.states.to(self.dtype), self.weight.to(self.dtype))
             return product if self.bias is None else product + self.bias
@@ -50,7 +59,7 @@ class Projection:
         index = positions.new_zeros(self.states.shape[:-1].numel())
         index[positions] = torch.arange(len(positions), device=positions.device)
         with torch.no_grad():
-            head = LinearHead(self.weight, self.bias, self.dtype)
+            head = LinearHead(self.whole().weight, self.bias, self.dtype)
             logits = head.logits_buffer(len(positions), reuse=False)
             head.project(self.states.detach().flatten(0, -2)[positions].to(self.dtype), logits)
         return logits, index

@@ -138,7 +138,7 @@ def fused_loss(
         retain_graph: there will be several backwards through a retained graph; otherwise they compute everything anew
     """
     objective = FusedObjective(summands, labels, base)
-    weight, bias = objective.head.weight, objective.head.bias
+    weight, bias = objective.head.whole().weight, objective.head.bias
     if not head_grad:
         weight, bias = weight.detach(), None if bias is None else bias.detach()
     states = (None if projection is None else projection.states for projection in objective.projections.values())
@@ -170,6 +170,7 @@ class _FusedLoss(torch.autograd.Function):
         weight, bias = ctx.saved_tensors
         gradients = ctx.gradients
         if gradients is None:  # a second backward through a retained graph
+            ctx.objective.head.whole()
             gradients = _ChunkLoop(ctx.objective, weight, bias, ctx.needs_grad).run()[1]
         if ctx.retain_graph:
             gradients = [None if gradient is None else gradient * upstream for gradient in gradients]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,9 @@ from torch import Tensor
 from seqreg.fused.head import CLASS_BLOCK, refuse_second_derivative
 
 
-def squared_norm(vectors: Tensor, weight: Tensor, weights: Tensor) -> Tensor:
+def squared_norm(
+    vectors: Tensor, weight: Tensor, weights: Tensor, gather: Callable[[], object] | None = None
+) -> Tensor:
     """The sum over n of weights[n] |weight @ vectors[n]|^2, a scalar to call `backward` on, without the products.
 
     For differences of states this is the squared difference of logits. Through the Gram matrix of the head where there
@@ -21,16 +23,25 @@ def squared_norm(vectors: Tensor, weight: Tensor, weights: Tensor) -> Tensor:
         vectors: differences of states                              # [N, D]
         weight: of the head                                         # [V, D]
         weights: of every vector; constant                          # [N]
+        gather: see `seqreg.fused.head.Projection`
     """
-    result: Tensor = _SquaredNorm.apply(torch.is_grad_enabled(), vectors, weight, weights)  # type: ignore[no-untyped-call]
+    result: Tensor = _SquaredNorm.apply(torch.is_grad_enabled(), gather or _present, vectors, weight, weights)  # type: ignore[no-untyped-call]
     return result
+
+
+def _present() -> None:
+    """The weight is there."""
 
 
 class _SquaredNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, grad: bool, vectors: Tensor, weight: Tensor, weights: Tensor) -> Tensor:
-        ctx.needs_grad = ctx.needs_input_grad[1:3] if grad else (False, False)
+    def forward(
+        ctx: Any, grad: bool, gather: Callable[[], object], vectors: Tensor, weight: Tensor, weights: Tensor
+    ) -> Tensor:
+        ctx.needs_grad = ctx.needs_input_grad[2:4] if grad else (False, False)
+        ctx.gather = gather
         ctx.save_for_backward(vectors, weight, weights)
+        gather()
         total, ctx.gradients = _compute(vectors, weight, weights, ctx.needs_grad)
         return total
 
@@ -40,8 +51,14 @@ class _SquaredNorm(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None  # handed over
         if gradients is None:  # a second backward through a retained graph
             vectors, weight, weights = ctx.saved_tensors
+            ctx.gather()
             gradients = _compute(vectors, weight, weights, ctx.needs_grad)[1]
-        return (None, *(None if gradient is None else gradient.mul_(2 * upstream) for gradient in gradients), None)
+        return (
+            None,
+            None,
+            *(None if gradient is None else gradient.mul_(2 * upstream) for gradient in gradients),
+            None,
+        )
 
 
 def _compute(

@@ -18,7 +18,7 @@ from seqreg.fused.block import Block
 from seqreg.fused.loss import Values
 from seqreg.losses import IGNORE, at_least_float32, label_smoothed_nll
 from seqreg.objective import Consistency, Part
-from seqreg.overrides import MovingAverage, distance, start_weights, trained
+from seqreg.overrides import MovingAverage, distance, start_weights
 from seqreg.schedules import Weight
 from seqreg.term import Cost, Term
 
@@ -89,6 +89,7 @@ class Anchor(Term):
     head: bool = False
 
     stateful: ClassVar[bool] = True
+    other_weights: ClassVar[bool] = True
     starts_at_zero: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "asft_official": {"divergence": "kl", "weight": 0.1},
@@ -146,19 +147,21 @@ class Anchor(Term):
         if self.divergence != "l2":
             numbers["drift"] = float(self._part(ctx, ctx.eval_view, "off").value(ctx))
         if not ctx.forward.adapters:
-            numbers["distance"] = distance(trained(ctx.forward.module), self._weights(ctx))
+            numbers["distance"] = distance(ctx.forward.trained(), self._weights(ctx))
         return numbers
 
     def _weights(self, ctx: Evaluation) -> Mapping[str, Tensor]:
         """The reference's parameters by name, as far as they are not the model's own."""
-        forward, module = ctx.forward, ctx.forward.module
+        forward = ctx.forward
+        if forward.shards is not None and self.divergence == "l2":
+            self.refuse("divergence", "under FSDP2 its gradient would miss the shares of other ranks: use 'kl', or DDP")
         if forward.adapters and self.divergence == "l2":
             self.refuse("divergence", "the weights that are trained are those of adapters, not the model's: use 'kl'")
         if self.reference == "average":
-            return MovingAverage(self.beta, self.beta)(ctx.memory, self.name, trained(module), ctx.step)
+            return MovingAverage(self.beta, self.beta)(ctx.memory, self.name, forward.trained(), ctx.step)
         if self.reference == "start":
             with forward.without_adapters():
-                parameters = trained(module)
+                parameters = forward.trained()
             if self.name not in ctx.memory and ctx.step and parameters:
                 ctx.notes[self.name] = (
                     f"its reference is the model at step {ctx.step}, where it was first used: to resume a run, load "
@@ -176,7 +179,7 @@ class Anchor(Term):
         """The mean over an optimizer step: every micro-batch on every rank adds its share."""
         others = self._weights(ctx)
         free = set() if self.head else ctx.forward.head_parameters()
-        held = {name: parameter for name, parameter in trained(ctx.forward.module).items() if name not in free}
+        held = {name: parameter for name, parameter in ctx.forward.trained().items() if name not in free}
         parts = [_HalfSquaredDistance.apply(parameter, others[name]) for name, parameter in held.items()]  # type: ignore[no-untyped-call]
         if not parts:
             self.refuse("divergence", "no parameter of the model is trained but its head: there is nothing to hold")

@@ -11,7 +11,7 @@ from seqreg.context import Evaluation, Per
 from seqreg.divergences import Divergence
 from seqreg.forward import Dropout
 from seqreg.objective import Consistency
-from seqreg.overrides import MovingAverage, distance, trained
+from seqreg.overrides import MovingAverage, distance
 from seqreg.term import Cost, Term
 
 
@@ -34,7 +34,8 @@ class Bregman(Term):
 
     Cost:
         1 extra forward without a graph, no backward (dropout="off": 2 and 1). Memory: one extra copy of the trainable
-        parameters, in float32. The average is part of `Criterion.state_dict`; the trainers save and resume it.
+        parameters, in float32; under FSDP2 a copy of this rank's shards. The average is part of
+        `Criterion.state_dict`; the trainers save and resume it.
 
     Differs from:
         no public implementation of SMART has this half.
@@ -57,6 +58,7 @@ class Bregman(Term):
     per: Per = "token"
 
     stateful: ClassVar[bool] = True
+    other_weights: ClassVar[bool] = True
     starts_at_zero: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -83,9 +85,9 @@ class Bregman(Term):
 
     def diagnostics(self, ctx: Evaluation) -> dict[str, float]:
         """distance: how far the weights are from their average, |w - w'| / |w|."""
-        return {"distance": distance(trained(ctx.forward.module), self.average(ctx))}
+        return {"distance": distance(ctx.forward.trained(), self.average(ctx))}
 
     def average(self, ctx: Evaluation) -> dict[str, Tensor]:
         """The averaged weights, brought up to date if an optimizer step was made since they were last used."""
         keep = MovingAverage(self.beta, self.beta_late, self.switch)
-        return keep(ctx.memory, self.name, trained(ctx.forward.module), ctx.step)
+        return keep(ctx.memory, self.name, ctx.forward.trained(), ctx.step)

@@ -164,7 +164,9 @@ class JacHess(Term):
         start = self._start(ctx, {name: slope for name, (slope, _) in norms.items()})
         total = torch.zeros((), device=ctx.mask.device)
         if start is None or not _counted(ctx):
-            return total
+            if ctx.forward.shards is None:
+                return total
+            return total + 0.0 * torch.stack([slope for slope, _ in norms.values()]).sum()  # ranks gather in step
         for name, (slope, bend) in norms.items():
             factor = 1.0 / (len(start) * start[name])
             total = total + factor * slope.clamp_min(self.floor * start[name] * _share(ctx))

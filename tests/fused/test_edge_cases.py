@@ -172,7 +172,7 @@ def test_what_a_model_may_do_to_its_logits() -> None:
     logits = head(states)
 
     def pending() -> Pending:
-        return Pending(Projection(states, head.weight, head.bias, torch.float64))
+        return Pending.of(Projection(states, head.weight, head.bias, torch.float64))
 
     kept = (pending() + shift) * 3 / 2
     assert kept.made is None

@@ -17,9 +17,14 @@ NASTY = "<script>document.title='owned'</script> & \"quoted\" </textarea>"
 def comparison(
     folder: Path, shifts: dict[str, float], *, seeds: str = "5", examples: int = 60, kind: str = "texts",
     failed: tuple[tuple[str, int], ...] = (), curves: bool = True, collapsed: tuple[str, ...] = (),
+    arms: tuple[str, ...] = (), search: int = 0, settings: tuple[str, ...] = (),
 ) -> ComparisonPlan:  # fmt: skip
-    """A finished comparison; `shifts` are how much better each method is, in points."""
-    plan, _ = plans.make("quickstart", list(shifts), seeds)
+    """A finished comparison; `shifts` are how much better each method is, in points, free arms too."""
+    methods = [name for name in shifts if name not in arms]
+    plan, _ = plans.make("quickstart", methods, seeds, arms=arms, search=search, settings=settings)
+    if search:
+        scores = {name: [50.0 + place for place in range(search)] for name in plan.search.trials}
+        plan = plans.with_choices(plan, scores)
     plan.write(folder)
     rng = np.random.default_rng(0)
     hard = rng.normal(50, 10, examples)
@@ -86,10 +91,16 @@ def _finish(
     job.folder.mkdir(parents=True)
     found = {**scores, "intervals": intervals, "signature": "rouge|made"}
     train = {"seconds": 20.0, "cpu_seconds": 20.0 if job.method == "baseline" else 30.0, "device": "cpu", "steps": 30}
-    metrics = {"scores": {"before": found, "validation": found, "test": found}, "method": job.method, "train": train}
+    soup = {"soup": {"alpha": 0.7, "kept_as_trained": ["head"]}} if job.method == "wise" else {}
+    metrics = {
+        **soup,
+        "scores": {"before": found, "validation": found, "test": found},
+        "method": job.method,
+        "train": train,
+    }
     (job.folder / "metrics.json").write_text(json.dumps(metrics | {"versions": {"seqreg": "0"}}))
     (job.folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (job.folder / "config.yaml").write_text("task: synthetic_news\n")
-    settings = {**plan.resolved[job.method], "seed": job.seed}
+    settings = {**plan.settings_of(job.method), "seed": job.seed}
     record = {"run": "made", "settings": settings, "versions": {}, "finished": True}
     (job.folder / "run.json").write_text(json.dumps(record))

@@ -92,7 +92,10 @@ def test_w2_lora_on_the_embeddings_of_both_stacks(name: str, fused: bool) -> Non
 @pytest.mark.parametrize("kind", ["dora", "lora_on_head", "saved_head", "saved_embeddings", "ia3", "tokens"])
 @pytest.mark.parametrize("name", ["bart", "t5", "gpt2"])
 def test_w2_other_adapters(name: str, kind: str) -> None:
-    check_against_own_loss(adapted(name, kind), tiny_models.batch(name), True)
+    net, batch = adapted(name, kind), tiny_models.batch(name)
+    check_against_own_loss(net, batch, True)
+    if kind == "saved_head":
+        assert Criterion()(context(net, batch)).paths["base"] == "fused"
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:peft.*")

@@ -177,3 +177,25 @@ def test_pseudovalues_of_an_error_rate_hold_the_level() -> None:
     rates = simulate.corpus_level(world, comparisons=120)
     assert rates["two-level, pseudo-values"] <= 0.10
     assert rates["Welch"] > 0.10  # which takes the test set for fixed
+
+
+@pytest.mark.parametrize(("seeds", "tests"), [(3, 1), (5, 1), (5, 4), (10, 9)])
+def test_the_detectable_difference_is_found_four_times_in_five(seeds: int, tests: int) -> None:
+    """Simulated comparisons, judged by Welch's test and Holm's correction: one method differs, the others do not."""
+    sd, count, rng = 0.9, 10_000, np.random.default_rng(0)
+    effect = statistics.detectable(sd, seeds, tests)
+    assert effect is not None
+    base = rng.normal(0, sd, (count, 1, seeds))
+    others = rng.normal(0, sd, (count, tests, seeds))
+    others[:, 0] += effect
+    ps = stats.ttest_ind(others, base, axis=2, equal_var=False).pvalue
+    found = np.mean([(statistics.holm(list(row))[0] or 0) <= 0.05 for row in ps])
+    assert found == pytest.approx(0.8, abs=0.02)
+
+
+def test_a_paired_detectable_difference_is_found_four_times_in_five() -> None:
+    effect, rng = statistics.detectable(0.9, 5, 2, paired=True), np.random.default_rng(0)
+    assert effect is not None
+    ps = stats.ttest_1samp(rng.normal(effect, 0.9 * np.sqrt(2), (4000, 5)), 0, axis=1).pvalue
+    assert np.mean(ps <= 0.05 / 2) == pytest.approx(0.8, abs=0.03)
+    assert statistics.detectable(1.0, 1) is None

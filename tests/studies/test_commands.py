@@ -60,6 +60,7 @@ PRINTED = {
     "bench": (["--batches"], {"8", "32"}),
     "fairseq-dir": ([], {"folder"}),
     "compare": (["quickstart", "-t", "r3f", "--seeds", "2", "-o", "compare", "--collect"], {"kind", "values"}),
+    "soup": (["run", "--interpolate", "0.5", "-o", "soup"], {"kind", "runs", "start", "alpha", "output"}),
     "report": (["compare"], {"written"}),
     "calibrate": (["run", "--limit", "20"], {"kind", "values"}),
     "robustness": (["run", "--noise", "order", "--draws", "1", "--limit", "8"], {"kind", "values"}),
@@ -132,7 +133,7 @@ def test_shells_complete_commands_recipes_and_terms() -> None:
 
     assert completed("seqreg ro", 1) == ["robustness", "rouge"]
     assert completed("seqreg train giga", 2) == ["gigaword"]
-    assert completed("seqreg train gigaword --terms r", 4) == ["r3f", "r4f", "rdrop"]
+    assert completed("seqreg train gigaword --terms r", 4) == ["r3f", "r4f", "rdrop", "roast"]
 
 
 WRONG = {
@@ -165,6 +166,8 @@ WRONG = {
     "probe run --tasks gone.yaml": "gone.yaml",
     "chain gone.yaml": "gone.yaml",
     "chain broken.yaml": "gone: no such file or folder",
+    "soup gone -o x": "gone: no such folder",
+    "soup run --interpolate half -o x": "--interpolate half: expected a number from 0 to 1, or 'best'",
     "shift gone --to colour.yaml": "gone: no such folder",
     "shift run --to gone.yaml": "gone.yaml: no such file",
     "shift run --to colour.yaml data.path=gone": "data.path=gone: no such file or folder",

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from transformers import EncoderDecoderModel
+from transformers import EncoderDecoderModel, PreTrainedModel
 
 from seqreg.context import Context, Count, Kind
+from seqreg.engines.detect import Engine, engine_of, refusal, world_size
+from seqreg.engines.shards import Shards, kept_whole
 from seqreg.errors import BadInput
 from seqreg.forward import Forward, Pass, Perturbation, PerturbationSite
 from seqreg.integrations.embedding_hook import Lookup, Stack, perturbed
@@ -41,10 +43,15 @@ class HFForward(Forward):
         self.documents = documents(self.inputs)
         self.packed = self.documents is not None
         self.sites = {name: self._site(name, stack, labels) for name, stack in self.stacks.items()}
+        self.engine, self.shards = engine_of(model), Shards.of(model)
         self.targets = None if labels is None else target_positions(self.inputs, labels, task)
         self.reentrant = hf.uses_reentrant_checkpointing(module)
         self.drops_layers = module.training and hf.drops_layers(module)
-        self.ragged = self.drops_layers and _ranks() > 1 and model is not module
+        if self.drops_layers and self.engine in ("FSDP2", "FSDP1"):
+            raise BadInput(
+                f"{self.engine}: layerdrop skips layers that other ranks gather: set the model's layerdrop to 0"
+            )
+        self.ragged = self.drops_layers and _several_ranks(model, self.engine)
         if module.is_gradient_checkpointing and module.config._attn_implementation != "eager":
             self.no_double_backward = "checkpointing recomputes fused attention: load with attn_implementation='eager'"
         if getattr(module, "is_quantized", False):
@@ -52,7 +59,8 @@ class HFForward(Forward):
         self.recomputes = module.training and module.is_gradient_checkpointing
         if task in ("seq2seq", "causal") or hf.takes_cache(module):
             self.inputs.setdefault("use_cache", False)
-        self.head = None if task == "classification" else head_of(model, module)
+        self.head = None if task == "classification" else head_of(model, module, self.shards)
+        self.head_owner = None if self.head is None or self.shards is None else self.shards.owner(self.head)
         self.batch_size = None if self.packed or hf.routes(module, self.inputs) else _batch_size(self.inputs)
         self.lookups = self._lookups(self.inputs)
         self.adapted = reference.adapted(model)
@@ -68,7 +76,7 @@ class HFForward(Forward):
                 for lookup in self.lookups if rows is None else self._lookups(inputs):
                     exits.enter_context(lookup)
             embeds = exits.enter_context(perturbed(self.stacks, shifts))
-            exits.enter_context(deferred(self.head))
+            exits.enter_context(deferred(self.head, self.head_owner, copied=self._swapped))
             output = (self.module if self.observing else self.model)(**inputs, **options)
         states = _hidden_states(output, self.stacks) if hidden else {}
         aux = hf.aux_loss(self.module, output, inputs)
@@ -110,6 +118,11 @@ class HFForward(Forward):
             return self(dropout="off", grad=False)
         finally:
             self.inputs = inputs
+
+    @contextlib.contextmanager
+    def one_step(self) -> Iterator[None]:
+        with kept_whole(self.head_owner, "reshard_after_backward"), super().one_step():
+            yield
 
     @contextlib.contextmanager
     def without_adapters(self) -> Iterator[None]:
@@ -257,7 +270,7 @@ def context(
     """One batch of a transformers model, ready for a criterion.
 
     Works for encoder-decoders, classifiers, regression heads, causal and masked language models, and for the same
-    models inside DistributedDataParallel or Accelerate. Terms are on when the model is in training mode.
+    models inside DistributedDataParallel, FSDP2 or Accelerate. Terms are on when the model is in training mode.
 
     Args:
         batch: what the model takes, with "labels" (-100 where there is none); decoder inputs are made when absent
@@ -282,7 +295,7 @@ def context(
         if isinstance(module, EncoderDecoderModel):  # which does not let its decoder see padding
             seen = inputs["decoder_input_ids"] != module.config.pad_token_id
             inputs.setdefault("decoder_attention_mask", seen.long())
-    if count is None and module.training and _ranks() > 1 and model is not module:
+    if count is None and module.training and _several_ranks(model, engine_of(model)):
         raise BadInput("several ranks train one model: pass count=count(model, batches), or ranks weigh unequally")
     aligned = labels[:, 1:] if task == "causal" else labels
     forward = HFForward(model, inputs, task, labels)
@@ -427,7 +440,7 @@ def count(
     unknown = float("nan")  # of one is unknown of all
     known = [(one.labels, one.sequences, unknown if one.positions is None else one.positions) for one in here]
     totals = torch.tensor(known, dtype=torch.float64).reshape(-1, 3).sum(0)
-    ranks = _ranks()
+    ranks = world_size()
     if ranks > 1:
         totals = totals.to(next(model.parameters()).device)
         torch.distributed.all_reduce(totals)
@@ -442,6 +455,6 @@ def _label_mask(labels: Tensor, model: Any, task: hf.ModelTask) -> Tensor:
     return (labels[:, 1:] if task == "causal" else labels) != IGNORE
 
 
-def _ranks() -> int:
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_world_size() if distributed else 1
+def _several_ranks(model: nn.Module, engine: Engine) -> bool:
+    """Whether the gradients of several ranks become one, under an engine that is not refused anyway."""
+    return world_size() > 1 and not refusal(engine) and (bool(engine) or not isinstance(model, PreTrainedModel))

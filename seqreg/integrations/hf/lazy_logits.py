@@ -17,15 +17,38 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
+from seqreg.engines.detect import is_fsdp2, is_sharded
+from seqreg.engines.shards import Shards, kept_whole
+from seqreg.errors import BadInput
 from seqreg.fused.head import Projection
+
+
+class _Head:
+    """A projection without its states. No dataclass: engines that look for tensors in an output do not look inside."""
+
+    def __init__(self, projection: Projection) -> None:
+        self.projection = projection
 
 
 @dataclass
 class Pending:
-    """Logits that nobody has needed yet. Not a tensor, but torch's functions and its own methods take it for one."""
+    """Logits that nobody has needed yet. Not a tensor, but torch's functions and its own methods take it for one.
 
-    projection: Projection
+    FSDP2 puts a hook on every tensor in an output, and finds the states here: it gathers the weights that come before
+    them when their gradient is there.
+    """
+
+    states: Tensor
+    head: _Head
     made: Tensor | None = None
+
+    @classmethod
+    def of(cls, projection: Projection) -> Pending:
+        return cls(projection.states, _Head(projection))
+
+    @property
+    def projection(self) -> Projection:
+        return replace(self.head.projection, states=self.states)
 
     def tensor(self) -> Tensor:
         """The logits; from here on they are what counts."""
@@ -75,7 +98,7 @@ class Pending:
         return torch.Size((*self.projection.states.shape[:-1], len(self.projection.weight)))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("projection", "made"):
+        if name.startswith("__") or name in ("states", "head", "made"):
             raise AttributeError(name)
         if name in ("float", "contiguous"):  # what follows is computed in float32 anyway
             return lambda: self
@@ -86,7 +109,7 @@ class Pending:
         return func(*_tensors(args), **{key: _tensors([value])[0] for key, value in (kwargs or {}).items()})
 
     def _with(self, **changes: Any) -> Pending:
-        return Pending(replace(self.projection, **changes))
+        return Pending.of(replace(self.projection, **changes))
 
 
 def _on_tensor(name: str) -> Any:
@@ -112,38 +135,61 @@ def _tensors(values: Any) -> list[Any]:
     ]
 
 
-def head_of(model: nn.Module, module: PreTrainedModel) -> nn.Linear | None:
+def head_of(model: nn.Module, module: PreTrainedModel, shards: Shards | None = None) -> nn.Linear | None:
     """The head that can be deferred, or None: its weight must be usable outside of the model's own forward pass."""
-    head = module.get_output_embeddings()
+    head: Any = module.get_output_embeddings()
+    if hasattr(head, "modules_to_save"):  # PEFT trains a copy, and calls that
+        active = [] if head.disable_adapters else head.active_adapters
+        head = head.modules_to_save[active[0]] if active else head.original_module
     while model is not module:
         if isinstance(model, DistributedDataParallel) and not model.find_unused_parameters:
             model = model.module
         elif hasattr(model, "get_base_model"):  # PEFT
             break
-        else:  # FSDP and DeepSpeed shard the weight, torch.compile has compiled the head
+        else:  # FSDP1 and DeepSpeed shard the weight, torch.compile has compiled the head
             return None
-    if type(head) is not nn.Linear or type(head.weight) is not nn.Parameter or "forward" in vars(head):
+    own_group = is_fsdp2(head)  # with a class made for it, and a hook before and after
+    linear = type(head) is nn.Linear or (own_group and nn.Linear in type(head).__bases__)
+    if not linear or "forward" in vars(head) or getattr(module, "_compiled_call_impl", None) is not None:
         return None
-    if head._forward_hooks or head._forward_pre_hooks or getattr(module, "_compiled_call_impl", None) is not None:
+    if type(head.weight) is not nn.Parameter and (shards is None or shards.owner(head) is None):
+        return None
+    if max(len(head._forward_hooks), len(head._forward_pre_hooks)) > own_group:
         return None
     return head if head.weight.shape == (head.out_features, head.in_features) else None
 
 
 @contextlib.contextmanager
-def deferred(head: nn.Linear | None) -> Iterator[None]:
-    """Passes inside stop before the head."""
+def deferred(head: nn.Linear | None, owner: Any = None, *, copied: bool = False) -> Iterator[None]:
+    """Passes inside stop before the head.
+
+    Args:
+        owner: the FSDP2 module whose group holds the weight of the head, if one does
+        copied: that weight is not the model's own: what is gathered is kept, before the next pass overwrites it
+    """
     if head is None:
         yield
         return
+    exits = contextlib.ExitStack()
+    gather = None if owner is None else owner.unshard
 
     def stop(states: Tensor) -> Any:
+        if owner is not None:
+            exits.enter_context(kept_whole(owner, "post_forward_mesh_info"))
+            states = states if states._base is None else states.clone()  # FSDP2 warns of views
         kind = states.device.type
         autocast = torch.is_autocast_enabled(kind) and states.is_floating_point()
         dtype = torch.get_autocast_dtype(kind) if autocast and states.dtype != torch.float64 else states.dtype
-        return Pending(Projection(states, head.weight, head.bias, dtype, torch.is_grad_enabled()))
+        if is_sharded(head.weight):
+            raise BadInput("FSDP2 has not gathered the language-model head in its own pass: use Criterion(fused=False)")
+        if copied and owner is not None:
+            bias = None if head.bias is None else head.bias.detach().clone()
+            return Pending.of(Projection(states, head.weight.detach().clone(), bias, dtype, False))
+        return Pending.of(Projection(states, head.weight, head.bias, dtype, torch.is_grad_enabled(), gather))
 
     head.forward = stop  # type: ignore[method-assign, assignment]
     try:
-        yield
+        with exits:
+            yield
     finally:
         del head.forward

@@ -114,7 +114,10 @@ def set_aux_loss_coefficient(model: PreTrainedModel, value: float) -> None:
 def classes_of(model: PreTrainedModel, task: ModelTask) -> int:
     """How many classes the head has."""
     head = model.get_output_embeddings() if task != "classification" else None
-    return int(model.config.num_labels if head is None else head.weight.shape[0])
+    if head is None:
+        return int(model.config.num_labels)
+    size = getattr(head, "out_features", None)  # FSDP1 and ZeRO leave an empty weight on some ranks
+    return int(head.weight.shape[0] if size is None else size)
 
 
 def takes_cache(model: PreTrainedModel) -> bool:

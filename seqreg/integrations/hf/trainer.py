@@ -20,6 +20,8 @@ from transformers.trainer_utils import has_length
 from seqreg import spectral_norm
 from seqreg.context import Context, Count, Evaluation
 from seqreg.criterion import Criterion, LossReport
+from seqreg.engines.detect import check_engine, engine_of
+from seqreg.engines.shards import full
 from seqreg.errors import BadInput
 from seqreg.integrations.hf.callbacks import CheckedStep, UnlabelledStepCallback, UpdateCallback
 from seqreg.integrations.hf.context import ContextBuilder, context, count
@@ -153,6 +155,8 @@ class RegularizedTrainer(Trainer):
             raise BadInput("context and sequence parallelism cut sequences, which is not supported: use DDP")
         if spectral_norm.raw_state(self.model) and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
             raise BadInput("an R4F head cannot be exported under FSDP or DeepSpeed yet: train it with DDP")
+        if self.accelerator.num_processes > 1 and engine_of(self.model) == "FSDP2":
+            raise BadInput("the model is sharded by FSDP2 already, and Accelerate wraps it: write a loop of your own")
         if update is not None and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
             raise BadInput(f"{type(update).__name__} needs whole gradients, not those of FSDP or DeepSpeed: use DDP")
 
@@ -197,6 +201,8 @@ class RegularizedTrainer(Trainer):
         self, model: nn.Module, inputs: Mapping[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         step_count = num_items_in_batch if isinstance(num_items_in_batch, Count) else None
+        if model.training:
+            check_engine(model, self._asked_for_fsdp)
         report, ctx = self.report(model, inputs, step_count, outputs=return_outputs)
         self.losses_of_step += 1
         if self._is_sft:
@@ -207,6 +213,14 @@ class RegularizedTrainer(Trainer):
                 self._measure(ctx)
             self._window.add(report, 1 / getattr(self, "current_gradient_accumulation_steps", 1))
         return (report.total, report.clean and report.clean.output) if return_outputs else report.total
+
+    @property
+    def _asked_for_fsdp(self) -> str:
+        """The setting that asks for FSDP, if one does."""
+        if self.args.fsdp:
+            return f"fsdp={self.args.fsdp!r}"
+        asked = os.environ.get("ACCELERATE_USE_FSDP", "")
+        return f"ACCELERATE_USE_FSDP={asked}" if asked.lower() == "true" else ""
 
     def _measure(self, ctx: Context) -> None:
         """Diagnostics and smoothness on the first micro-batch of a step, for the next log."""
@@ -366,7 +380,7 @@ class RegularizedTrainer(Trainer):
         self._save_terms(output_dir)
 
     def _save_terms(self, output_dir: str) -> None:
-        state = self.criterion.state_dict()
+        state = {key: full(value) for key, value in self.criterion.state_dict().items()}  # on every rank
         if self._reference is not None:
             state |= {f"{REFERENCE}/{key}": value for key, value in self._reference.items()}
         if self.update is not None:

@@ -13,10 +13,12 @@ from seqreg.studies.common.findings import FOLDER, Finding, Table
 from seqreg.studies.common.seeds import write_seeds
 from seqreg.studies.compare import drift
 from seqreg.studies.compare import results as stored
+from seqreg.studies.compare.arms import ARMS
+from seqreg.studies.compare.choices import against_free, search_table, searched
 from seqreg.studies.compare.jobs import JobState
 from seqreg.studies.compare.plan import Job
 from seqreg.studies.compare.results import MethodResults, Results
-from seqreg.studies.compare.significance import TWO_LEVEL, measure, write_examples
+from seqreg.studies.compare.significance import ONE_MODEL, TWO_LEVEL, measure, write_examples
 from seqreg.workbench.text.escape import plain
 
 KIND = "compare"
@@ -42,11 +44,15 @@ def sentences(results: Results, values: dict[str, Any]) -> list[str]:
     lines = []
     unfinished = [run for method in results.methods.values() for run in method.open]
     if unfinished:
-        total = len(plan.seeds) * len(plan.methods)
+        total = len(plan.jobs(results.folder))
         lines.append(f"Preliminary: {len(unfinished)} of {total} runs are not finished{_stopped(unfinished)}.")
+    lines += searched(values)
     lines.append(f"{base} has {metric} {describe(methods[base])} on {values['split']}.")
     lines += [_verdict(name, stats, values, plan.seeds) for name, stats in methods.items() if name != base]
-    lines += [_failures(method, values["planned"]) for method in results.methods.values() if method.failed]
+    judged = [name for name, stats in methods.items() if not stats.get("missing") and not _unjudged(stats, values)]
+    lines += against_free(values, judged)
+    planned = {**methods, **values["without"]}
+    lines += [_failures(some, planned[some.name]["planned"]) for some in results.methods.values() if some.failed]
     lines += [_collapsed(name, stats) for name, stats in methods.items() if stats["collapse"]["collapsed"]]
     lines += _best_seed(methods, values["greater_is_better"])
     if plan.extended:
@@ -83,16 +89,17 @@ def _stopped(unfinished: Sequence[tuple[Job, JobState]]) -> str:
     for job, state in unfinished:
         if state.code is not None:
             line = state.line.rstrip(".")
-            return f"; {job.method}, seed {job.seed} was stopped with exit code {state.code}: {line}"
+            return f"; {job.title} was stopped with exit code {state.code}: {line}"
     return ""
 
 
 def _failures(method: MethodResults, planned: int) -> str:
     """How many runs of a method failed, and what that means for its scores."""
     job, state = method.failed[0]
+    which = "" if len(job.sources) > 1 else f" with seed {job.seed} and"
     meaning = "Its scores are those of the others, and flatter it." if method.metrics else "It has no scores."
     return (
-        f"{len(method.failed)} of {planned} runs of {method.name} failed, the first with seed {job.seed} and exit "
+        f"{len(method.failed)} of {planned} runs of {method.name} failed, the first{which or ' with'} exit "
         f"code {state.code}: {state.line.rstrip('.')}. {meaning}"
     )
 
@@ -109,6 +116,11 @@ def describe(stats: dict[str, Any]) -> str:
 def _verdict(name: str, stats: dict[str, Any], values: dict[str, Any], seeds: Sequence[int]) -> str:
     """What can be said of a method; see docs/evaluation.md for the rule."""
     base, plus = values["baseline"], stats["difference"]
+    if plus["test"] == ONE_MODEL:
+        return (
+            f"{name} has {values['metric']} {stats['mean']:.2f}, {plus['difference']:+.2f} against the mean of {base}: "
+            "it is one model of all seeds, without a spread over them, so the difference is described and not tested."
+        )
     if plus["p"] is None or stats["missing"]:
         more, beyond = _count(stats["missing"], "seed"), stats["missing"] - stats["waiting"]
         further = [*seeds, *range(max(seeds) + 1, max(seeds) + 1 + beyond)]
@@ -123,7 +135,8 @@ def _verdict(name: str, stats: dict[str, Any], values: dict[str, Any], seeds: Se
     if why:
         return f"{name} against {base}: {why}. The difference is {plus['difference']:+.2f}."
     low, high = plus["interval"]
-    cost = "" if stats["time"] is None else f", at {stats['time']:.2f} times the {values['cost']}"
+    paid = "the free arm's own time is" if stats["free"] else "at"
+    cost = "" if stats["time"] is None else f", {paid} {stats['time']:.2f} times the {values['cost']}"
     text = (
         f"{plus['difference']:+.2f} {values['metric']} (95% interval {low:+.2f} to {high:+.2f}, corrected "
         f"p = {stats['holm']:.2g}){cost}"
@@ -173,6 +186,7 @@ def _count(count: int, what: str) -> str:
 def tables_of(results: Results, values: dict[str, Any]) -> list[Table]:
     """Quality, then stability and cost, then settings, then drift and retention, then the other scores."""
     tables = [_quality_table(values), _stability_table(values, results.metric == "rougeL"), settings_table(results)]
+    tables += [search_table(values)] if values["search"] else []
     tables += drift.tables(values["drift"], values["baseline"])
     return [*tables, _others_table(values)] if values["others"] else tables
 
@@ -201,16 +215,19 @@ def _stability_table(values: dict[str, Any], texts: bool) -> Table:
     columns = ["method", "sd", "95% interval of the sd", "failed", "collapsed", *varied.values(), *alike.values()]
     columns += [f"{values['cost']}, seconds (median)", f"time / {base}"]
     rows = [
-        [name, stats["sd"], pair(stats["sd_interval"]), f"{stats['failed']} of {values['planned']}",
+        [name, stats["sd"], pair(stats["sd_interval"]), f"{stats['failed']} of {stats['planned']}",
          f"{stats['collapse']['collapsed']} of {stats['collapse']['of']}", *(stats["collapse"][key] for key in varied),
          *((stats["agreement"] or {}).get(key) for key in alike), stats["seconds"], _times(stats)]
         for name, stats in methods.items()
     ]  # fmt: skip
     rows += [
-        [name, None, "", f"{stats['failed']} of {values['planned']}", "", *[None] * (len(varied) + len(alike) + 2)]
+        [name, None, "", f"{stats['failed']} of {stats['planned']}", "", *[None] * (len(varied) + len(alike) + 2)]
         for name, stats in values["without"].items()
     ]
-    return Table("Stability and cost", columns, rows)
+    free = (
+        "; of free arms the time is that of making and scoring them" if any(s["free"] for s in methods.values()) else ""
+    )
+    return Table(f"Stability and cost{free}", columns, rows)
 
 
 def _times(stats: dict[str, Any]) -> str | None:
@@ -235,17 +252,19 @@ def _others_table(values: dict[str, Any]) -> Table:
 def settings_table(results: Results) -> Table:
     """What every method changes about the baseline's settings."""
     plan = results.plan
-    base = plan.resolved.get(plan.baseline, {})
+    base = plan.settings_of(plan.baseline)
     rows = []
     for name in plan.methods:
-        settings = plan.resolved.get(name, {})
+        settings = plan.settings_of(name)
         differs = [key for key, value in settings.items() if base.get(key, _NONE) != value and _tells(key, value)]
         gone = [
             f"no {key}" for key, value in base.items()
             if key not in settings and _tells(key, value) and not any(k.startswith(f"{key}.") for k in settings)
         ]  # fmt: skip
         changes = [*(_setting(key, settings[key]) for key in differs), *gone]
-        rows.append([name, plan.given.get(name, name), "; ".join(changes)])
+        if name in plan.arms:
+            changes = [f"not trained: seqreg soup {' '.join(ARMS[name])} of {plan.baseline}".replace("  ", " ")]
+        rows.append([name, f"--arm {name}" if name in plan.arms else plan.given.get(name, name), "; ".join(changes)])
     return Table(CHANGES, ["method", "--terms", f"settings that differ from {plan.baseline}"], rows)
 
 
@@ -263,7 +282,9 @@ def _difference_cells(stats: dict[str, Any], values: dict[str, Any]) -> list[Any
         return ["", "", "", "", "baseline"]
     plus = stats["difference"]
     p, corrected = ("" if value is None else f"{value:.2g}" for value in (plus["p"], stats["holm"]))
-    if plus["p"] is None or stats["missing"]:
+    if plus["test"] == ONE_MODEL:
+        word = "one model: not tested"
+    elif plus["p"] is None or stats["missing"]:
         word = f"{_count(stats['missing'], 'seed')} more needed"
     elif values["examples"] < values["examples_needed"]:
         word = f"none: {values['examples']} test examples"
@@ -297,6 +318,8 @@ def verdict_table(values: dict[str, Any]) -> rich.table.Table:
     fallen = [f"{n} with {stats['collapse']['collapsed']} of {stats['n']}" for n, stats in methods.items()
               if stats["collapse"]["collapsed"]]  # fmt: skip
     caption = f"{values['examples']} test examples; time is the {values['cost']} over {base}'s"
+    free = [name for name, stats in methods.items() if stats["free"]]
+    caption += f", of {', '.join(free)} that of making and scoring it" if free else ""
     caption += f"; collapsed: {', '.join(fallen)} seeds" if fallen else ""
     table = rich.table.Table(title=plain(_title(values)), caption=plain(caption))
     for place, head in enumerate(["method", "seeds", "mean", "sd", "max", f"minus {base}", "p (Holm)", "time"]):
@@ -304,7 +327,11 @@ def verdict_table(values: dict[str, Any]) -> rich.table.Table:
     for name, stats in methods.items():
         plus, _, _, corrected, _ = _difference_cells(stats, values)
         if "difference" in stats:
-            corrected = "too few seeds" if stats["missing"] else "no verdict" if _unjudged(stats, values) else corrected
+            one = stats["difference"]["test"] == ONE_MODEL
+            corrected = (
+                "one model" if one else "too few seeds" if stats["missing"] else
+                "no verdict" if _unjudged(stats, values) else corrected
+            )  # fmt: skip
         cells = [cell(stats[key]) for key in ("n", "mean", "sd", "max")]
         table.add_row(plain(name), *cells, plus, corrected, _times(stats) or "")
     for name, stats in values["without"].items():

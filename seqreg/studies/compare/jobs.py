@@ -55,6 +55,9 @@ def state(job: Job) -> JobState:
     """How a run stands, from its files alone."""
     if finished_record(job) is not None:
         return JobState(FINISHED, 0)
+    for source in job.sources:
+        if (made_of := state(source)).kind == FAILED:
+            return JobState(FAILED, made_of.code, f"{source.title}, which it is made of, failed: {made_of.line}")
     if not job.code.is_file():
         return JobState(OPEN)
     text = job.code.read_text(encoding="utf-8", errors="replace").strip()
@@ -124,7 +127,7 @@ def start(plan: ComparisonPlan, job: Job, trust: bool = False) -> subprocess.Pop
     """Start one run; what it prints goes to its log."""
     job.folder.parent.mkdir(parents=True, exist_ok=True)
     job.code.unlink(missing_ok=True)
-    say(f"{job.method}, seed {job.seed}: begins", "dim")
+    say(f"{job.title}: begins", "dim")
     with open_own(job.log, "a") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "seqreg.cli.main", *words(plan, job, trust)],
@@ -156,6 +159,8 @@ def score_in_words(job: Job) -> str:
     metrics = scores_of(job.folder)
     split = main_split(metrics["scores"], generates(metrics))
     numbers, name = metrics["scores"][split], deciding(metrics, split)
+    if job.trial:
+        return f"{numbers[name]:.2f} on {split}"
     return f"{name} {numbers[name]:.2f} on {split}" + (", collapsed" if numbers.get("collapsed") else "")
 
 
@@ -163,11 +168,11 @@ def _ended(job: Job, code: int, where: str) -> None:
     write_text(job.code, f"{code}\n")
     ended = state(job)
     if ended.kind == FINISHED:
-        say(f"{job.method}, seed {job.seed}: {score_in_words(job)}  ({where})")
+        say(f"{job.title}: {score_in_words(job)}  ({where})")
     else:
-        warn(f"{job.method}, seed {job.seed}: exit code {code}: {ended.line}  ({where}; {job.log})")
+        warn(f"{job.title}: exit code {code}: {ended.line}  ({where}; {job.log})")
     if code == 2:
-        raise BadInput(f"{job.method}, seed {job.seed}: {ended.line.removeprefix('seqreg: ')}")
+        raise BadInput(f"{job.title}: {ended.line.removeprefix('seqreg: ')}")
 
 
 def words(plan: ComparisonPlan, job: Job, trust: bool) -> list[str]:

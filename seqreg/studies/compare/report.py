@@ -17,6 +17,7 @@ from seqreg.errors import BadInput
 from seqreg.metrics.texts import PSEUDOVALUE
 from seqreg.studies.common.findings import FOLDER, Finding, findings
 from seqreg.studies.compare import conclusions, drift, figures, results
+from seqreg.studies.compare.arms import SOUPS
 from seqreg.studies.compare.export import latex_page, markdown_page
 from seqreg.studies.compare.jobs import finished_record
 from seqreg.studies.compare.results import Results
@@ -73,7 +74,7 @@ def report(folder: Path, output: Path | None, *, markdown: bool = False, latex: 
 def attached_findings(compared: Results) -> list[AttachedFinding]:
     """The findings of other studies of the comparison and of its runs."""
     places = [("all methods", compared.folder)]
-    places += [(f"{job.method}, seed {job.seed}", job.folder) for job in compared.plan.jobs(compared.folder)]
+    places += [(job.title, job.folder) for job in compared.plan.jobs(compared.folder)]
     return [
         AttachedFinding(about, finding, place / FOLDER)
         for about, place in places
@@ -85,7 +86,7 @@ def attached_findings(compared: Results) -> list[AttachedFinding]:
 def commands(compared: Results) -> list[str]:
     """What repeats every number: the comparison, its page, and every run alone."""
     plan, folder = compared.plan, compared.folder
-    lines = [["report", str(folder)], *(plan.words(job) for job in plan.jobs(folder))]
+    lines = [["report", str(folder)], *(plan.words(job) for job in [*plan.trials(folder), *plan.jobs(folder)])]
     return [plan.command(folder), *(shlex.join(["seqreg", *words]) for words in lines)]
 
 
@@ -118,7 +119,7 @@ def html(compared: Results, finding: Finding, others: list[AttachedFinding]) -> 
 def _about(compared: Results) -> list[tuple[str, str]]:
     """What a reader wants to know first: the model, the task, how large the test set is, and when it was trained."""
     plan = compared.plan
-    settings = plan.resolved.get(plan.baseline, {})
+    settings = plan.settings_of(plan.baseline)
     name, architecture = settings.get("model.name"), settings.get("model.architecture")
     ended = [(job.folder / RECORD).stat().st_mtime for job in plan.jobs(compared.folder) if finished_record(job)]
     days = sorted({datetime.fromtimestamp(time).date().isoformat() for time in ended})
@@ -165,7 +166,9 @@ def samples(compared: Results, count: int = 8) -> list[Sample]:
 def _sample(compared: Results, place: int, reference: str) -> Sample:
     outputs = []
     for method in compared.scored:
-        for seed, predictions in method.predictions.items():
+        one_model = method.name in SOUPS and method.name in compared.plan.arms  # shown beside every seed
+        shown = dict.fromkeys(compared.plan.seeds, next(iter(method.predictions.values()))) if one_model else None
+        for seed, predictions in (shown or method.predictions).items():
             line = predictions[place]
             words = marked(str(line["prediction"]), reference)
             outputs.append(SampleOutput(method.name, seed, words, 100 * _shown_score(line, compared.metric)))

@@ -78,6 +78,11 @@ class Results:
             seconds[name][seed] = value
         return what, seconds
 
+    def validation(self, name: str) -> float:
+        """The mean validation score of a method; that of the test set where there is no other."""
+        splits = [metrics["scores"] for metrics in self.methods[name].metrics.values()]
+        return float(np.mean([scores.get("validation", scores[self.split])["score"] for scores in splits]))
+
     @property
     def examples(self) -> int:
         """How many test examples every method was scored on."""

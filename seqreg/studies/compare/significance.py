@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import combinations
@@ -15,19 +16,23 @@ from seqreg.metrics.rouge.score import rouge
 from seqreg.metrics.statistics import Difference
 from seqreg.metrics.variety import spread, variety
 from seqreg.studies.compare import drift
+from seqreg.studies.compare.arms import SOUPS
 from seqreg.studies.compare.results import MethodResults, Results
+from seqreg.studies.compare.search import Search
 from seqreg.workbench.text.atomic_files import to_json, write_text
 
 BOTH, TWO_LEVEL = "seeds and examples", "two-level bootstrap"
+ONE_MODEL = "one model of all seeds, not tested"
 _PAIRS = 10
 """Pairs of seeds that agreement is measured on at most."""
 
 
 def measure(results: Results) -> dict[str, Any]:
     """All numbers of a comparison; `without` are methods that have no score, `chance` what intervals count."""
-    base, planned, seeds = results.plan.baseline, results.plan.methods[1:], results.plan.seeds
+    base, planned, seeds = results.plan.baseline, results.plan.tested, results.plan.seeds
     tested = {name: difference(results, name) for name in planned if results.methods[name].metrics}
     corrected = _corrected(tested, planned)
+    jobs = Counter(job.method for job in results.plan.jobs(results.folder))
     what, costs = results.costs()
     methods = {}
     for method in results.scored:
@@ -38,7 +43,8 @@ def measure(results: Results) -> dict[str, Any]:
             "agreement": agreement(method, results.metric == "rougeL"),
             "seconds": float(np.median(list(costs[name].values()))),
             "time": _relative_cost(costs[name], costs[base], results.common_seeds(name)),
-            "collapse": _collapse(method, results.texts),
+            "collapse": _collapse(method, results.texts), "planned": jobs[name], "free": name in results.plan.arms,
+            "validation": results.validation(name), "choices": _choices(method),
         }  # fmt: skip
         if name in tested:
             failed = {job.seed for some in (method, results.baseline) for job, _ in some.failed}
@@ -48,6 +54,10 @@ def measure(results: Results) -> dict[str, Any]:
                 "missing": statistics.missing(pairs, results.plan.alpha, len(planned)),
                 "waiting": len(seeds) - pairs - len(failed),
             }  # fmt: skip
+        elif name != base:
+            methods[name] |= {
+                "difference": asdict(_described(results, name)), "holm": None, "pairs": pairs, "missing": 0,
+            }  # fmt: skip
     first = next(iter(results.baseline.metrics.values()))
     return {
         "metric": results.metric, "greater_is_better": results.greater_is_better, "split": results.split,
@@ -55,12 +65,13 @@ def measure(results: Results) -> dict[str, Any]:
         "cost": what, "examples": results.examples, "examples_needed": statistics.EXAMPLES,
         "baseline": base, "planned": len(seeds), "methods": methods,
         "without": {
-            name: {"failed": len(method.failed), "open": len(method.open)}
+            name: {"failed": len(method.failed), "open": len(method.open), "planned": jobs[name]}
             for name, method in results.methods.items() if not method.metrics
         },
         "chance": BOTH if all(test.test == TWO_LEVEL for test in tested.values()) else "seeds alone",
         "signature": first["scores"][results.split].get("signature", ""),
         "others": {key: _other(results, key) for key in results.others},
+        "free": against_free_arms(results), "search": _search(results.plan.search),
         "drift": drift.measure({method.name: list(method.metrics.values()) for method in results.scored}, base),
     }  # fmt: skip
 
@@ -72,9 +83,53 @@ def _corrected(tested: Mapping[str, Difference], planned: Sequence[str]) -> dict
     return {name: holm[name] if name in known else None for name in tested}
 
 
-def difference(results: Results, name: str, metric: str | None = None) -> Difference:
-    """A method against the baseline: seeds and examples for texts, seeds for everything else."""
-    base, seeds = results.plan.baseline, results.common_seeds(name)
+def _described(results: Results, name: str, base: str = "", metric: str | None = None) -> Difference:
+    """The difference of means to one model of all seeds: it has no spread over seeds, so nothing is tested."""
+    means = [np.mean(list(results.scores(some, metric).values())) for some in (base or results.plan.baseline, name)]
+    return Difference(float(means[1] - means[0]), None, None, ONE_MODEL)
+
+
+def _choices(method: MethodResults) -> dict[str, list[Any]]:
+    """How the models of a free arm were chosen, by seed: shares of the trained weights, members of a soup."""
+    about = [metrics.get("soup", {}) for metrics in method.metrics.values()]
+    keys = ("alpha", "members", "kept_as_trained")
+    return {
+        key: [facts[key] for facts in about if key in facts] for key in keys if any(key in facts for facts in about)
+    }
+
+
+def against_free_arms(results: Results) -> dict[str, Any]:
+    """The free arm with the best validation score, and how every trained method does against it.
+
+    These tests are a family of their own, with Holm's correction over the trained methods.
+    """
+    arms = [name for name in results.plan.arms if results.methods[name].metrics]
+    if not arms:
+        return {}
+    best = (max if results.greater_is_better else min)(arms, key=results.validation)
+    planned = results.plan.trained[1:]
+    tested = {name: difference(results, name, base=best) for name in planned if results.methods[name].metrics}
+    corrected = _corrected(tested, planned)
+    return {
+        "arm": best, "validation": {arm: results.validation(arm) for arm in arms},
+        "methods": {name: {**asdict(test), "holm": corrected[name]} for name, test in tested.items()},
+    }  # fmt: skip
+
+
+def _search(search: Search) -> dict[str, Any]:
+    """Budget, trials, validation scores and choices; nothing without a search."""
+    if not search.budget:
+        return {}
+    stored = asdict(search)
+    return {**{key: stored[key] for key in ("budget", "trials", "scores", "chosen")}, "seeds": search.seeds}
+
+
+def difference(results: Results, name: str, metric: str | None = None, base: str = "") -> Difference:
+    """A method against the baseline or another: seeds and examples for texts, seeds for everything else."""
+    base = base or results.plan.baseline
+    if {name, base} & {*SOUPS} & {*results.plan.arms}:
+        return _described(results, name, base, metric)
+    seeds = [seed for seed in results.methods[base].metrics if seed in results.methods[name].metrics]
     if results.texts and seeds:
         return statistics.two_level(
             results.by_example(base, seeds, metric), results.by_example(name, seeds, metric), resamples=19_999

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shlex
 import shutil
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 from seqreg.errors import BadInput, Interrupted
 from seqreg.metrics.texts import greater_is_better
 from seqreg.studies.compare import jobs, plan
+from seqreg.studies.compare.arms import CHOOSING
 from seqreg.studies.compare.plan import ComparisonPlan, Job
 from seqreg.workbench.config.methods import BASELINE
 from seqreg.workbench.data import loading
@@ -33,13 +35,17 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 
 def compare(
     recipe: str, methods: Sequence[str], seeds: str, folder: Path, *, variants: Sequence[str] = (),
-    settings: Sequence[str] = (), alpha: float = 0.05, baseline: str = BASELINE, at_a_time: int = 1,
-    launcher: str | None = None, collect: bool = False, extend: bool = False, retry: bool = False,
-    keep_models: str | None = None, trust: bool = False,
+    settings: Sequence[str] = (), alpha: float = 0.05, baseline: str = BASELINE, arms: Sequence[str] = (),
+    search: int = 0, at_a_time: int = 1, launcher: str | None = None, collect: bool = False, extend: bool = False,
+    retry: bool = False, keep_models: str | None = None, trust: bool = False,
 ) -> ComparisonPlan | None:  # fmt: skip
     """Train what is missing; the plan if there is something to judge, None if the runs were left to a launcher.
 
+    First the trials of a search, then the runs, then the free arms: each needs what is before it.
+
     Args:
+        arms: free arms; see `seqreg.studies.compare.arms`
+        search: trials of every method; 0 for none
         at_a_time: runs at a time
         launcher: "print", or a command that takes a line of shell in place of {}
         collect: train nothing and write nothing, also while others train
@@ -54,8 +60,9 @@ def compare(
     if launcher not in (None, "print"):
         jobs.launcher_words(launcher)
     wanted, run = plan.make(
-        recipe, methods, seeds, variants=variants, settings=settings, alpha=alpha, baseline=baseline
-    )
+        recipe, methods, seeds, variants=variants, settings=settings, alpha=alpha, baseline=baseline, arms=arms,
+        search=search,
+    )  # fmt: skip
     exists = (folder / plan.PLAN).exists()
     chosen = plan.settle(folder, wanted, extend)
     if collect:
@@ -63,43 +70,126 @@ def compare(
             raise BadInput(
                 f"--collect: {folder} has no {'such ' if exists else ''}comparison yet: leave it out to begin"
             )
-        _to_do(chosen, folder)
-        return chosen
+        return _collect(chosen, folder)
     chosen = replace(chosen, keep_models=keep_models or (plan.read(folder).keep_models if exists else "best"))
-    loading.load(run.card, run.config.data)  # an error in the data is told once, not by every run
+    splits = loading.load(run.card, run.config.data)  # an error in the data is told once, not by every run
+    _check_choosing(chosen, splits.evaluations(run.card))
     with disk.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
             chosen.write(folder)
-            done, todo = _to_do(chosen, folder, retry)
-            if not todo:
-                prune(chosen, folder)
-                return chosen
-            say(KEEP[chosen.keep_models])
-            if launcher is None:
-                _train(chosen, folder, todo, at_a_time, done, trust)
-                return chosen
-            lines = jobs.shell_lines(chosen, todo, trust)
-            if launcher == "print":
-                print("\n".join(lines))
-            else:
-                jobs.submit(launcher, lines)
-                say(f"{len(todo)} runs submitted; gather them with the same command and --collect")
+            return _work(chosen, folder, at_a_time, launcher, retry, trust)
+
+
+def _collect(chosen: ComparisonPlan, folder: Path) -> ComparisonPlan | None:
+    """What can be judged; None while there are only trials of a search."""
+    if _unchosen(chosen):
+        _to_do(chosen, chosen.trials(folder), "trials")
+        say("no run yet: the same command without --collect, when all trials have ended, chooses and gives the runs")
+        return None
+    _to_do(chosen, chosen.jobs(folder), "runs")
+    return chosen
+
+
+def _check_choosing(chosen: ComparisonPlan, judged: Sequence[str]) -> None:
+    """Refuse to choose by the examples that the comparison is judged by."""
+    choosing = [f"--arm {arm}" for arm in chosen.arms if arm in CHOOSING] + ["--search"] * bool(chosen.search.budget)
+    if "validation" in judged and choosing:
+        raise BadInput(
+            f"{choosing[0]}: the task is judged by its validation set, which cannot choose settings too: give it a "
+            "test set, or a card with holdout"
+        )
+
+
+def _work(
+    chosen: ComparisonPlan, folder: Path, at_a_time: int, launcher: str | None, retry: bool, trust: bool
+) -> ComparisonPlan | None:
+    """Go through trials, runs and arms, and stop where the next cannot begin yet."""
+    for phase in ("trials", "runs", "arms"):
+        if phase == "trials" and not _unchosen(chosen):
+            continue
+        if phase == "arms" and not chosen.arms:
+            continue
+        everything = chosen.trials(folder) if phase == "trials" else chosen.jobs(folder)
+        everything = [job for job in everything if job.trial or bool(job.sources) == (phase == "arms")]
+        done, todo = _to_do(chosen, everything, phase, retry)
+        if todo and launcher is not None:
+            _launch(chosen, todo, launcher, phase, trust)
             return None
+        if todo:
+            say(
+                KEEP[chosen.keep_models] if phase != "trials" else "no model of a trial is kept, and no test set scored"
+            )
+            _train(chosen, folder, todo, at_a_time, done, trust)
+        if any(jobs.state(job).kind == jobs.OPEN for job in everything):  # stopped from outside: the next cannot begin
+            break
+        if phase == "trials":
+            chosen = _choose(chosen, folder)
+    prune(chosen, folder)
+    return chosen
 
 
-def _to_do(chosen: ComparisonPlan, folder: Path, retry: bool = False) -> tuple[int, list[Job]]:
-    """How many runs are finished, and those that are to be trained; says so."""
-    everything = chosen.jobs(folder)
+def _launch(chosen: ComparisonPlan, todo: Sequence[Job], launcher: str, phase: str, trust: bool) -> None:
+    lines = jobs.shell_lines(chosen, todo, trust)
+    if launcher == "print":
+        print("\n".join(lines))
+    else:
+        jobs.submit(launcher, lines)
+        say(f"{len(todo)} {phase} submitted; gather them with the same command and --collect")
+    later = [
+        *(["the runs"] if phase == "trials" else []),
+        *(["the free arms"] if chosen.arms and phase != "arms" else []),
+    ]
+    if later:
+        say(f"these are the {phase}; the same command again, when all have ended, gives {' and then '.join(later)}")
+
+
+def _unchosen(chosen: ComparisonPlan) -> list[str]:
+    """The methods whose settings are still to be chosen."""
+    return [name for name in chosen.search.trials if name not in chosen.search.chosen]
+
+
+def _choose(chosen: ComparisonPlan, folder: Path) -> ComparisonPlan:
+    """Choose the settings of every method by the validation scores of its trials, and write them down."""
+    scores: dict[str, list[float | None]] = {name: [] for name in _unchosen(chosen)}
+    sign = 1
+    for job in chosen.trials(folder):
+        if job.method in scores:
+            score = None
+            if jobs.finished_record(job) is not None:
+                score, sign = _validation_score(job)
+            scores[job.method].append(score)
+    chosen = plan.with_choices(chosen, scores, greater_is_better=sign > 0)
+    chosen.write(folder)
+    for name in scores:
+        say(f"{name}: {', '.join(chosen.search.settings(name)) or 'its recipe as it is'}")
+    return chosen
+
+
+def _to_do(chosen: ComparisonPlan, everything: Sequence[Job], phase: str, retry: bool = False) -> tuple[int, list[Job]]:
+    """How many of some runs are finished, and those that are to be trained; says so."""
     for job in everything:
         if (record := jobs.finished_record(job)) is not None:
             plan.check_record(chosen, job, record)
     kinds = {job: jobs.state(job).kind for job in everything}
     wanted = {jobs.OPEN, jobs.FAILED} if retry else {jobs.OPEN}
-    todo = [job for job in everything if kinds[job] in wanted]
+    todo = [job for job in everything if kinds[job] in wanted and _can_begin(job)]
     done = list(kinds.values()).count(jobs.FINISHED)
-    say(f"{len(everything)} runs: {done} finished, {len(todo)} to do")
+    say(f"{len(everything)} {phase}: {done} finished, {len(todo)} to do")
     return done, todo
+
+
+def _can_begin(job: Job) -> bool:
+    """Whether the runs that an arm is made of are finished; refuses to begin without their models."""
+    if any(jobs.finished_record(source) is None for source in job.sources):
+        return False
+    for source in job.sources:
+        if (source.folder / REMOVED).is_file():
+            raise BadInput(
+                f"--arm {job.method}: the model of {source.title} was not kept: {source.folder / REMOVED} says how to "
+                "train it again"
+            )
+    return True
 
 
 def _train(chosen: ComparisonPlan, folder: Path, todo: Sequence[Job], at_a_time: int, done: int, trust: bool) -> None:
@@ -115,12 +205,26 @@ def _train(chosen: ComparisonPlan, folder: Path, todo: Sequence[Job], at_a_time:
 
 
 def prune(chosen: ComparisonPlan, folder: Path) -> None:
-    """Remove the models of finished runs that the plan does not keep; scores, predictions and curves stay."""
+    """Remove the models of finished runs that the plan does not keep; scores, predictions and curves stay.
+
+    Those that free arms are made of stay until the arms are scored.
+    """
+    for job in chosen.trials(folder):
+        if jobs.finished_record(job) is not None and _has_model(job):
+            _remove_model(chosen, job)
     if chosen.keep_models == "all":
         return
+    everything = chosen.jobs(folder)
+    needed = {source for job in everything for source in job.sources if jobs.finished_record(job) is None}
     for name in chosen.methods:
-        done = [j for j in chosen.jobs(folder) if j.method == name and jobs.finished_record(j) and _has_model(j)]
-        best = max(done, key=_validation_score) if done and chosen.keep_models == "best" else None
+        if any(job.method == name for job in needed):  # its arms are to be made of them
+            continue
+        done = [j for j in everything if j.method == name and jobs.finished_record(j) and _has_model(j)]
+        best = (
+            max(done, key=lambda job: math.prod(_validation_score(job)))
+            if done and chosen.keep_models == "best"
+            else None
+        )
         for job in done:
             if job != best:
                 _remove_model(chosen, job)
@@ -130,19 +234,20 @@ def _has_model(job: Job) -> bool:
     return (job.folder / "config.json").is_file() and (job.folder / METRICS).is_file()
 
 
-def _validation_score(job: Job) -> float:
-    """What chooses between seeds, the larger the better: of the validation set, for the test set must not choose."""
+def _validation_score(job: Job) -> tuple[float, int]:
+    """The score that chooses, of the validation set, for the test set must not; and 1, or -1 where lower is better."""
     metrics = scores_of(job.folder)
     scores = metrics["scores"]
     split = "validation" if "validation" in scores else main_split(scores, True)
-    return float(scores[split]["score"]) * (1 if greater_is_better(deciding(metrics, split)) else -1)
+    return float(scores[split]["score"]), 1 if greater_is_better(deciding(metrics, split)) else -1
 
 
 def _remove_model(chosen: ComparisonPlan, job: Job) -> None:
     again = shlex.join(["seqreg", *chosen.words(job), "--overwrite"])
+    why = "a trial of --search" if job.trial else f"--keep-models {chosen.keep_models}"
     write_text(
         job.folder / REMOVED,
-        f"seqreg compare has removed the model (--keep-models {chosen.keep_models}). This trains it again:\n{again}\n",
+        f"seqreg compare has removed the model ({why}). This makes it again:\n{again}\n",
     )
     for pattern in (*_WEIGHTS, "config.json"):
         for path in job.folder.glob(pattern):

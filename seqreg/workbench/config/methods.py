@@ -13,7 +13,7 @@ BASELINE = "baseline"
 _NAME = re.compile(r"\w[\w.+=-]{0,99}")
 _NEXT_RECIPE = re.compile(r"\+(?=[A-Za-z_./~])")  # and not the + of 1e+3
 _NEXT_SETTING = re.compile(r",(?=[\w.]+=)")  # and not a comma inside a value
-_FOLDERS = ("evidence",)
+_FOLDERS = ("evidence", "search")
 _HOW = "expected [NAME=]RECIPE[:key=value,...], such as r3f, r3f:weight=1.0, strong=r3f:weight=1.0 or r3f+rdrop"
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,8 @@ class Run:
     Args:
         trust: whether the person who started it trusts code that comes with a model; in no file, and never saved
         note: what its size says about its scores
+        search: the values that its recipes of terms declare for a search, by dotted key; without keys that were set by
+            the command line
     """
 
     config: Config
@@ -41,6 +44,7 @@ class Run:
     origins: Overlay
     trust: bool = False
     note: str = ""
+    search: dict[str, list[Any]] = field(default_factory=dict)
 
     @functools.cached_property
     def criterion(self) -> Criterion:
@@ -111,12 +115,15 @@ def resolve(
     method = "-".join(method.name for method in chosen if method.name != BASELINE) or BASELINE
     stack.values.setdefault("output", f"runs/{name}/{method}")
     config = checked(Config, stack.values, stack.origin)
-    run = Run(config, card, stack, trust, note)
+    search = {key: values for part in parts for key, values in part.search().items() if not _is_given(stack, key)}
+    run = Run(config, card, stack, trust, note, search)
     _check_paths(config, paths)
     if build_terms:
         if foreign and not trust:
             _refuse_modules(config, stack)
         _check_terms(run)
+        for part in parts:
+            _check_search(run, part)
     if card.kind == "generation" and config.evaluation.resamples < 1:
         where = stack.origin("evaluation.resamples")
         raise BadInput(f"{where}: evaluation.resamples=0: texts are scored with intervals: expected 1 or more")
@@ -157,38 +164,50 @@ class _TermRecipe:
         self.part, self.origin = part, ""
         self.values: dict[str, Any] = {}
         self.regression: dict[str, Any] = {}
+        self._search: dict[str, Any] = {}
         if part.recipe == BASELINE:
             return
         path = lookup.find("recipes/terms", part.recipe)
         self.origin, self.values = str(path), overlay.read(path)
         self.regression = _mapping(self.values.pop("regression", None), f"{path}: regression")
+        self._search = _mapping(self.values.pop("search", None), f"{path}: search")
         _only(self.values, ("terms", "model", "optimisation", "loss"), str(path))
         for section, keys in {"optimisation": ("update",), "loss": ("loss", "label_smoothing")}.items():
             if isinstance(self.values.get(section), dict):
                 _only(self.values[section], keys, f"{path}: {section}")
 
     def settings(self) -> Iterator[tuple[list[str], str]]:
-        """The settings that the method has of its own: below which keys, and `key=value`.
+        """The settings that the method has of its own: below which keys, and `key=value`."""
+        for setting in self.part.settings:
+            key, equals, value = setting.partition("=")
+            under, key = self._place(key.strip(), f"--terms {self.part}")
+            yield under, f"{key}{equals}{value}"
+
+    def search(self) -> dict[str, list[Any]]:
+        """The values to try in a search, by dotted key."""
+        space = {}
+        for key, values in self._search.items():
+            under, name = self._place(str(key), f"{self.origin}: search")
+            if not isinstance(values, list) or not values or any(values.count(value) > 1 for value in values):
+                raise BadInput(f"{self.origin}: search.{key}={values!r}: expected a list of different values to try")
+            space[".".join([*under, name])] = values
+        return space
+
+    def _place(self, key: str, where: str) -> tuple[list[str], str]:
+        """Below which keys a key of this recipe is, and what it is called there.
 
         A key of a section, such as optimisation.learning_rate, is taken as it is; any other is a key of the term.
         """
         terms = list(self.values["terms"]) if isinstance(self.values.get("terms"), dict) else []
-        for setting in self.part.settings:
-            key = setting.partition("=")[0].strip()
-            first, _, rest = key.partition(".")
-            if first in _SECTIONS and rest and (first != "terms" or rest.partition(".")[0] in terms):
-                yield [], setting
-            elif len(terms) == 1 and key not in terms:
-                yield ["terms", terms[0]], setting
-            elif rest and first in terms:
-                yield ["terms", first], setting.strip().partition(".")[2]
-            else:
-                which = (
-                    f"has the terms {', '.join(terms)}: say of which, as in {terms[0]}.{key}"
-                    if terms
-                    else "has no term"
-                )
-                raise BadInput(f"--terms {self.part}: {key}: {self.part.recipe} {which}")
+        first, _, rest = key.partition(".")
+        if first in _SECTIONS and rest and (first != "terms" or rest.partition(".")[0] in terms):
+            return [], key
+        if len(terms) == 1 and key not in terms:
+            return ["terms", terms[0]], key
+        if rest and first in terms:
+            return ["terms", first], rest
+        which = f"has the terms {', '.join(terms)}: say of which, as in {terms[0]}.{key}" if terms else "has no term"
+        raise BadInput(f"{where}: {key}: {self.part.recipe} {which}")
 
 
 def resolve_method(
@@ -348,6 +367,17 @@ def _refuse_modules(config: Config, stack: Overlay) -> None:
 def _check_terms(run: Run) -> None:
     """Build the criterion, so that a misspelt term or setting is found before anything else happens."""
     config, stack = run.config, run.origins
+    _check_each_term(config, stack)
+    try:
+        if config.terms:
+            _ = run.criterion
+    except BadInput as error:
+        raise BadInput(f"{stack.origin('terms')}: {error}") from None
+    _check_update(config, stack)
+
+
+def _check_each_term(config: Config, stack: Overlay) -> None:
+    """Build every term by itself."""
     for name, settings in config.terms.items():
         from seqreg.build import build_term  # which imports torch
 
@@ -360,11 +390,12 @@ def _check_terms(run: Run) -> None:
             key = f"terms.{name}.mode"
             fix = "set data.unlabelled=FILE, texts without labels, or choose 'joint'"
             raise BadInput(f"{stack.origin(key)}: {key}='alternate': {fix}")
-    try:
-        if config.terms:
-            _ = run.criterion
-    except BadInput as error:
-        raise BadInput(f"{stack.origin('terms')}: {error}") from None
+
+
+def _check_update(config: Config, stack: Overlay) -> None:
+    """Build the change of the optimizer's step, if there is one: this imports torch."""
+    if not config.optimisation.update:
+        return
     try:
         config.update()
     except BadInput as error:
@@ -373,6 +404,25 @@ def _check_terms(run: Run) -> None:
         key, line = error.under(path, settings or {})
         line = f"optimisation.{error}" if key == path else line
         raise BadInput(f"{stack.origin(key)}: {line}") from None
+
+
+def _is_given(stack: Overlay, key: str) -> bool:
+    """Whether a key was set by a person, for all methods or for this one: a search leaves it as it is."""
+    return stack.origin(key).startswith(("command line", "--terms "))
+
+
+def _check_search(run: Run, part: _TermRecipe) -> None:
+    """Refuse values for a search that a run could not have."""
+    for key, values in part.search().items():
+        for value in values:
+            tried = Overlay()
+            tried.values, tried.origins = copy.deepcopy(run.origins.values), dict(run.origins.origins)
+            for name in reversed(key.split(".")):
+                value = {name: value}
+            tried.add(value, f"{part.origin}: search")
+            config = checked(Config, tried.values, tried.origin)
+            _check_each_term(config, tried)
+            _check_update(config, tried)
 
 
 PATHS = ("data.path", "model.name", "output")

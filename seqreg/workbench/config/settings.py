@@ -84,6 +84,8 @@ class Model(Section):
                 "set one of model.name (pretrained) and model.architecture (from scratch), and the other to null"
             )
         self._check_tokenizers()
+        if self.lora is not None and self.name is None:
+            raise ValueError("model.lora: adapters are for a pretrained model: set model.name, or model.lora=null")
         if self.lora is not None and self.head == "r4f":
             raise ValueError("model.lora and model.head=r4f: a normalised head is trained as a whole: set one of them")
         for key, value in _pairs(self.settings):
@@ -231,6 +233,8 @@ class Optimisation(Section):
         update: a change of the optimizer's step, by name with its settings: {stochastic: {alpha: 0.6, beta: 1.0}} (of
             RoAST, and UEGR's backward stage), {selective: {ratio: 0.3}}, {child_tuning_f: {}} or {child_tuning_d: {}};
             see `seqreg.selective_update`
+        ema_decay: also keep an exponential moving average of the weights, and save it beside the model, in
+            ema.safetensors; the run stays what it is. At step t the decay is at most (1 + t) / (10 + t). null for none
     """
 
     learning_rate: float = Field(default=3e-5, gt=0, le=100)
@@ -252,6 +256,7 @@ class Optimisation(Section):
     gradient_checkpointing: bool = False
     nonfinite_patience: Count = 3
     update: dict[str, dict[str, Any] | None] | None = None
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     @model_validator(mode="after")
     def _ends(self) -> Optimisation:
@@ -292,6 +297,8 @@ class EvaluationSettings(Section):
         per_device_eval_batch_size: examples in one pass on one device
         eval_before_training: also evaluate the untrained model
         load_best_model_at_end: keep the checkpoint with the best validation score instead of the last
+        test_sets: score the trained model on the sets that it is judged by in the end too; false, as in the trials of a
+            search, for the validation set alone
         drift_examples: how far the trained model is from the one that it started from is measured on so many examples
             of the validation set, by a fixed sample; 0 for not at all. Costs two passes over them when the run ends,
             and the memory of a second model
@@ -307,6 +314,7 @@ class EvaluationSettings(Section):
     per_device_eval_batch_size: Length = 16
     eval_before_training: bool = False
     load_best_model_at_end: bool = False
+    test_sets: bool = True
     drift_examples: Natural = 200
     retention: bool = True
     early_stopping_patience: Natural = 0
@@ -391,6 +399,16 @@ class Config(Section):
             raise ValueError(
                 f"evaluation.early_stopping_patience={self.evaluation.early_stopping_patience} needs "
                 "evaluation.eval_steps > 0"
+            )
+        if self.optimisation.ema_decay is not None and self.model.lora is not None:
+            raise ValueError(
+                f"optimisation.ema_decay={self.optimisation.ema_decay:g}: adapters are not averaged: set it to null, or "
+                "model.lora"
+            )
+        if self.optimisation.ema_decay is not None and self.model.head == "r4f":
+            raise ValueError(
+                f"optimisation.ema_decay={self.optimisation.ema_decay:g}: an average of a normalised head is none: set "
+                "it to null, or model.head=plain"
             )
         return self
 

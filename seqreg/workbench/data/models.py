@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from seqreg.integrations.hf import r4f
 from seqreg.integrations.hf.model import special, unwrap
 from seqreg.workbench.config.cards import Card
 from seqreg.workbench.config.settings import Config
-from seqreg.workbench.data import weights
+from seqreg.workbench.data import adapters, weights
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.data.symbols import symbol_tokenizers
 from seqreg.workbench.data.tokenizers import TARGET, TwoTokenizers, train_tokenizer
@@ -32,6 +33,22 @@ _drawn: WeakKeyDictionary[torch.nn.Module, frozenset[str]] = WeakKeyDictionary()
 def drawn_anew(model: Any) -> frozenset[str]:
     """Names of the parameters of a pretrained model that are not pretrained: of a new head, and the pooler below it."""
     return _drawn.get(unwrap(model), frozenset())
+
+
+def pretrained_digest(model: Any, config: Config) -> str:
+    """SHA-256 of the weights of a starting model that were pretrained, with names and shapes; "" for one from scratch.
+
+    It is the same for all seeds: a head that is drawn, or normalised, does not count.
+    """
+    if config.model.name is None:
+        return ""
+    digest, new = hashlib.sha256(), drawn_anew(model)
+    for name, parameter in sorted(adapters.plain_parameters(model).items()):
+        if name not in new and ".parametrizations." not in name:
+            values = parameter.detach().cpu().contiguous().flatten()
+            digest.update(f"{name} {list(parameter.shape)} {parameter.dtype}\n".encode())
+            digest.update(values.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def load_tokenizer(config: Config, examples: Sequence[Example] = (), *, trust: bool = False) -> Any:

@@ -20,6 +20,7 @@ from seqreg.workbench.config.settings import Config
 from seqreg.workbench.data import weights
 from seqreg.workbench.data.batches import GroupedOrder
 from seqreg.workbench.run import checkpoints, disk
+from seqreg.workbench.run.ema import WeightEMA
 from seqreg.workbench.run.nonfinite import NonfiniteSteps
 from seqreg.workbench.run.run_directory import RunDirectory, covers
 from seqreg.workbench.run.signals import Signals
@@ -66,6 +67,12 @@ class CheckpointingTrainer(RegularizedTrainer):
         self._evaluation_due = False
         self.not_better = 0
         """Evaluations since the best one, of the checkpoint that is loaded."""
+        decay = options.config.optimisation.ema_decay
+        if decay is not None and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+            raise BadInput(f"optimisation.ema_decay={decay:g}: weights in shards are not averaged: train it with DDP")
+        if options.config.model.lora is not None and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+            raise BadInput("model.lora: adapters are not taken into weights in shards: train it with DDP")
+        self.ema = None if decay is None else WeightEMA(decay)
         self._source = ""
         """The folder that is loaded from."""
 
@@ -129,8 +136,14 @@ class CheckpointingTrainer(RegularizedTrainer):
         self._save_scaler(str(aside))
         self._save_rng_state(str(aside))
         (aside / self._progress_file).write_text(json.dumps(self._progress()), encoding="utf-8")
+        self.save_ema(aside)
         if self.args.should_save:
             self.state.save_to_json(str(aside / "trainer_state.json"))
+
+    def save_ema(self, folder: Path) -> None:
+        """The average of the weights, if one is kept."""
+        if self.ema is not None and self.args.should_save:
+            self.ema.save(folder)
 
     def save_weights(self, folder: Path) -> None:
         """The weights and what the terms remember."""
@@ -238,6 +251,9 @@ class CheckpointingTrainer(RegularizedTrainer):
         progress = self._read(stored_json.Progress, self._progress_file) if stored else None
         if options.directory is not None:
             options.directory.settle()
+        if self.ema is not None:
+            with _loading(self._source, "the average of the weights is"):
+                self.ema.begin(self.model, Path(self._source) if self._source else None)
         self.clock = self.saved = time.monotonic()
         self.state.compute_steps(self.args, last)  # a loaded state brings the old intervals
         if progress is None:

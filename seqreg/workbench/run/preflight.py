@@ -32,10 +32,10 @@ def check_disk_space(run: Run, model: Any, folder: Path) -> int:
     """
     config = run.config
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    term_state = sum(term.stateful for term in run.criterion.terms)
+    averages = sum(term.stateful for term in run.criterion.terms) + (config.optimisation.ema_decay is not None)
     update = config.update()
     stored = weights if config.model.lora is None else sum(p.nbytes for p in model.parameters() if p.requires_grad)
-    size = int(stored * (1 + OPTIMIZER_STATE[config.optimisation.optim] + term_state))
+    size = int(stored * (1 + OPTIMIZER_STATE[config.optimisation.optim] + averages))
     size += 0 if update is None else update.state_bytes * sum(p.numel() for p in model.parameters())
     saves = config.checkpoints.save_steps or config.checkpoints.save_minutes
     count = config.checkpoints.save_total_limit + 1 + config.evaluation.load_best_model_at_end if saves else 0

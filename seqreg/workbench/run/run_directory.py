@@ -58,6 +58,7 @@ class RunRecord:
         retention: the same on every task of data.also
         files: of the model when it was finished: size and SHA-256 of each
         outline: of every split of the data, to tell what has changed
+        pretrained: SHA-256 of the pretrained weights that it started from, the same for all seeds; "" from scratch
     """
 
     run: str
@@ -69,6 +70,7 @@ class RunRecord:
     retention: dict[str, stored_json.Before] = field(default_factory=dict)
     files: dict[str, Any] = field(default_factory=dict)
     outline: dict[str, stored_json.Outline] = field(default_factory=dict)
+    pretrained: str = ""
 
     @classmethod
     def of(cls, run: Run) -> RunRecord:
@@ -303,7 +305,12 @@ class RunDirectory:
 
     def _resume(self, stored: RunRecord) -> Path | None:
         self.record = replace(
-            self.record, run=stored.run, start=stored.start, before=stored.before, retention=stored.retention
+            self.record,
+            run=stored.run,
+            start=stored.start,
+            before=stored.before,
+            retention=stored.retention,
+            pretrained=stored.pretrained,
         )
         checkpoint = checkpoints.newest(self.folder, stored.run)
         if checkpoint is None and self.resume:

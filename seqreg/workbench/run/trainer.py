@@ -231,6 +231,8 @@ class StopAndSaveCallback(TrainerCallback):
         trainer = self.trainer
         trainer.cpu_seconds += time.process_time() - self.start[0]
         trainer.step_seconds += time.perf_counter() - self.start[1]
+        if trainer.ema is not None:  # not a part of the step: the times are those of a run without it
+            trainer.ema.update(trainer.model)
         if state.global_step >= state.max_steps:
             control.should_log = True  # also what is left since the last of `logging.logging_steps`
         if trainer.stopping():

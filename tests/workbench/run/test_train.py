@@ -357,7 +357,8 @@ def test_w5_a_run_says_once_that_a_term_does_nothing(tmp_path: Path) -> None:
         train.make_trainer(train.prepare(run), tmp_path / "run").train()
     said = [str(one.message) for one in caught if issubclass(one.category, Advice)]
     assert len(said) == 1
-    assert said[0].endswith("does nothing on this model and batch: raise scale, such as scale=0.1 with relative=True")
+    remedy = "raise scale, such as scale=0.1 with relative=True, or give adapters lora_dropout=0.1"
+    assert said[0].endswith(f"does nothing on this model and batch: {remedy}")
 
 
 def test_the_criterion_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

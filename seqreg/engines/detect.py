@@ -1,0 +1,87 @@
+"""Which engine spreads a model over ranks, and what is refused under it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from seqreg.errors import BadInput
+
+Engine = Literal["", "DDP", "FSDP2", "FSDP1", "DeepSpeed", "tensor parallelism"]
+"""What spreads a model over ranks; empty where nothing does."""
+
+USE_FSDP2 = "use FSDP2 (torch.distributed.fsdp.fully_shard) or DistributedDataParallel"
+
+
+def world_size() -> int:
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if distributed else 1
+
+
+def _loaded(module: str, name: str) -> tuple[type, ...]:
+    """A class of a module, if that has been imported: nothing can be an instance of it otherwise."""
+    found = getattr(sys.modules.get(module), name, None)
+    return () if found is None else (found,)
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Whether a tensor is a DTensor: a shard of something larger, or known to be the same on several ranks."""
+    return isinstance(tensor, _loaded("torch.distributed.tensor", "DTensor"))
+
+
+def is_fsdp2(module: Any) -> bool:
+    return isinstance(module, _loaded("torch.distributed.fsdp", "FSDPModule"))
+
+
+def engine_of(model: nn.Module) -> Engine:
+    """The engine of a model, wrapped as it is trained."""
+    modules = list(model.modules())
+    ddp = any(isinstance(module, nn.parallel.DistributedDataParallel) for module in modules)
+    if any(is_fsdp2(module) for module in modules):
+        if ddp:
+            raise BadInput(
+                "DistributedDataParallel around a model that FSDP2 has sharded would average different shards: use one "
+                "of them"
+            )
+        return "FSDP2"
+    if any(isinstance(module, _loaded("torch.distributed.fsdp", "FullyShardedDataParallel")) for module in modules):
+        return "FSDP1"
+    parameters = list(model.parameters())
+    if type(model).__module__.startswith("deepspeed") or any(hasattr(each, "ds_id") for each in parameters):
+        return "DeepSpeed"
+    planned = any(getattr(module, "_tp_size", None) not in (None, 1) for module in modules)
+    if planned or any(is_sharded(each) for each in parameters):
+        return "tensor parallelism"
+    return "DDP" if ddp else ""
+
+
+def check_engine(model: nn.Module, asked: str) -> None:
+    """Refuse to train under another engine than the one that was asked for.
+
+    Args:
+        model: as it is trained, wrapped
+        asked: the setting that asks for FSDP, as the user wrote it; empty where none does
+    """
+    engine = engine_of(model)
+    if asked and engine not in ("FSDP2", "FSDP1"):
+        got = engine or "a model that nothing shards"
+        raise BadInput(
+            f"{asked} asks for FSDP, and Accelerate gave {got}: on CPUs it does so; leave it out, or call fully_shard "
+            "in a loop of your own"
+        )
+
+
+def refusal(engine: Engine, *, other_weights: bool = False) -> str:
+    """Why a loss or a term is refused under an engine, and what to use; empty where it is exact.
+
+    Args:
+        other_weights: whether it makes a pass with weights other than the model's own
+    """
+    if engine in ("DeepSpeed", "tensor parallelism"):
+        return f"{engine} has not been shown to give the gradient of one process: {USE_FSDP2}"
+    if engine == "FSDP1" and other_weights:
+        return f"FSDP1 cannot exchange weights for a pass: {USE_FSDP2}"
+    return ""

@@ -1,0 +1,120 @@
+"""Weights that FSDP2 (`torch.distributed.fsdp.fully_shard`) keeps as shards.
+
+Every module that `fully_shard` was called on owns a group of weights: shards between passes, whole inside them. What is
+done to weights outside of a pass is in this file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from seqreg.engines.detect import is_fsdp2, is_sharded, world_size
+from seqreg.errors import BadInput
+
+
+def full(tensor: Tensor) -> Tensor:
+    """All of a tensor, on every rank; where it is sharded every rank has to ask."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """A tensor on the device of a parameter, and cut as that is: what was saved whole is sharded, and the reverse."""
+    if is_sharded(parameter) and not is_sharded(tensor):
+        from torch.distributed.tensor import distribute_tensor
+
+        mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
+        return distribute_tensor(tensor.to(parameter.device), mesh, placements)
+    return (tensor if is_sharded(parameter) else full(tensor)).to(parameter.device)
+
+
+class Shards:
+    """The weights of a model that FSDP2 has sharded.
+
+    Args:
+        groups: the modules that `fully_shard` was called on
+    """
+
+    def __init__(self, groups: Sequence[Any]) -> None:
+        self.groups = groups
+        policies = {group._get_fsdp_state()._mp_policy.param_dtype for group in groups}
+        if len(policies) > 1:
+            raise BadInput(f"FSDP2: mp_policy.param_dtype is {_names(policies)} in one model: use one for all modules")
+        self.param_dtype: torch.dtype | None = policies.pop()
+        """What weights are cast to in every pass, whatever they are kept in."""
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Shards | None:
+        """The shards of a model; None where FSDP2 does not hold it."""
+        groups = [module for module in model.modules() if is_fsdp2(module)]
+        if not groups:
+            return None
+        for name, parameter in model.named_parameters():
+            mesh = getattr(parameter, "device_mesh", None)
+            if mesh is None:
+                continue  # whole at the moment, or left out
+            cut = [placement for placement in parameter.placements if not placement.is_replicate()]  # type: ignore[attr-defined]
+            if mesh.size() != world_size() or len(cut) > 1:
+                raise BadInput(
+                    f"FSDP2 holds {name} on a mesh of {mesh.size()} of {world_size()} ranks, cut {len(cut)} times: "
+                    "shard over all ranks, without tensor or pipeline parallelism"
+                )
+        return cls(groups)
+
+    def reshard(self) -> None:
+        """Free all whole weights; only shards are left, and what is done to them counts in the next pass."""
+        for group in self.groups:
+            group.reshard()
+
+    def owner(self, part: nn.Module) -> Any:
+        """The module whose group holds the weights of a part: the smallest around it."""
+        around = [group for group in self.groups if any(module is part for module in group.modules())]
+        return min(around, key=lambda group: sum(1 for _ in group.modules())) if around else None
+
+    @contextlib.contextmanager
+    def swapped(self, module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """Other values in the shards inside, rank by rank: the next pass gathers these."""
+        self.reshard()
+        own: dict[str, Tensor] = {}
+        try:
+            with torch.no_grad():
+                for name, parameter in module.named_parameters():
+                    if name in weights:
+                        own[name] = _local(parameter).clone()
+                        _local(parameter).copy_(_local(like(weights[name], parameter)))
+            yield
+        finally:
+            self.reshard()
+            with torch.no_grad():
+                for name, parameter in module.named_parameters():
+                    if name in own:
+                        _local(parameter).copy_(own[name])
+
+
+@contextlib.contextmanager
+def kept_whole(owner: Any, setting: Literal["post_forward_mesh_info", "reshard_after_backward"]) -> Iterator[None]:
+    """The weights of one group are not freed after a forward, or a backward, that ends inside: gathered once, they
+    serve all passes of a step."""
+    groups = [] if owner is None else owner._get_fsdp_state()._fsdp_param_groups
+    before = [(group, getattr(group, setting)) for group in groups]
+    try:
+        for group in groups:
+            setattr(group, setting, None if setting == "post_forward_mesh_info" else False)
+        yield
+    finally:
+        for group, value in before:
+            setattr(group, setting, value)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """The storage of a parameter on this rank."""
+    data = tensor.detach()
+    return data.to_local() if is_sharded(data) else data  # type: ignore[attr-defined]
+
+
+def _names(values: set[Any]) -> str:
+    return " and ".join(sorted(str(value) for value in values))

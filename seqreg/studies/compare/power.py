@@ -1,0 +1,95 @@
+"""`seqreg compare --plan`: what a comparison would run, and the smallest difference that it could find."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from seqreg.errors import BadInput
+from seqreg.metrics import statistics
+from seqreg.studies.compare import jobs
+from seqreg.studies.compare.arms import SOUPS
+from seqreg.studies.compare.plan import ComparisonPlan
+from seqreg.workbench.scores.results import generates, main_split, scores_of
+
+POWER = 0.8
+ASSUMED_SD = 1.0
+"""Points, where nothing is known yet."""
+
+
+@dataclass(frozen=True)
+class SpreadOfSeeds:
+    """The standard deviation of scores over seeds that a plan is judged with, in points, and where it is from."""
+
+    sd: float
+    source: str
+
+
+def spread_of_seeds(plan: ComparisonPlan, folder: Path, given: float | None) -> SpreadOfSeeds:
+    """What the command line gives, else that of finished runs of the baseline, else an assumption."""
+    if given is not None:
+        if not 0 < given < 1000:
+            raise BadInput(f"--sd {given:g}: expected a standard deviation over seeds in points, such as 1.0")
+        return SpreadOfSeeds(given, "given by --sd")
+    runs = [job for job in plan.jobs(folder) if job.method == plan.baseline]
+    scores = [_score(job.folder) for job in runs if jobs.finished_record(job) is not None]
+    if len(scores) > 1 and (sd := statistics.summary(scores).sd):
+        return SpreadOfSeeds(sd, f"of {len(scores)} finished runs of {plan.baseline} in {folder}")
+    return SpreadOfSeeds(
+        ASSUMED_SD, "an assumption: --sd gives another, and finished runs of the baseline the real one"
+    )
+
+
+def _score(folder: Path) -> float:
+    metrics = scores_of(folder)
+    return float(metrics["scores"][main_split(metrics["scores"], generates(metrics))]["score"])
+
+
+def preview(plan: ComparisonPlan, folder: Path, texts: bool, given_sd: float | None = None) -> dict[str, Any]:
+    """The numbers of a plan, before anything runs.
+
+    Args:
+        texts: whether the methods generate: their differences are paired by seed
+    """
+    spread, seeds, tests = spread_of_seeds(plan, folder, given_sd), len(plan.seeds), len(plan.tested)
+    everything = plan.jobs(folder)
+    smallest = statistics.detectable(spread.sd, seeds, tests, alpha=plan.alpha, power=POWER, paired=texts)
+    return {
+        "methods": plan.methods, "arms": plan.arms, "seeds": plan.seeds, "tests": tests, "alpha": plan.alpha,
+        "trials": len(plan.trials(folder)), "budget": plan.search.budget, "search_seeds": plan.search.seeds,
+        "runs": sum(not job.sources for job in everything), "evaluations": sum(bool(job.sources) for job in everything),
+        "sd": spread.sd, "sd_source": spread.source, "power": POWER, "smallest_difference": smallest,
+        "missing_seeds": statistics.missing(seeds, plan.alpha, tests) if tests else 0, "texts": texts,
+    }  # fmt: skip
+
+
+def sentences(numbers: dict[str, Any]) -> list[str]:
+    """The same in plain words."""
+    base, *others = numbers["methods"]
+    one_model = [name for name in numbers["arms"] if name in SOUPS]
+    lines = [
+        f"Methods: {base} (the baseline), {', '.join(others)}. Seeds: {', '.join(map(str, numbers['seeds']))}.",
+        f"{numbers['trials']} trials of a search, {numbers['runs']} runs, {numbers['evaluations']} free arms to score.",
+    ]
+    if numbers["budget"]:
+        seeds = ", ".join(map(str, numbers["search_seeds"]))
+        lines.append(
+            f"Every trained method has {numbers['budget']} trials on the validation set, with seeds that no run "
+            f"has ({seeds})."
+        )
+    if one_model:
+        lines.append(f"Not tested: {', '.join(one_model)}: a soup is one model of all seeds.")
+    if numbers["missing_seeds"]:
+        lines.append(
+            f"No verdict is possible: {numbers['tests']} tests need {numbers['missing_seeds']} more seeds per method "
+            f"before p can be at most {numbers['alpha']:g} without leaning on normality."
+        )
+    if numbers["smallest_difference"] is not None and numbers["tests"]:
+        beyond = "; other test examples come on top of it, as only seeds are counted here" if numbers["texts"] else ""
+        lines.append(
+            f"Smallest difference that is found with {100 * numbers['power']:.0f}% power, after Holm's correction over "
+            f"{numbers['tests']} tests at {numbers['alpha']:g}: {numbers['smallest_difference']:.2f} points, for an sd "
+            f"over seeds of {numbers['sd']:.2f} ({numbers['sd_source']}){beyond}."
+        )
+    return [*lines, "Nothing was run, and nothing was written."]

@@ -1,0 +1,216 @@
+"""Loss and gradient under DDP, FSDP2 and FSDP1 are those of one process, for every term; anything else is refused."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.fsdp import fully_shard
+
+from seqreg import BadInput, Criterion
+from seqreg.engines.detect import engine_of, is_sharded
+from seqreg.engines.shards import full
+from seqreg.integrations.hf import context, count
+from seqreg.selective_update import ChildTuningF
+from seqreg.terms.bregman import Bregman
+from seqreg.terms.r3f import R3F
+from seqreg.terms.rdrop import RDrop
+from seqreg.terms.smart import SMART
+from tests import support
+from tests.helpers import tiny_models
+from tests.helpers.engine_cases import R4F, TERMS, VOCAB, Case, Result, batch, gradients, make, on_ranks, status, wrap
+from tests.integrations.test_trainer import trainer
+
+EVERY = [Case("bart", term, engine) for engine in ("ddp", "fsdp2") for term in TERMS]
+EVERY += [Case("roberta", R4F, engine) for engine in ("ddp", "fsdp2")]
+SOME = [
+    *(Case("llama", term, "fsdp2", way="head") for term in ("r3f", "smart", "bregman", "jachess")),
+    *(Case("bart", term, "fsdp1") for term in ("base", "r3f", "bregman")),
+    Case("llama", "r3f", "fsdp2", way="root", unlabelled=True),
+    Case("llama", "jachess", "fsdp2", unlabelled=True),
+    Case("llama", "smart", "fsdp2", way="head", checkpointing=True),
+    *(Case("llama", term, "fsdp2", lora=True) for term in ("r3f", "bregman", "smart")),
+    *(Case("bart", term, "fsdp2", dtype=torch.bfloat16) for term in ("base", "r3f", "jachess")),
+]
+HEAD = (VOCAB + 1) * 16
+"""Numbers in the head; the shards are padded to one size."""
+GROUPS = {"head": HEAD, "layers": 2 * HEAD + 16}
+"""Numbers that are gathered with the head: alone, or with the embeddings and the last norm."""
+COUNTED = {"base": (), "r3f": (R3F(scale=0.1),), "smart": (SMART(steps=2),), "rdrop": (RDrop(),)}
+
+
+def _gathered_once(rank: int, world: int) -> dict[tuple[str, str], tuple[int, int]]:
+    """All-gathers and reduce-scatters of the group of the head in one step."""
+    seen: list[tuple[str, int]] = []
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("all_gather_single", "reduce_scatter_single"):
+            original = getattr(torch.distributed, name)
+
+            def counted(*args: Any, original: Any = original, name: str = name, **named: Any) -> Any:
+                sizes = [one.numel() for one in (*args, *named.values()) if isinstance(one, torch.Tensor)]
+                seen.append((name, max(sizes)))
+                return original(*args, **named)
+
+            patch.setattr(torch.distributed, name, counted)
+        for (way, size), (name, terms) in itertools.product(GROUPS.items(), COUNTED.items()):
+            case = Case("llama", "", "fsdp2", way=way)
+            net, one = wrap(make(case), case, world), batch(case, rank, world, 0)
+            whole = count(net, [one])
+            for _ in range(2):  # the first step also sets FSDP2 up
+                seen.clear()
+                Criterion(*terms)(context(net, one, step=0, count=whole)).total.backward()
+            found[way, name] = seen.count(("all_gather_single", size)), seen.count(("reduce_scatter_single", size))
+            group = (net.get_output_embeddings() if way == "head" else net)._get_fsdp_state()._fsdp_param_groups[0]
+            assert group.is_sharded
+            assert group.reshard_after_backward, "as it was"
+            assert (group.post_forward_mesh_info is not None) == (way == "head"), "as it was"
+    return found
+
+
+def _count_is_required(rank: int, world: int) -> None:
+    case = Case("bart", "", "fsdp2")
+    net, one = wrap(make(case), case, world), batch(case, rank, world, 0)
+    with pytest.raises(BadInput, match="pass count="):
+        context(net, one)
+    assert engine_of(net) == "FSDP2"
+    layerdrop = wrap(tiny_models.make("bart", encoder_layerdrop=0.5), case, world)
+    with pytest.raises(BadInput, match="FSDP2: layerdrop skips layers that other ranks gather"):
+        context(layerdrop, one, count=count(net, [one]))
+    mixed = make(case)
+    policy = torch.distributed.fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    fully_shard(mixed.model.encoder.layers[0], mp_policy=policy)
+    fully_shard(mixed)
+    with pytest.raises(BadInput, match=r"mp_policy\.param_dtype is None and torch\.bfloat16 in one model"):
+        context(mixed, one, count=count(net, [one]))
+    Criterion()(context(net, one, count=count(net, [one]))).total.backward()
+    with pytest.raises(BadInput, match="ChildTuningF: parameters are sharded"), ChildTuningF().around(net.parameters()):
+        pass
+
+
+def _nothing_stale(rank: int, world: int) -> None:
+    """Diagnostics between backward and the optimizer's step leave no whole weights behind."""
+    case = Case("gpt2", "", "fsdp2")
+    losses = []
+    for look in (False, True):
+        net, one = wrap(make(case), case, world), batch(case, rank, world, 0)
+        optimizer, criterion = torch.optim.SGD(net.parameters(), lr=0.5), Criterion(Bregman(weight=1.0, beta=0.5))
+        for step in range(2):
+            ctx = context(net, one, step=step, count=count(net, [one]))
+            torch.manual_seed(step)
+            criterion(ctx).total.backward()
+            if look:
+                numbers = criterion.diagnostics(ctx)
+                assert step == 0 or numbers["bregman/distance"] > 0
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.manual_seed(3)
+        losses.append(float(criterion(context(net, one, step=2, count=count(net, [one]))).total))
+    assert losses[0] == losses[1]
+
+
+def _average_is_sharded(rank: int, world: int) -> None:
+    """The average of Bregman is kept as shards, saved whole, and taken up again as it was."""
+    case = Case("llama", "", "fsdp2")
+    net, one = wrap(make(case), case, world), batch(case, rank, world, 0)
+    whole, optimizer = count(net, [one]), torch.optim.SGD(net.parameters(), lr=0.5)
+    criterion = Criterion(Bregman(weight=1.0, beta=0.5))
+
+    def step(number: int, using: Criterion) -> float:
+        torch.manual_seed(number)
+        optimizer.zero_grad()
+        report = using(context(net, one, step=number, count=whole))
+        report.total.backward()
+        return float(report.values["bregman"])
+
+    for number in range(2):
+        step(number, criterion)
+        optimizer.step()
+    kept = criterion.memory["bregman"]
+    assert all(is_sharded(value) for key, value in kept.items() if key.startswith("w/"))
+    state = {key: full(value).clone() for key, value in criterion.state_dict().items()}
+    again = Criterion(Bregman(weight=1.0, beta=0.5))
+    again.load_state_dict(state)
+    values = step(2, criterion), step(2, again)
+    assert values[0] == values[1] > 0
+    assert all(is_sharded(value) for key, value in again.memory["bregman"].items() if key.startswith("w/"))
+
+
+def _accumulates_without_communication(rank: int, world: int) -> None:
+    """Micro-batches before the last are not synchronised, and may be differentiated twice through a retained graph."""
+    case, found = Case("llama", "r3f", "fsdp2"), []
+    for late in (False, True):
+        net = wrap(make(case), case, world)
+        batches = [batch(case, rank, world, number) for number in range(2)]
+        whole = count(net, batches)
+        for number, one in enumerate(batches):
+            if late:
+                net.set_requires_gradient_sync(number == 1)
+            torch.manual_seed(number)
+            total = Criterion(R3F(scale=0.1))(context(net, one, step=0, count=whole)).total
+            if late:
+                total.backward(torch.tensor(0.25), retain_graph=True)
+                total.backward(torch.tensor(0.75))
+            else:
+                total.backward()
+        found.append(gradients(net))
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def _the_trainer_stops(rank: int, world: int) -> None:
+    """Accelerate takes DDP on CPUs where FSDP is asked for, and wraps it around what FSDP2 has sharded."""
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}
+    with tempfile.TemporaryDirectory() as out, pytest.MonkeyPatch.context() as patch:
+        for name, value in names.items():
+            patch.setenv(name, str(value))
+        patch.setenv("ACCELERATE_USE_FSDP", "false")
+        asked = trainer("bart", Path(out), max_steps=1, fsdp=True)
+        with pytest.raises(BadInput, match=r"^fsdp=True asks for FSDP, and Accelerate gave DDP: on CPUs it does so"):
+            asked.train()
+        patch.setenv("ACCELERATE_USE_FSDP", "false")
+        case = Case("bart", "", "fsdp2")
+        with pytest.raises(BadInput, match="the model is sharded by FSDP2 already, and Accelerate wraps it"):
+            trainer("bart", Path(out), max_steps=1, net=wrap(make(case), case, world))
+
+
+CHECKS = [
+    _count_is_required,
+    _nothing_stale,
+    _average_is_sharded,
+    _accumulates_without_communication,
+    _the_trainer_stops,
+]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
+    cases = [*EVERY, *SOME]
+    references = dict.fromkeys(case.reference for case in cases)
+    ranks = on_ranks(2, tmp_path_factory.mktemp("ranks"), [*references, *cases, _gathered_once, *CHECKS])
+    return {key: value for rank in ranks for key, value in rank.items()}
+
+
+@pytest.mark.parametrize("case", [*EVERY, *SOME], ids=str)
+def test_exact_or_refused(found: dict[Any, Any], case: Case) -> None:
+    policy = case.dtype is not None
+    column = {"ddp": "DDP", "fsdp1": "FSDP1", "fsdp2": "FSDP2, bf16 policy" if policy else "FSDP2"}[case.engine]
+    assert status(found, case) == support.expected(case.term, column)
+
+
+def test_the_head_is_gathered_once_and_its_gradient_scattered_once(found: dict[Any, Any]) -> None:
+    """However many passes and inner gradients there are; alone in its group, FSDP2 gathers it again for the backward of
+    a second pass."""
+    counts = found[_gathered_once]
+    assert not isinstance(counts, Result), counts.error
+    expected = dict.fromkeys(itertools.product(GROUPS, COUNTED), (1, 1))
+    assert counts == {**expected, ("head", "smart"): (2, 1)}
+
+
+@pytest.mark.parametrize("work", CHECKS, ids=lambda work: work.__name__.strip("_"))
+def test_fsdp2(found: dict[Any, Any], work: Any) -> None:
+    assert found[work] is None, found[work].error

@@ -1,0 +1,222 @@
+"""Every term under every condition of docs/support.md, in one process, and the page itself."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import peft
+import pytest
+import torch
+from torch import Tensor, nn
+
+from seqreg import BadInput, Criterion
+from seqreg.engines.detect import engine_of
+from seqreg.integrations.hf import context, count
+from seqreg.term import Term
+from seqreg.terms.neftune import NEFTune
+from seqreg.terms.uegr import UEGR
+from tests import support
+from tests.helpers import tiny_models
+from tests.helpers.engine_cases import TERMS, settled
+from tests.integrations.test_packed import apart, made, packed
+
+Gradients = dict[str, Tensor]
+Found = tuple[list[float], Gradients, set[str]]
+"""The losses of two steps, the gradients of both, and the paths that were taken."""
+
+
+def loss_and_gradient(
+    model: Any,
+    batches: Sequence[Mapping[str, Any]],
+    terms: tuple[Term, ...],
+    *,
+    fused: bool = True,
+    batched: bool = True,
+    autocast: bool = False,
+    start: bool = True,
+) -> Found:
+    """Two steps; between them every trained weight moves a little, by itself."""
+    criterion = Criterion(*terms, fused=fused, label_smoothing=0.1)
+    if start:
+        settled(criterion, "llama")
+    whole = count(model, list(batches))
+    losses, gradients, paths = [], {}, set()
+    for step in range(2):
+        total = 0.0
+        torch.manual_seed(step)
+        for batch in batches:
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                report = criterion(context(model, batch, step=step, count=whole), batched=batched)
+            report.total.backward()
+            total += float(report.total.detach())
+            paths |= set(report.paths.values())
+        losses.append(total)
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        with torch.no_grad():
+            for name, parameter in trained.items():
+                if parameter.grad is not None:
+                    gradients[f"{step}/{name}"] = parameter.grad.clone()
+                parameter.mul_(1.02)
+        model.zero_grad()
+    return losses, gradients, paths
+
+
+def compare(found: Found, expected: Found, tolerance: float) -> str:
+    for ours, theirs in zip(found[0], expected[0], strict=True):
+        assert ours == pytest.approx(theirs, rel=tolerance)
+    assert found[1].keys() == expected[1].keys()
+    apart = torch.stack([(found[1][name] - one).float().norm() for name, one in expected[1].items()]).norm()
+    size = torch.stack([one.float().norm() for one in expected[1].values()]).norm()
+    assert apart <= tolerance * size
+    return "exact" if "plain" in found[2] else "exact and fused"
+
+
+def llama(**extra: Any) -> Any:
+    return tiny_models.make("llama", **extra)
+
+
+def checkpointing(terms: tuple[Term, ...]) -> str:
+    net = llama()
+    net.gradient_checkpointing_enable({"use_reentrant": False})
+    batch = [tiny_models.batch("llama")]
+    return compare(loss_and_gradient(net, batch, terms), loss_and_gradient(llama(), batch, terms), 1e-5)
+
+
+def lora(terms: tuple[Term, ...]) -> str:
+    """The merged model W + s B A has the same losses, and its dW gives those of the adapters: s dW A' and s B' dW."""
+    config = peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=4, lora_alpha=8, init_lora_weights=False)
+    batch = [tiny_models.batch("llama")]
+    torch.manual_seed(0)
+    net = peft.get_peft_model(llama(), config).train()
+    if terms and terms[0].other_weights:  # the average of adapters is not that of what they add up to
+        slow = loss_and_gradient(copy.deepcopy(net), batch, terms, fused=False)
+        return compare(loss_and_gradient(net, batch, terms, batched=False), slow, 1e-4)
+    found = loss_and_gradient(copy.deepcopy(net), batch, terms)
+    adapters = {name: p.detach().clone() for name, p in net.named_parameters() if p.requires_grad}
+    expected: Found = ([], {}, set())
+    criterion = Criterion(*terms, label_smoothing=0.1)
+    settled(criterion, "llama")
+    for step in range(2):
+        merged = copy.deepcopy(net).merge_and_unload().train().requires_grad_(True)
+        torch.manual_seed(step)
+        report = criterion(context(merged, batch[0], step=step, count=count(merged, batch)))
+        report.total.backward()
+        expected[0].append(float(report.total.detach()))
+        plain = dict(merged.named_parameters())
+        for name in (name for name in adapters if "lora_A" in name):
+            layer = name.removeprefix("base_model.model.").split(".lora_A")[0]
+            a, b = adapters[name], adapters[name.replace("lora_A", "lora_B")]
+            slope = plain[f"{layer}.weight"].grad
+            expected[1][f"{step}/{name}"] = 2.0 * b.t() @ slope
+            expected[1][f"{step}/{name.replace('lora_A', 'lora_B')}"] = 2.0 * slope @ a.t()
+        with torch.no_grad():
+            adapters = {name: one * 1.02 for name, one in adapters.items()}
+            for name, parameter in net.named_parameters():
+                if name in adapters:
+                    parameter.copy_(adapters[name])
+    return compare(found, expected, 2e-4)
+
+
+def autocast(terms: tuple[Term, ...]) -> str:
+    batch = [tiny_models.batch("llama")]
+    slow = loss_and_gradient(llama(), batch, terms, fused=False, autocast=True)
+    exact = loss_and_gradient(llama(), batch, terms, batched=False)
+    found = loss_and_gradient(llama(), batch, terms, batched=False, autocast=True)
+    assert found[0] == pytest.approx(exact[0], rel=2e-2)
+    return compare(found, slow, 2e-2)
+
+
+def bf16_weights(terms: tuple[Term, ...]) -> str:
+    batch = [tiny_models.batch("llama")]
+    slow = loss_and_gradient(llama().to(torch.bfloat16), batch, terms, fused=False)
+    return compare(loss_and_gradient(llama().to(torch.bfloat16), batch, terms, batched=False), slow, 3e-2)
+
+
+def packing(terms: tuple[Term, ...]) -> str:
+    found = loss_and_gradient(made("eager").double(), [packed()], terms, start=False)
+    return compare(found, loss_and_gradient(made("eager").double(), [apart()], terms, start=False), 1e-4)
+
+
+def accumulation(terms: tuple[Term, ...]) -> str:
+    batch = tiny_models.batch("llama", rows=6)
+    pieces = [{key: value[rows] for key, value in batch.items()} for rows in (slice(0, 4), slice(4, 6))]
+    terms = tuple(dataclasses.replace(term, relative=False) if hasattr(term, "relative") else term for term in terms)
+    nets = [tiny_models.dropout_off(llama()).double() for _ in range(2)]
+    return compare(loss_and_gradient(nets[0], pieces, terms), loss_and_gradient(nets[1], [batch], terms), 1e-4)
+
+
+WORK: dict[str, Callable[[tuple[Term, ...]], str]] = {
+    "LoRA": lora,
+    "checkpointing": checkpointing,
+    "bf16 autocast": autocast,
+    "bf16 weights": bf16_weights,
+    "packing": packing,
+    "accumulation": accumulation,
+}
+WITHOUT_DRAWS = ("packing", "accumulation")
+"""Conditions that change the shape of what is drawn: there is no dropout, and noise depends on the embedding alone."""
+
+
+def fixed_noise(patch: pytest.MonkeyPatch) -> None:
+    def sample(noise: str, like: Tensor, scale: Any, mask: Tensor | None) -> Tensor:
+        drawn = scale * torch.sin(1000 * like.detach())
+        return drawn if mask is None else drawn.masked_fill(~mask.unsqueeze(-1), 0.0)
+
+    for place in ("terms.r3f", "terms.neftune", "ascent", "smoothness"):
+        patch.setattr(f"seqreg.{place}.sample", sample)
+
+
+@pytest.mark.filterwarnings("ignore:rdrop. two passes agree exactly", "ignore::UserWarning:peft.*")
+@pytest.mark.parametrize("term", TERMS)
+@pytest.mark.parametrize("condition", WORK)
+def test_condition(condition: str, term: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    declared = support.expected(term, condition)
+    if declared == "not tested":
+        pytest.skip("not tested")
+    terms = TERMS[term]()
+    if condition in WITHOUT_DRAWS:
+        fixed_noise(monkeypatch)
+        terms = {"uegr": (UEGR(weight=0.5, low=0.0, high=0.0),), "neftune": (NEFTune(max_ratio=None),)}.get(term, terms)
+    if declared == "refused":
+        with pytest.raises(BadInput, match=rf"^{term}: "):
+            WORK[condition](terms)
+    else:
+        assert WORK[condition](terms) == declared
+
+
+class DeepSpeedEngine(nn.Module):
+    """Looks like DeepSpeed's wrapper."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        return self.module(*args, **named)
+
+
+DeepSpeedEngine.__module__ = "deepspeed.runtime.engine"
+
+
+@pytest.mark.parametrize("term", TERMS)
+@pytest.mark.parametrize("column", ["ZeRO", "TP"])
+def test_engines_that_are_refused(term: str, column: str) -> None:
+    net = llama()
+    if column == "TP":
+        net._tp_size = 2  # as transformers marks a model with a tp_plan
+    model = DeepSpeedEngine(net) if column == "ZeRO" else net
+    engine = {"ZeRO": "DeepSpeed", "TP": "tensor parallelism"}[column]
+    assert engine_of(model) == engine
+    named = "the loss" if term == "base" else term
+    with pytest.raises(BadInput, match=rf"^{named}: {engine} has not been shown.*use FSDP2"):
+        Criterion(*TERMS[term]())(context(model, tiny_models.batch("llama"), step=0))
+    assert support.expected(term, column) == "refused"
+    with torch.no_grad():  # its loss on held-out data is what it is
+        Criterion(*TERMS[term]())(context(model.eval(), tiny_models.batch("llama"), step=0))
+
+
+def test_the_page_is_what_the_tests_say() -> None:
+    assert support.PAGE.read_text() == support.render(), "run python -m tests.support"

@@ -1,0 +1,112 @@
+"""What is exact where: the table that `docs/support.md` prints, and that tests hold to be true, cell by cell.
+
+python -m tests.support    writes the page
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from seqreg.build import term_names
+
+PAGE = Path(__file__).parents[1] / "docs" / "support.md"
+STATUS = {"F": "exact and fused", "E": "exact", "R": "refused", "-": "not tested"}
+ENGINES, CONDITIONS, MATRIX = (
+    "tests/integrations/test_engines.py::test_exact_or_refused",
+    "tests/integrations/test_support.py::test_condition",
+    "tests/engines/test_matrix.py::test_exact_or_refused",
+)
+REFUSALS = "tests/integrations/test_support.py::test_engines_that_are_refused"
+COLUMNS = {
+    "DDP": (ENGINES, "two ranks with unequal numbers of labels, against one process"),
+    "FSDP2": (ENGINES, "`fully_shard` on every layer and the model, as above"),
+    "FSDP2, bf16 policy": (
+        MATRIX,
+        "as above with `MixedPrecisionPolicy(param_dtype=torch.bfloat16)`, against bf16 weights",
+    ),
+    "FSDP1": (MATRIX, "`FullyShardedDataParallel(use_orig_params=True)`, as above"),
+    "ZeRO": (REFUSALS, "DeepSpeed, any stage; the test has a stand-in of its wrapper, DeepSpeed itself was not run"),
+    "TP": (REFUSALS, "tensor parallelism, as transformers marks it"),
+    "LoRA": (CONDITIONS, "against the merged model, by the chain rule; Bregman against the loss from all logits"),
+    "checkpointing": (CONDITIONS, "non-reentrant gradient checkpointing, against the same without"),
+    "bf16 autocast": (CONDITIONS, "against the loss from all logits, to bf16's rounding"),
+    "bf16 weights": (CONDITIONS, "as above"),
+    "packing": (
+        CONDITIONS,
+        "documents in one row, against a row each; without dropout or random noise",
+    ),
+    "accumulation": (
+        CONDITIONS,
+        "a batch in two pieces, against all of it; as above, with absolute sizes",
+    ),
+}
+TABLE = """
+base     F F F E R R F F F F F F
+r3f      F F F E R R F F F F F F
+smart    F F R E R R F F F R F F
+bregman  F F F R R R F F F F F F
+anchor   F F F R R R F F F F F F
+sift     F F R E R R F F F F F F
+alum     F F R E R R F F F R F F
+vat      F F R E R R F F F R R F
+freelb   F F R E R R F F F R R F
+rdrop    F F F E R R F F F F F F
+neftune  F F F E R R F F F F F F
+jachess  F F R E R R F F F R F -
+uegr     E E R E R R E R E R R E
+r4f      E E - E - - - - - - - -
+"""
+"""A letter a column, in their order; see `STATUS`."""
+
+
+def expected(term: str, column: str) -> str:
+    """What holds of a term: a value of `STATUS`."""
+    rows = {name: letters for name, *letters in (line.split() for line in TABLE.strip().splitlines())}
+    return STATUS[rows[term][list(COLUMNS).index(column)]] if term in rows else STATUS["-"]
+
+
+def terms() -> list[str]:
+    """The rows: the loss without a term, every term, and R4F, which is R3F with a normalised classification head."""
+    known = [line.split()[0] for line in TABLE.strip().splitlines()]
+    return [*known, *(name for name in sorted(term_names()) if name not in known)]
+
+
+HEAD = """# What is exact where
+
+<!-- Written by `python -m tests.support`; a test fails where it is not what the tests say. -->
+
+*Exact*: loss and whole gradient are those of the reference that the column names, to rounding. *Fused*: the head and
+its loss are computed in chunks of tokens, and no logits of all tokens are held. *Refused*: a `BadInput` of one line
+that names the term, the engine or setting, and what to use; nothing is computed. All of it runs on CPUs, with gloo
+between ranks; no GPU was used.
+"""
+NOTES = """
+R4F is R3F on a classifier, which has no vocabulary to fuse. UEGR compares several outputs at once, from all logits.
+In bf16 terms with an ascent are refused at their default `scale`, which bf16 cannot resolve: make it larger, or train
+in float32 under autocast. JacHess keeps the slopes of the first batch: of the whole step over ranks, of the first
+micro-batch under accumulation. A size that is relative to the RMS of embeddings (`relative`) is that of the
+micro-batch; the column *accumulation* is with `relative=False`.
+
+Under FSDP2 `count=count(model, batches)` is required, as under DDP. The head is gathered once a step and its gradient
+reduce-scattered once, however many passes a term makes (`tests/integrations/test_engines.py`); alone in its FSDP
+group it is gathered once more for the backward of each further pass. Held meanwhile, a rank: the whole head, its
+whole gradient in float32 (FSDP2 holds it with a plain head too, in the parameters' dtype), and a buffer of 1,024 rows
+of logits. The average of Bregman is kept as shards; `Criterion.state_dict()` has them as DTensors for
+`torch.distributed.checkpoint`, and what was saved whole is sharded when it is loaded. Layerdrop, different
+`mp_policy.param_dtype` in one model, meshes with more than data parallelism, and selective updates are refused.
+`seqreg bench --engine fsdp2` measures the fused head against a plain one.
+"""
+
+
+def render() -> str:
+    lines = [HEAD, f"| | {' | '.join(COLUMNS)} |", f"|---{'|---' * len(COLUMNS)}|"]
+    for term in terms():
+        lines.append(f"| {term} | {' | '.join(expected(term, column) for column in COLUMNS)} |")
+    lines += ["", "| column | what it is | test |", "|---|---|---|"]
+    lines += [f"| {name} | {meaning} | `{test}` |" for name, (test, meaning) in COLUMNS.items()]
+    return "\n".join(lines) + "\n" + NOTES
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render())
+    print(f"{PAGE} written")
