@@ -402,8 +402,8 @@ class Config(Section):
             )
         if self.optimisation.ema_decay is not None and self.model.lora is not None:
             raise ValueError(
-                f"optimisation.ema_decay={self.optimisation.ema_decay:g}: adapters are not averaged: set it to null, or "
-                "model.lora"
+                f"optimisation.ema_decay={self.optimisation.ema_decay:g}: adapters are not averaged: set it to "
+                "null, or model.lora"
             )
         if self.optimisation.ema_decay is not None and self.model.head == "r4f":
             raise ValueError(
