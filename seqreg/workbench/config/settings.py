@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from seqreg.workbench.config.cards import ColumnNames, Generation
+from seqreg.workbench.config.cards import ColumnNames, Generation, Prompt
 from seqreg.workbench.config.schema import Count, Few, Length, Natural, NotNegative, Positive, Section, Share
 
 if TYPE_CHECKING:
@@ -148,6 +148,8 @@ class Data(Section):
         holdout: training examples that become the validation set, where the card says so; the card's number by default
         train_fraction: of the training examples, by a fixed shuffle: the same ones for every model and seed
         source_prefix: put before every source text, as T5 wants it
+        prompt: what a causal language model reads before it writes a target: "{source}\\nTL;DR: " with the source text
+            in the place of {source}; spaces at its end are the beginning of the target. The card's by default
         group_by_length: put examples of similar length into a batch, to save padding; all are read once before training
         max_source_length: tokens after which a source text is cut; the card's by default
         max_target_length: the same for the target
@@ -167,6 +169,7 @@ class Data(Section):
     holdout: Count | None = None
     train_fraction: float = Field(default=1.0, gt=0, le=1)
     source_prefix: str = ""
+    prompt: Prompt | None = None
     max_source_length: Length = 512
     max_target_length: Length = 64
     dataloader_num_workers: Few = 0

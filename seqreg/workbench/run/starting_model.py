@@ -18,7 +18,6 @@ from seqreg.errors import BadInput
 from seqreg.spectral_norm import fold
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.data import adapters, loading, models
-from seqreg.workbench.data.encoding import Encoded
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.run.rng import preserve_rng_state
 from seqreg.workbench.scores import drift
@@ -104,7 +103,7 @@ class DriftMonitor(TrainerCallback):
     def _batches(self, device: Any) -> Iterator[Iterator[dict[str, Any]]]:
         """The batches of the examples, with a bar on how many are done."""
         bars, size = self.trainer.options.bars, self.config.evaluation.per_device_eval_batch_size
-        encoded, starts = Encoded(self.examples, self.tokenizer, self.config), range(0, len(self.examples), size)
+        encoded, starts = self.trainer.eval_dataset.others(self.examples), range(0, len(self.examples), size)
         bars.progress.start()
         bar = Bar(bars.progress, "drift", len(starts), "batch")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import DataCollatorForSeq2Seq, DataCollatorWithPadding, Seq2SeqTrainingArguments, TrainingArguments
+from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
 from seqreg.errors import BadInput, Interrupted
 from seqreg.integrations.hf.reference import adapted
@@ -22,9 +22,9 @@ from seqreg.integrations.hf.trainer import RAW_HEAD
 from seqreg.workbench.config import run_config
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.config.settings import Config
-from seqreg.workbench.data import adapters, loading, models
+from seqreg.workbench.data import adapters, completions, loading, models
 from seqreg.workbench.data.batches import GroupedOrder
-from seqreg.workbench.data.encoding import Collator, Encoded, Numbered
+from seqreg.workbench.data.encoding import Collator, Encoded, Numbered, collator
 from seqreg.workbench.data.hardware import check_precision
 from seqreg.workbench.data.loading import UNLABELLED, Splits
 from seqreg.workbench.run import checkpoints, disk, launch, preflight, starting_model
@@ -33,7 +33,7 @@ from seqreg.workbench.run.run_directory import RunDirectory, RunRecord
 from seqreg.workbench.run.signals import Signals
 from seqreg.workbench.run.starting_model import DriftMonitor
 from seqreg.workbench.run.tensorboard import TensorBoardWriter
-from seqreg.workbench.run.trainer import FaultTolerantSeq2SeqTrainer, FaultTolerantTrainer
+from seqreg.workbench.run.trainer import FaultTolerantCausalTrainer, FaultTolerantSeq2SeqTrainer, FaultTolerantTrainer
 from seqreg.workbench.scores import results
 from seqreg.workbench.scores.drift import retention
 from seqreg.workbench.scores.evaluate import Scored, Scorer, evaluate, with_average
@@ -290,16 +290,16 @@ def _grouped(examples: Encoded, config: Config, world: int) -> GroupedOrder:
 def make_trainer(loaded: LoadedRun, folder: Path, scorer: Scorer | None = None, **options: Any) -> Any:
     """The trainer of a run; `options` are further `RunOptions`."""
     run, config = loaded.run, loaded.run.config
-    seq2seq = run.card.kind == "generation"
-    sets = {name: Encoded(examples, loaded.tokenizer, config) for name, examples in loaded.splits.sets.items()}
-    kind = FaultTolerantSeq2SeqTrainer if seq2seq else FaultTolerantTrainer
-    collate = DataCollatorForSeq2Seq if seq2seq else DataCollatorWithPadding
+    generates, prompt = run.card.kind == "generation", completions.prompt_of(run, loaded.model)
+    sets = {name: Encoded(examples, loaded.tokenizer, config, prompt) for name, examples in loaded.splits.sets.items()}
+    seq2seq = generates and prompt is None
+    kind = FaultTolerantSeq2SeqTrainer if seq2seq else FaultTolerantCausalTrainer if generates else FaultTolerantTrainer
     args = arguments(config, folder, seq2seq, greater_is_better=run.card.greater_is_better)
     grouped = config.data.group_by_length and "train" in sets
     return kind(
         loaded.model,
         args,
-        data_collator=Collator(collate(loaded.tokenizer)),
+        data_collator=Collator(collator(loaded.tokenizer, generates=generates, prompt=prompt)),
         train_dataset=Numbered(sets["train"]) if "train" in sets else None,
         eval_dataset=sets.get("validation"),
         processing_class=loaded.tokenizer,

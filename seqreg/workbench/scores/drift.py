@@ -86,13 +86,13 @@ def _kl_sums(trained: Pass, start: Pass, mask: Tensor) -> Tensor:
     Logits are computed from the states of a few positions at a time: those of a whole batch are never there.
     """
     totals = torch.zeros(2, dtype=torch.float64)
-    for ours, theirs in zip(_logits(trained, mask), _logits(start, mask), strict=True):
+    for ours, theirs in zip(logits_at(trained, mask), logits_at(start, mask), strict=True):
         both = torch.stack([kl(ours, theirs), kl(theirs, ours)])
         totals += both.double().sum(-1).cpu()
     return totals
 
 
-def _logits(view: Pass, mask: Tensor) -> Iterable[Tensor]:
+def logits_at(view: Pass, mask: Tensor) -> Iterable[Tensor]:
     """The logits [n, V] of the positions of a mask, a chunk at a time."""
     projection = view.deferred
     if projection is None:

@@ -176,7 +176,12 @@ def write_card(folder: Path, run: Run, metrics: Mapping[str, Any]) -> None:
     ]
     signatures = sorted({numbers["signature"] for numbers in metrics["scores"].values() if numbers["signature"]})
     base_model = {"base_model": config.model.name} if config.model.name and "/" in config.model.name else {}
-    kind = {"generation": "text2text-generation"}.get(card.kind, "text-classification")
+    texts = (
+        "text-generation"
+        if any("perplexity" in scores for scores in metrics["scores"].values())
+        else "text2text-generation"
+    )
+    kind = texts if card.kind == "generation" else "text-classification"
     about = {"library_name": "transformers", **base_model, "pipeline_tag": kind, "tags": ["seqreg", *config.terms]}
     page = [
         "---", f"{overlay.dump(about)}---", "", f"# {prose(card.title)}: {prose(config.method)}", "",
