@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,11 +24,20 @@ class Encoded(Dataset[dict[str, Any]]):
 
     Args:
         prompt: the template of a causal model; None for any other
+        quiet: do not tell of a target that is cut
     """
 
-    def __init__(self, examples: Sequence[Example], tokenizer: Any, config: Config, prompt: str | None = None) -> None:
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        tokenizer: Any,
+        config: Config,
+        prompt: str | None = None,
+        *,
+        quiet: bool = False,
+    ) -> None:
         self.examples, self.tokenizer, self.config, self.data = examples, tokenizer, config, config.data
-        self.prompt, self._has_warned = prompt, False
+        self.prompt, self.quiet = prompt, quiet
 
     def others(self, examples: Sequence[Example]) -> Encoded:
         """Other examples, encoded the same way."""
@@ -39,7 +49,7 @@ class Encoded(Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         example = self.examples[index]
         if self.prompt is not None:
-            return self._completion(index, example)
+            return self._completion(example)
         row = dict(encode(self.tokenizer, example, self.data.source_prefix, self.data.max_source_length))
         if example.target is not None:
             target = self.tokenizer(text_target=example.target, truncation=True, max_length=self.data.max_target_length)
@@ -48,20 +58,16 @@ class Encoded(Dataset[dict[str, Any]]):
             row["labels"] = example.label
         return row
 
-    def _completion(self, index: int, example: Example) -> dict[str, Any]:
-        """A prompt with its completion, if there is one; the first completion that is cut is named."""
+    def _completion(self, example: Example) -> dict[str, Any]:
+        """A prompt with its completion, if there is one."""
         data = self.data
         encoder = PromptEncoder(self.tokenizer, self.prompt or "", data.max_source_length, data.max_target_length)
         prompt = encoder.prompt(data.source_prefix + example.source)
         if example.target is None:
             return {"input_ids": prompt, "attention_mask": [1] * len(prompt)}
         completion, cut = encoder.completion(example.target)
-        if cut and not self._has_warned:
-            self._has_warned, size = True, len(completion) + cut
-            warn(
-                f"the target of example {index} has {size} tokens with its end, and is cut to data.max_target_length="
-                f"{data.max_target_length}: neither the rest nor the end is learnt or counted in losses"
-            )
+        if cut and not self.quiet:
+            _tell_of_cut(data.max_target_length)
         return features(prompt, completion)
 
 
@@ -90,6 +96,14 @@ class Collator:
         if indices:
             batch[INDEX] = torch.tensor(indices)
         return batch
+
+
+@functools.cache  # once in a process
+def _tell_of_cut(limit: int) -> None:
+    warn(
+        f"seqreg: warning: a target has more than data.max_target_length={limit} tokens with its end, and is cut: neither "
+        "the rest nor the end is learnt or counted in losses; seqreg check tells how many are"
+    )
 
 
 def collator(tokenizer: Any, *, generates: bool, prompt: str | None) -> Any:

@@ -57,7 +57,7 @@ def check_loss(run: Run, model: Any, tokenizer: Any, examples: Sequence[Example]
         max_target_length=min(TOKENS, config.data.max_target_length),
     )
     prompt = completions.prompt_of(run, model)
-    encoded = Encoded(examples[:2], tokenizer, config.updated(data=short), prompt)
+    encoded = Encoded(examples[:2], tokenizer, config.updated(data=short), prompt, quiet=True)
     collate = collator(tokenizer, generates=examples[0].target is not None, prompt=prompt)
     training, bf16 = model.training, config.optimisation.precision == "bf16"
     try:

@@ -221,6 +221,7 @@ class FaultTolerantCausalTrainer(FaultTolerantTrainer):
         inputs: dict[str, Any],
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
+        **gen_kwargs: Any,
     ) -> tuple[Any, Any, Any]:
         """The loss; generated ids, and the NLL of the completion with its number of tokens, of every example."""
         inputs = self._prepare_inputs(inputs)
@@ -230,7 +231,7 @@ class FaultTolerantCausalTrainer(FaultTolerantTrainer):
         if prediction_loss_only or report.clean is None:
             return loss, None, None
         numbers = completion_nll(report.clean, ctx)
-        return loss, (completions.complete(self.model, inputs), *numbers), inputs["labels"]
+        return loss, (completions.complete(self.model, inputs, **gen_kwargs), *numbers), inputs["labels"]
 
 
 def _stopped_at(step: int) -> str:
