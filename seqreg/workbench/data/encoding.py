@@ -101,8 +101,8 @@ class Collator:
 @functools.cache  # once in a process
 def _tell_of_cut(limit: int) -> None:
     warn(
-        f"seqreg: warning: a target has more than data.max_target_length={limit} tokens with its end, and is cut: neither "
-        "the rest nor the end is learnt or counted in losses; seqreg check tells how many are"
+        f"seqreg: warning: a target has more than data.max_target_length={limit} tokens with its end, and is cut: "
+        "neither the rest nor the end is learnt or counted in losses; seqreg check tells how many are"
     )
 
 
