@@ -274,7 +274,8 @@ def _check_kind(kind: str, where: str, generates: bool, trust: bool = False) -> 
 
 def _check_tokens(model: Any, tokenizer: Any) -> None:
     """Warn of a tokenizer that is probably another model's: their special tokens are not the same."""
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+    names = ("bos_token_id", "eos_token_id") if is_causal(model) else ("pad_token_id", "bos_token_id", "eos_token_id")
+    for name in names:
         id_, other = special(model, name), getattr(tokenizer, name)
         if id_ is not None and other is not None and id_ != other:
             warnings.warn(f"{name} is {id_} in the model and {other} in the tokenizer: is it another's?", stacklevel=3)

@@ -37,7 +37,7 @@ def test_the_source_is_cut_and_the_rest_of_the_prompt_stays(tokenizer: Any) -> N
     assert text.endswith("\nTL;DR:")
     begin = next(place for place, (a, b) in enumerate(zip(ids, [*full, -1], strict=False)) if a != b)
     assert ids == full[:begin] + full[begin + len(full) - len(ids) :]  # one gap, at the end of the source
-    shown = tokenizer.decode(full[1:begin]).removeprefix("say:").strip()
+    shown = tokenizer.decode(full[1:begin]).strip().removeprefix("say:").strip()
     assert TEXT.startswith(shown)
     assert len(ids) <= 5 + encoder.overhead
 
