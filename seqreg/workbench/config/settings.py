@@ -86,8 +86,6 @@ class Model(Section):
         self._check_tokenizers()
         if self.lora is not None and self.name is None:
             raise ValueError("model.lora: adapters are for a pretrained model: set model.name, or model.lora=null")
-        if self.lora is not None and self.head == "r4f":
-            raise ValueError("model.lora and model.head=r4f: a normalised head is trained as a whole: set one of them")
         for key, value in _pairs(self.settings):
             if key.startswith("_") or key in ("auto_map", "trust_remote_code") or ("attn" in key and "/" in str(value)):
                 raise ValueError(f"model.settings.{key}={value!r}: a recipe cannot name code to run")

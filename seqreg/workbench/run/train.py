@@ -70,6 +70,8 @@ def prepare(run: Run, *, splits: Splits | None = None) -> LoadedRun:
     tokenizer = models.load_tokenizer(run.config, splits.sets.get("train", ()), trust=run.trust)
     model = models.load_model(run.config, run.card, tokenizer, trust=run.trust)
     if run.config.model.lora is not None:
+        if run.config.model.head == "r4f":
+            raise BadInput("model.lora and model.head=r4f: a normalised head is trained as a whole: set one of them")
         model = adapters.with_adapters(model, run.config.model.lora, models.drawn_anew(model))
     if "train" in splits.sets:
         preflight.check_loss(run, model, tokenizer, splits.sets["train"])
