@@ -19,9 +19,16 @@ LAYERS = [
     "core", "terms", "build", "package", "integrations", "metrics",
     "workbench", "workbench.text", "workbench.config", "workbench.data", "workbench.scores", "workbench.run",
     "studies", "studies.common", "studies.compare", "studies.calibrate", "studies.robustness", "studies.collapse",
-    "bench", "cli",
+    "studies.results", "bench", "cli",
 ]  # fmt: skip
-INDEPENDENT = {"studies.compare", "studies.calibrate", "studies.robustness", "studies.collapse", "bench"}
+INDEPENDENT = {
+    "studies.compare",
+    "studies.calibrate",
+    "studies.robustness",
+    "studies.collapse",
+    "studies.results",
+    "bench",
+}
 """Layers that do not import each other."""
 FRAMEWORKS = {"transformers", "accelerate", "fairseq", "datasets", "peft", "trl", "axolotl"}
 LARGEST_FOLDER = 20

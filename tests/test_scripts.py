@@ -132,6 +132,8 @@ def test_b1_words_of_a_script(clone: Clone) -> None:
     }
     for words, said in expected.items():
         assert clone.bash("recipes/gigaword.sh", *words).stdout == said
+    words = ("noise", "--models", "a b", "--plan")
+    assert clone.bash("recipes/studies/run.sh", *words).stdout == f"seqreg study {' '.join(words)}\n"
     started = clone.bash("recipes/gigaword.sh", "r3f", NPROC="8").stdout
     assert started == f"torchrun --standalone --nproc_per_node 8 -m seqreg {train} r3f\n"
 

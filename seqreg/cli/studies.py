@@ -111,6 +111,10 @@ def compare(
         Optional[Literal["best", "all", "none"]],
         typer.Option(help="The models to keep of every method; `best`, the default, by validation score."),
     ] = None,
+    primary: Annotated[
+        Optional[str],
+        typer.Option(help="Methods whose difference is tested, with commas between; the others are only described."),
+    ] = None,
     as_json: Json = False,
     trust: Trust = False,
 ) -> None:
@@ -139,9 +143,11 @@ def compare(
         raise BadInput(f"--search {search}: expected how many trials every method has, from 2; 0 for no search")
     if sd is not None and not plan:
         raise BadInput(f"--sd {sd:g}: only --plan reads it")
+    tested = [name for name in (primary or "").split(",") if name]
     if plan:
         options = {"variants": variant or [], "settings": settings or [], "alpha": alpha, "baseline": baseline}
-        _print_plan(output, sd, as_json, recipe, terms or [], seeds, arms=arm or [], search=search, **options)
+        options |= {"arms": arm or [], "search": search, "primary": tested}
+        _print_plan(output, sd, as_json, recipe, terms or [], seeds, **options)
         return
     from seqreg.studies.compare import conclusions, drift, study
 
@@ -150,7 +156,7 @@ def compare(
         recipe, terms or [], seeds, output, variants=variant or [], settings=settings or [], alpha=alpha,
         baseline=baseline, arms=arm or [], search=search, at_a_time=jobs,
         launcher=launcher, collect=collect, extend=extend, retry=retry,
-        keep_models=keep_models, trust=trust,
+        keep_models=keep_models, primary=tested, trust=trust,
     )  # fmt: skip
     if finished is None:  # left to a launcher
         return

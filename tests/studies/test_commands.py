@@ -66,6 +66,7 @@ PRINTED = {
     "robustness": (["run", "--noise", "order", "--draws", "1", "--limit", "8"], {"kind", "values"}),
     "probe": (["run", "--rows", "20"], {"kind", "values"}),
     "chain": (["plan.yaml", "--rows", "20", "--output", "chain"], {"kind", "values"}),
+    "study": (["noise", "--models", ".", "--data", ".", "--plan"], {"commands", "runs", "hours", "left_out"}),
     "shift": (["run", "--to", "colour.yaml", "data.path=colour", "--share", "0"], {"kind", "values"}),
 }
 
@@ -171,6 +172,8 @@ WRONG = {
     "shift gone --to colour.yaml": "gone: no such folder",
     "shift run --to gone.yaml": "gone.yaml: no such file",
     "shift run --to colour.yaml data.path=gone": "data.path=gone: no such file or folder",
+    "study gone.yaml": "gone.yaml: no such file",
+    "study noise --models gone": "--models gone: no such folder",
     "bench --plot gone/cost.png": "gone/cost.png: the folder does not exist",
 }
 LIGHT = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -249,3 +249,31 @@ def test_equal_texts_agree_although_they_are_empty() -> None:
     rows = {seed: [{"prediction": text} for text in ("", "a b", last)] for seed, last in ((1, "c d"), (2, "c e"))}
     found = agreement(SimpleNamespace(predictions=rows), texts=True)  # type: ignore[arg-type]
     assert found == {"equal": pytest.approx(200 / 3), "rougeL": pytest.approx(250 / 3)}
+
+
+def test_only_primary_comparisons_are_tested(tmp_path: Path) -> None:
+    """Holm's family is the primary comparisons; a large difference of another method is never called significant."""
+    fake_comparison.comparison(tmp_path, {"r3f": 4.0, "smart": 0.3, "rdrop": -9.0}, curves=False)
+    everything = conclusions.judge(tmp_path).values["methods"]
+    begun = comparison.read(tmp_path)
+    wanted = replace(begun, primary=["smart", "r3f"])
+    with pytest.raises(BadInput, match=r"begun with other settings:\n.*primary: \[\] there(.|\n)*--extend"):
+        comparison.settle(tmp_path, wanted, extend=False)
+    settled = comparison.settle(tmp_path, wanted, extend=True)
+    assert (settled.primary, settled.primary_late, settled.extended) == (["smart", "r3f"], True, [])
+    settled.write(tmp_path)
+    finding = conclusions.judge(tmp_path)
+    methods = finding.values["methods"]
+    corrected = statistics.holm([everything[name]["difference"]["p"] for name in ("smart", "r3f")])
+    assert [methods[name]["holm"] for name in ("smart", "r3f")] == corrected
+    assert (methods["rdrop"]["holm"], methods["rdrop"]["difference"]["p"], finding.values["tests"]) == (None, None, 2)
+    assert about(finding, "rdrop").startswith("rdrop against baseline, described and not tested: -")
+    assert not any("rdrop" in line and "significant" in line for line in finding.summary)
+    assert "The primary comparisons were named after the comparison was begun." in finding.summary
+    assert [row[-1] for row in finding.tables[0].rows][-1] == "described and not tested"
+    out = Console(file=io.StringIO(), width=200)
+    out.print(conclusions.verdict_table(finding.values))
+    assert out.file.getvalue().count("not tested") == 1  # type: ignore[attr-defined]
+    assert "--primary smart,r3f" in finding.command
+    with pytest.raises(BadInput, match=r"--primary smrt: .* did you mean 'smart'\?"):
+        comparison.make("quickstart", ["smart"], "5", primary=["smrt"])

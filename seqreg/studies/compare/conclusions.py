@@ -10,6 +10,7 @@ from typing import Any
 import rich.table
 
 from seqreg.studies.common.findings import FOLDER, Finding, Table
+from seqreg.studies.common.markdown import cell
 from seqreg.studies.common.seeds import write_seeds
 from seqreg.studies.compare import drift
 from seqreg.studies.compare import results as stored
@@ -24,6 +25,8 @@ from seqreg.workbench.text.escape import plain
 KIND = "compare"
 EXAMPLES = "examples.jsonl"
 CHANGES = "What the methods change"
+DESCRIBED = "described and not tested"
+"""Of a difference that is not one of the primary comparisons."""
 _NONE = object()
 
 
@@ -55,6 +58,8 @@ def sentences(results: Results, values: dict[str, Any]) -> list[str]:
     lines += [_failures(some, planned[some.name]["planned"]) for some in results.methods.values() if some.failed]
     lines += [_collapsed(name, stats) for name, stats in methods.items() if stats["collapse"]["collapsed"]]
     lines += _best_seed(methods, values["greater_is_better"])
+    if plan.primary_late:
+        lines.append("The primary comparisons were named after the comparison was begun.")
     if plan.extended:
         sizes = " to ".join(str(len(seeds)) for seeds in [*(old["seeds"] for old in plan.extended), plan.seeds])
         lines.append(f"Seeds or methods were added after a first look (seeds: {sizes}): p values are then too small.")
@@ -121,6 +126,11 @@ def _verdict(name: str, stats: dict[str, Any], values: dict[str, Any], seeds: Se
             f"{name} has {values['metric']} {stats['mean']:.2f}, {plus['difference']:+.2f} against the mean of {base}: "
             "it is one model of all seeds, without a spread over them, so the difference is described and not tested."
         )
+    paid = "the free arm's own time is" if stats["free"] else "at"
+    cost = "" if stats["time"] is None else f", {paid} {stats['time']:.2f} times the {values['cost']}"
+    if stats.get("described"):
+        ends = f" (95% interval {plus['interval'][0]:+.2f} to {plus['interval'][1]:+.2f})" if plus["interval"] else ""
+        return f"{name} against {base}, {DESCRIBED}: {plus['difference']:+.2f} {values['metric']}{ends}{cost}."
     if plus["p"] is None or stats["missing"]:
         more, beyond = _count(stats["missing"], "seed"), stats["missing"] - stats["waiting"]
         further = [*seeds, *range(max(seeds) + 1, max(seeds) + 1 + beyond)]
@@ -135,8 +145,6 @@ def _verdict(name: str, stats: dict[str, Any], values: dict[str, Any], seeds: Se
     if why:
         return f"{name} against {base}: {why}. The difference is {plus['difference']:+.2f}."
     low, high = plus["interval"]
-    paid = "the free arm's own time is" if stats["free"] else "at"
-    cost = "" if stats["time"] is None else f", {paid} {stats['time']:.2f} times the {values['cost']}"
     text = (
         f"{plus['difference']:+.2f} {values['metric']} (95% interval {low:+.2f} to {high:+.2f}, corrected "
         f"p = {stats['holm']:.2g}){cost}"
@@ -284,6 +292,8 @@ def _difference_cells(stats: dict[str, Any], values: dict[str, Any]) -> list[Any
     p, corrected = ("" if value is None else f"{value:.2g}" for value in (plus["p"], stats["holm"]))
     if plus["test"] == ONE_MODEL:
         word = "one model: not tested"
+    elif stats.get("described"):
+        word = DESCRIBED
     elif plus["p"] is None or stats["missing"]:
         word = f"{_count(stats['missing'], 'seed')} more needed"
     elif values["examples"] < values["examples_needed"]:
@@ -303,15 +313,6 @@ def pair(ends: Any) -> str:
     return "" if ends is None else f"{ends[0]:.2f} to {ends[1]:.2f}"
 
 
-def cell(value: Any) -> str:
-    """A value of a table as text: two decimals for a score."""
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.2f}" if abs(value) >= 0.01 or value == 0 else f"{value:.2g}"
-    return str(value)
-
-
 def verdict_table(values: dict[str, Any]) -> rich.table.Table:
     """The verdict as a table that fits a terminal; the page has everything."""
     base, methods = values["baseline"], values["methods"]
@@ -326,7 +327,9 @@ def verdict_table(values: dict[str, Any]) -> rich.table.Table:
         table.add_column(plain(head), justify="right" if place else "left", no_wrap=place == 0)
     for name, stats in methods.items():
         plus, _, _, corrected, _ = _difference_cells(stats, values)
-        if "difference" in stats:
+        if stats.get("described"):
+            corrected = "not tested"
+        elif "difference" in stats:
             one = stats["difference"]["test"] == ONE_MODEL
             corrected = (
                 "one model" if one else "too few seeds" if stats["missing"] else

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from seqreg.studies.common.findings import Finding, Table
-from seqreg.studies.compare.conclusions import cell
+from seqreg.studies.common.markdown import cell, markdown_table, numeric
 from seqreg.workbench.text.escape import fenced, plain, prose
 
 Named = Sequence[tuple[str, Finding]]
@@ -32,20 +32,6 @@ def _findings(finding: Finding) -> list[str]:
     return [sentences, *(f"**{prose(table.title)}**\n\n{markdown_table(table)}" for table in finding.tables)]
 
 
-def markdown_table(table: Table) -> str:
-    """A table of GitHub's kind; numbers are to the right.
-
-    >>> print(markdown_table(Table("t", ["a", "b"], [["x|y", 1.5]])))
-    | a | b |
-    |---|--:|
-    | x\\|y | 1.50 |
-    """
-    lines = [[prose(cell(value)) for value in row] for row in [table.columns, *table.rows]]
-    rule = "|" + "|".join("--:" if right else "---" for right in _numeric(table)) + "|"
-    shown = [f"| {' | '.join(line)} |" for line in lines]
-    return "\n".join([shown[0], rule, *shown[1:]])
-
-
 def latex_page(finding: Finding, others: Named) -> str:
     """All tables, each in an environment of its own; needs no package."""
     tables = [("", table) for table in finding.tables]
@@ -58,7 +44,7 @@ def latex_table(table: Table, about: str = "") -> str:
     """One table with its caption."""
     rows = [" & ".join(latex(cell(value)) for value in row) + r" \\" for row in table.rows]
     head = " & ".join(latex(name) for name in table.columns) + r" \\"
-    columns = "".join("r" if right else "l" for right in _numeric(table))
+    columns = "".join("r" if right else "l" for right in numeric(table))
     return "\n".join(
         [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{columns}}}", r"\hline", head, r"\hline", *rows,
          r"\hline", r"\end{tabular}", rf"\caption{{{latex(table.title + about)}}}", r"\end{table}"]
@@ -72,9 +58,3 @@ def latex(text: str) -> str:
     50\% of a\_b
     """
     return re.sub(r"[\\&%$#_{}~^<>\[*]", lambda match: _LATEX[match.group()], plain(text))
-
-
-def _numeric(table: Table) -> list[bool]:
-    """Which columns hold numbers."""
-    columns = list(zip(*table.rows, strict=True)) if table.rows else [()] * len(table.columns)
-    return [any(isinstance(value, (int, float)) for value in column) for column in columns]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from seqreg.errors import BadInput, Interrupted
+from seqreg.studies.common.processes import end_with_parent
 from seqreg.studies.compare.plan import ComparisonPlan, Job
 from seqreg.workbench.run.run_directory import LOCK, RunRecord
 from seqreg.workbench.scores.results import METRICS, deciding, generates, main_split, scores_of
@@ -132,20 +131,8 @@ def start(plan: ComparisonPlan, job: Job, trust: bool = False) -> subprocess.Pop
         return subprocess.Popen(
             [sys.executable, "-m", "seqreg.cli.main", *words(plan, job, trust)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            start_new_session=True, preexec_fn=_end_with_parent(),  # a Ctrl-C reaches them through us, once
+            start_new_session=True, preexec_fn=end_with_parent(),  # a Ctrl-C reaches them through us, once
         )  # fmt: skip
-
-
-def _end_with_parent() -> Callable[[], None] | None:
-    """On Linux the kernel sends SIGTERM when the comparison dies, by `kill -9` too; a run then saves and ends."""
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None)  # loaded here: nothing may be loaded between fork and exec
-
-    def end_with_parent() -> None:
-        libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-
-    return end_with_parent
 
 
 def _minutes(seconds: float) -> str:

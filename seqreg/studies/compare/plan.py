@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqreg.errors import BadInput
+from seqreg.errors import BadInput, nearest
 from seqreg.studies.common.seeds import read_seeds, write_seeds
 from seqreg.studies.compare import arms as arm_names
 from seqreg.studies.compare.search import ONLY_VALIDATION, Search, check_budget, choose, trials
@@ -84,6 +84,8 @@ class ComparisonPlan:
         given: methods as the command line gave them, where that is not their name
         terms: the names of the terms of every method
         keep_models: the models to keep of every method: "best" by validation score, "all" or "none"
+        primary: the methods whose difference is tested, all if empty; the others are described
+        primary_late: whether they were named after the comparison was begun
         arms: the free arms among the methods
         search: trials on the validation set that choose settings of the methods, and what they chose
     """
@@ -99,6 +101,8 @@ class ComparisonPlan:
     given: dict[str, str] = field(default_factory=dict)
     terms: dict[str, list[str]] = field(default_factory=dict)
     keep_models: str = "all"
+    primary: list[str] = field(default_factory=list)
+    primary_late: bool = False
     arms: list[str] = field(default_factory=list)
     search: Search = field(default_factory=Search)
 
@@ -114,7 +118,9 @@ class ComparisonPlan:
     @property
     def tested(self) -> list[str]:
         """The methods whose difference to the baseline is tested: the family of Holm's correction."""
-        return [name for name in self.methods[1:] if name not in arm_names.SOUPS or name not in self.arms]
+        return [
+            name for name in self.primary or self.methods[1:] if name not in arm_names.SOUPS or name not in self.arms
+        ]
 
     def settings_of(self, method: str) -> dict[str, Any]:
         """All settings of the runs of a method, by dotted key; after a search those that it chose."""
@@ -169,6 +175,7 @@ class ComparisonPlan:
         words += ["--seeds", write_seeds(self.seeds)]
         level = [] if self.alpha == 0.05 else ["--alpha", f"{self.alpha:g}"]
         keep = [] if self.keep_models == "best" else ["--keep-models", self.keep_models]
+        keep += ["--primary", ",".join(self.primary)] if self.primary else []
         return shlex.join([*words, *level, *keep, "--output", str(folder)])
 
     def write(self, folder: Path) -> None:
@@ -179,6 +186,7 @@ class ComparisonPlan:
 def make(
     recipe: str, terms: Sequence[str], seeds: str, *, variants: Sequence[str] = (), settings: Sequence[str] = (),
     alpha: float = 0.05, baseline: str = BASELINE, arms: Sequence[str] = (), search: int = 0,
+    primary: Sequence[str] = (),
 ) -> tuple[ComparisonPlan, Run]:  # fmt: skip
     """A plan whose every method is known to resolve, and the run of its baseline."""
     from seqreg.workbench.run.run_directory import settings_of
@@ -191,6 +199,9 @@ def make(
     given = methods.several([baseline, *terms])
     if len(given) + len(arms) < 2:
         raise BadInput("nothing to compare with the baseline: name at least one recipe of terms, such as --terms r3f")
+    for name in primary:
+        if name not in (known := [*list(given)[1:], *(arm for arm in arms if arm not in arm_names.SOUPS)]):
+            raise BadInput(f"--primary {name}: no method that is compared over seeds; {nearest(name, known)}")
     runs, first, chosen_seeds = {}, next(iter(given)), read_seeds(seeds)
     for name, text in given.items():
         extra = arm_names.baseline_settings(arms, settings) if name == first else []
@@ -202,6 +213,7 @@ def make(
         {name: without_seed(settings_of(run)) for name, run in runs.items()},
         given={name: text for name, text in given.items() if text != name},
         terms={name: list(run.config.terms) for name, run in runs.items()}, arms=arms,
+        primary=list(dict.fromkeys(primary)),
     )  # fmt: skip
     if search:
         check_budget(search, plan.seeds)
@@ -301,23 +313,30 @@ def settle(folder: Path, plan: ComparisonPlan, extend: bool) -> ComparisonPlan:
     old = read(folder)
     grown = set(old.seeds) <= set(plan.seeds) and set(old.methods) <= set(plan.methods)
     larger = grown and plan.baseline == old.baseline
-    others = differences(old, plan, skip=("seeds", "methods"))
+    late = bool(plan.primary) and not old.primary
+    others = differences(old, plan, skip=("seeds", "methods", *(["primary"] if late else [])))
     lines = others if extend and larger else differences(old, plan)
     if lines:
-        hint = "" if others or not larger else ", or add seeds and methods with --extend"
+        hint = (
+            ""
+            if others or not larger
+            else f", or add {'primary comparisons' if late else 'seeds and methods'} with --extend"
+        )
         raise BadInput(
             f"--output {folder}: its comparison was begun with other settings:", *lines, f"choose another output{hint}"
         )
     if (old.seeds, old.methods) == (plan.seeds, plan.methods):
-        return old
+        return replace(old, primary=plan.primary, primary_late=True) if late else old
     before = [*old.extended, {"seeds": old.seeds, "methods": old.methods}]
     search = replace(old.search, trials=plan.search.trials)  # what was chosen stays
-    return replace(plan, extended=before, search=search)
+    return replace(plan, extended=before, search=search, primary_late=late or old.primary_late)
 
 
 def differences(old: ComparisonPlan, new: ComparisonPlan, skip: Sequence[str] = ()) -> list[str]:
     """One line for every setting that differs."""
-    keys = [key for key in ("recipe", "variants", "settings", "methods", "seeds", "alpha") if key not in skip]
+    keys = [
+        key for key in ("recipe", "variants", "settings", "methods", "seeds", "alpha", "primary") if key not in skip
+    ]
     pairs = [(key, getattr(old, key), getattr(new, key)) for key in keys]
     pairs.append(("search", old.search.budget, new.search.budget))
     same = new.search.trials if old.search.budget == new.search.budget else {}

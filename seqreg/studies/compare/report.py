@@ -16,6 +16,7 @@ import jinja2
 from seqreg.errors import BadInput
 from seqreg.metrics.texts import PSEUDOVALUE
 from seqreg.studies.common.findings import FOLDER, Finding, findings
+from seqreg.studies.common.markdown import cell
 from seqreg.studies.compare import conclusions, drift, figures, results
 from seqreg.studies.compare.arms import SOUPS
 from seqreg.studies.compare.export import latex_page, markdown_page
@@ -198,7 +199,7 @@ def page(**known: Any) -> str:
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters["cell"] = conclusions.cell
+    environment.filters["cell"] = cell
     return environment.get_template(TEMPLATE).render(**known)
 
 

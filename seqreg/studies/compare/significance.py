@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,14 @@ _PAIRS = 10
 
 
 def measure(results: Results) -> dict[str, Any]:
-    """All numbers of a comparison; `without` are methods that have no score, `chance` what intervals count."""
-    base, planned, seeds = results.plan.baseline, results.plan.tested, results.plan.seeds
-    tested = {name: difference(results, name) for name in planned if results.methods[name].metrics}
-    corrected = _corrected(tested, planned)
+    """All numbers of a comparison; `without` are methods that have no score, `chance` what intervals count.
+
+    Only the plan's primary comparisons have a p value; the others are `described`.
+    """
+    base, family, seeds = results.plan.baseline, results.plan.tested, results.plan.seeds
+    over_seeds = [name for name in results.plan.methods[1:] if name not in results.plan.arms or name not in SOUPS]
+    tested = {name: difference(results, name) for name in over_seeds if results.methods[name].metrics}
+    corrected = _corrected({name: test for name, test in tested.items() if name in family}, family)
     jobs = Counter(job.method for job in results.plan.jobs(results.folder))
     what, costs = results.costs()
     methods = {}
@@ -48,10 +52,12 @@ def measure(results: Results) -> dict[str, Any]:
         }  # fmt: skip
         if name in tested:
             failed = {job.seed for some in (method, results.baseline) for job, _ in some.failed}
+            change = tested[name] if name in family else replace(tested[name], p=None)
             methods[name] |= {
-                "difference": asdict(tested[name]), "holm": corrected[name], "pairs": pairs,
-                "reachable": statistics.reachable(pairs, len(planned)),
-                "missing": statistics.missing(pairs, results.plan.alpha, len(planned)),
+                "difference": asdict(change), "holm": corrected.get(name), "pairs": pairs,
+                "described": name not in family,
+                "reachable": statistics.reachable(pairs, len(family)),
+                "missing": statistics.missing(pairs, results.plan.alpha, len(family)),
                 "waiting": len(seeds) - pairs - len(failed),
             }  # fmt: skip
         elif name != base:
@@ -61,14 +67,14 @@ def measure(results: Results) -> dict[str, Any]:
     first = next(iter(results.baseline.metrics.values()))
     return {
         "metric": results.metric, "greater_is_better": results.greater_is_better, "split": results.split,
-        "alpha": results.plan.alpha, "tests": len(planned),
+        "alpha": results.plan.alpha, "tests": len(family),
         "cost": what, "examples": results.examples, "examples_needed": statistics.EXAMPLES,
         "baseline": base, "planned": len(seeds), "methods": methods,
         "without": {
             name: {"failed": len(method.failed), "open": len(method.open), "planned": jobs[name]}
             for name, method in results.methods.items() if not method.metrics
         },
-        "chance": BOTH if all(test.test == TWO_LEVEL for test in tested.values()) else "seeds alone",
+        "chance": BOTH if tested and all(test.test == TWO_LEVEL for test in tested.values()) else "seeds alone",
         "signature": first["scores"][results.split].get("signature", ""),
         "others": {key: _other(results, key) for key in results.others},
         "free": against_free_arms(results), "search": _search(results.plan.search),
@@ -101,13 +107,13 @@ def _choices(method: MethodResults) -> dict[str, list[Any]]:
 def against_free_arms(results: Results) -> dict[str, Any]:
     """The free arm with the best validation score, and how every trained method does against it.
 
-    These tests are a family of their own, with Holm's correction over the trained methods.
+    These tests are a family of their own, with Holm's correction over the trained methods, the primary ones if named.
     """
     arms = [name for name in results.plan.arms if results.methods[name].metrics]
     if not arms:
         return {}
     best = (max if results.greater_is_better else min)(arms, key=results.validation)
-    planned = results.plan.trained[1:]
+    planned = [name for name in results.plan.trained[1:] if name in results.plan.tested]
     tested = {name: difference(results, name, base=best) for name in planned if results.methods[name].metrics}
     corrected = _corrected(tested, planned)
     return {

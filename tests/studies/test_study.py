@@ -1,0 +1,333 @@
+"""`seqreg study`: files of studies, their commands, archives and pages."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seqreg.cli import main as cli
+from seqreg.errors import BadInput
+from seqreg.metrics import statistics
+from seqreg.studies.common.findings import FOLDER, Finding
+from seqreg.studies.compare.conclusions import judge
+from seqreg.studies.results import archive as archived
+from seqreg.studies.results import index, measurements, page, study_file
+from seqreg.studies.results import study as studies
+from seqreg.studies.results.study_file import Study, StudyStep
+from seqreg.workbench.config import cards, lookup, overlay
+from tests.helpers import fake_comparison, toy_study
+from tests.helpers.tiny_tasks import seqreg
+
+ROOT = Path(__file__).parents[2]
+NAMES = lookup.names("recipes/studies")
+RESULTS = ROOT / "docs" / "results"
+
+
+def first_method_alone(study: Study) -> Study:
+    """A study cut to the baseline and one method, without search and arms: what is tried is that every command runs."""
+    steps = [step.updated(methods=step.methods[:1], agreement=[], arms=[], search=0) for step in study.steps]
+    cut = study.updated(steps=steps)
+    names = {name for step in steps if step.of is None for name in study_file.method_names(cut, step)}
+    return cut.updated(
+        primary=[name for name in study.primary if name in names],
+        steps=[
+            step.updated(primary=[n for n in step.primary if n in names] if step.primary else None) for step in steps
+        ],
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_file_is_a_study(name: str) -> None:
+    """Recipes, variants, methods and settings are known, in every size; the header says what it mirrors."""
+    from seqreg.studies.compare import plan as comparison
+
+    study = study_file.read(name)
+    header = lookup.header(lookup.find("recipes/studies", name))
+    assert f"bash recipes/studies/run.sh {name} " in header
+    assert "Mirrors: " in header
+    for size in study.sizes:
+        run = studies.StudyRun(name, study, size, {k: Path(k) for k in ("models", "data", "output")})
+        for step in run.steps():
+            if step.command == "compare":
+                methods = run.study.methods(step)
+                assert study.primary_of(study.step(step.name)), f"{step.name} would test everything"
+                comparison.make(
+                    str(step.recipe), methods, "2", variants=run.variants_of(step), settings=run.settings_of(step),
+                    baseline=step.baseline, primary=run.study.primary_of(step),
+                )  # fmt: skip
+            elif step.to is not None:
+                cards.load(step.to)
+            for task in step.tasks:
+                cards.load(task["task"])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("studies")
+    toy_study.data(folder / "data")
+    toy_study.models(folder / "models")
+    return folder
+
+
+def run_toy(name: str, study: Study, place: Path, output: Path, *settings: str) -> studies.StudyRun:
+    run = studies.make(
+        name, study, models=place / "models", data=place / "data", output=output, size="small", seeds=[1, 2],
+        settings=[*toy_study.SHORT, *settings],
+    )  # fmt: skip
+    studies.run(run)
+    return run
+
+
+TOY = """
+title: A toy
+question: Does every kind of step run?
+mirrors: nothing
+primary: [r3f]
+sizes: {small: {note: a toy, seeds: 2, minutes: 0.5, settings: ["model.name={models}/bert-mini"], variants: [tiny]}}
+steps:
+  - {name: sst2, command: compare, recipe: glue, variants: [sst2], settings: ["data.path={data}/glue/SST-2"],
+     methods: [r3f, "other=r3f:scale=0.1"], keep_models: all, agreement: [[r3f, other]],
+     measures: [scores.validation.loss]}
+  - {name: calibration, command: calibrate, of: sst2, options: [--limit, "20"], measures: [ece *], judged: [ece before]}
+  - {name: perturbed, command: robustness, of: sst2, options: [--noise, order, --limit, "8", --draws, "1"]}
+  - {name: probes, command: probe, of: sst2, options: [--examples, "20"],
+     tasks: [{task: glue/cola, data: {path: "{data}/glue/CoLA", max_source_length: 24}}]}
+  - {name: moved, command: shift, of: sst2, to: glue/sst2, settings: ["data.path={data}/glue/SST-2"], shares: [0.0]}
+"""
+
+
+def test_a_study_runs_resumes_is_packed_and_shown(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One command; a second one finds everything finished; the archive alone gives the same verdict and the page."""
+    commands = toy_study.in_this_process(monkeypatch)
+    file = tmp_path / "toy.yaml"
+    file.write_text(TOY)
+    words = ["study", file, "--models", place / "models", "--data", place / "data", "-o", tmp_path / "out"]
+    settings = toy_study.SHORT
+    plan = json.loads(seqreg(*words, "--plan", "--json", *settings, cwd=tmp_path).stdout)
+    assert (plan["runs"], plan["hours"], len(plan["commands"])) == (6, 0.05, 1 + 6 + 2 + 2 + 2)
+    assert not (tmp_path / "out").exists()
+    seqreg(*words, *settings, cwd=tmp_path)
+    assert len(commands) == 13
+    seqreg(*words, *settings, cwd=tmp_path)
+    assert [line[0] for line in commands[13:]] == ["compare"]
+    target = tmp_path / "pages" / "data" / "toy.json.xz"
+    seqreg(*words, *settings, "--archive", target, cwd=tmp_path)
+    content = archived.read(target)
+    text = json.dumps(content.study) + json.dumps([step.files for step in content.steps.values()])
+    assert str(tmp_path) not in text
+    assert str(place) not in text
+    verdict = Finding.read(tmp_path / "out" / "sst2" / FOLDER / "compare.json")
+    found = page.results(content, study_file.read(str(file)), judge)
+    assert found.steps[0].finding is not None
+    assert json.loads(json.dumps(found.steps[0].finding.values)) == verdict.values
+    shown = page.page(found, "toy.png")
+    for said in (
+        "r3f against baseline",
+        "two seeds of other",
+        "ece before",
+        "probe of cola",
+        "sst2 with 0%",
+        "| order |",
+    ):
+        assert said in shown, said
+    page.draw(found, tmp_path / "toy.png")
+    assert (tmp_path / "toy.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in NAMES if "small" in study_file.read(name).sizes])
+def test_every_study_runs_as_a_toy(name: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seeds of tiny models, the baseline and one method, every step; then its archive and its page."""
+    toy_study.in_this_process(monkeypatch)
+    study = first_method_alone(study_file.read(name))
+    steps = [step.updated(options=_cheap(step), cycles=1) for step in study.steps]
+    study = study.updated(steps=steps)
+    run = run_toy(name, study, place, tmp_path / "out")
+    found = page.results(archived.pack(run), study, judge)
+    shown = page.page(found, f"{name}.png")
+    for result in found.steps:
+        assert result.left_out is None or study.left_out(result.step, "small"), f"{result.step.name}: {result.left_out}"
+        assert result.step.command in ("train", "compare") or result.means, result.step.name
+        if result.step.judged:
+            names = list(result.means or {})
+            assert any(measurements.is_one(name, result.step.judged) for name in names), names
+        assert result.step.command == "train" or f"## {result.step.heading}" in shown
+    page.draw(found, tmp_path / "figure.png")
+
+
+def _cheap(step: StudyStep) -> list[str]:
+    options = {"probe": ["--examples", "20"], "chain": ["--examples", "20"], "calibrate": ["--limit", "20"]}
+    if step.command == "robustness":
+        return [*step.options, "--limit", "8"]
+    return options.get(step.command, step.options)
+
+
+def test_texts_are_not_in_an_archive_and_the_verdict_is_the_same(tmp_path: Path) -> None:
+    """Of generated texts scores are kept, and which are equal; the test over seeds and examples gives the same."""
+    fake_comparison.comparison(tmp_path / "out" / "news", {"r3f": 4.0}, curves=False, failed=(("r3f", 2),))
+    values = {
+        "title": "t", "question": "q", "mirrors": "m", "sizes": {"small": {"note": "n", "seeds": 5}},
+        "steps": [{"name": "news", "command": "compare", "recipe": "quickstart", "methods": ["r3f"]}],
+    }  # fmt: skip
+    study = study_file.parse(values, "here")
+    packed = archived.pack(studies.make("x", study, models=None, data=None, output=tmp_path / "out"))
+    packed.write(tmp_path / "x.json.xz")
+    again = archived.read(tmp_path / "x.json.xz")
+    named = study_file.parse({**values, "primary": ["r3f"]}, "here")
+    judged = page.results(replace(again, study={**values, "primary": ["r3f"]}), named, judge).steps[0].finding
+    assert judged is not None  # begun without primary comparisons: those of the study count
+    assert "The primary comparisons were named after the comparison was begun." in judged.summary
+    assert "won it" not in json.dumps(again.steps["news"].values)
+    assert "script" not in json.dumps(again.steps["news"].values)
+    finding = page.results(again, study, judge).steps[0].finding
+    assert finding is not None
+    before, after = judge(tmp_path / "out" / "news").values, finding.values
+    for kept in (before, after):
+        for stats in kept["methods"].values():
+            stats["agreement"].pop("rougeL")  # of texts: they are not there
+    assert before == after
+    assert any("1 of 5 runs of r3f failed" in line for line in finding.summary)
+
+
+def test_a_page_is_refused_when_the_file_is_not_what_was_run(tmp_path: Path) -> None:
+    values = overlay.parse(TOY, "here")
+    archive = archived.Archive("toy", "small", values, {})
+    page.check_unchanged(archive, study_file.parse({**values, "notes": "later", "title": "Another"}, "here"))
+    others = {
+        "primary": ["other"],
+        "sizes": {"small": {**values["sizes"]["small"], "seeds": 3}},
+        "steps": [
+            {**values["steps"][0], "methods": ["r3f:weight=9", "r3f", "other=r3f:scale=0.1"]},
+            *values["steps"][1:],
+        ],
+    }
+    for key, value in others.items():
+        with pytest.raises(BadInput, match=rf"toy.yaml: {key}: not what was run"):
+            page.check_unchanged(archive, study_file.parse({**values, key: value}, "here"))
+
+
+WRONG = {
+    "primry: [r3f]": "primry=['r3f']: unknown key; did you mean 'primary'",
+    "primary: [r4f]": "primary: 'r4f' is no method of any step; did you mean 'r3f'",
+    "steps: [{name: a, command: comparee}]": "steps.0.command='comparee': expected 'train', 'compare'",
+    "steps: [{name: a, command: compare}]": "recipe: `compare` needs it",
+    "steps: [{name: a, command: probe, of: b}]": "a: of='b': no comparison before it",
+    "steps: [{name: a, command: compare, recipe: glue, cycles: 2}]": "cycles: `compare` has no such key",
+    "steps: [{name: A/b, command: compare, recipe: glue}]": "name='A/b': expected small letters",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_bad_files_are_refused_in_one_line(line: str, tmp_path: Path) -> None:
+    values = {**overlay.parse(TOY, "here"), **overlay.parse(line, "here")}
+    (tmp_path / "bad.yaml").write_text(json.dumps(values))
+    assert WRONG[line] in seqreg("study", "bad.yaml", "--plan", cwd=tmp_path, code=2).stderr
+
+
+def test_bad_words_are_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "toy.yaml").write_text(TOY)
+    refused = {
+        ("nois",): "unknown study 'nois'; did you mean 'noise'?",
+        (): "no study: name one of ",
+        ("toy.yaml",): "data.path={data}/glue/SST-2: say where that is: --data FOLDER",
+        ("toy.yaml", "--data", "gone"): "--data gone: no such folder",
+        ("toy.yaml", "--size", "large"): "toy has no size 'large': small: a toy",
+        ("toy.yaml", "--only", "calibratoin"): "no such step; did you mean 'calibration'?",
+        ("toy.yaml", "what"): "'what': expected key=value",
+        ("zero_shot", "--size", "small"): "no multilingual encoder is at hand",
+        ("toy.yaml", "--data", ".", "--models", ".", "--archive", "x.json"): "expected a name that ends in .json.xz",
+        ("toy.yaml", "--data", ".", "--models", ".", "--archive", "x.json.xz"): "nothing of toy is there yet",
+        ("toy.yaml", "--list"): "toy.yaml: --list is about all studies",
+        ("--pages", "gone"): "--pages gone: no such folder",
+    }
+    for words, said in refused.items():
+        assert said in seqreg("study", *words, cwd=tmp_path, code=2).stderr, words
+    assert [path.name for path in tmp_path.iterdir()] == ["toy.yaml"]
+
+
+def test_measures_are_tested_only_where_they_are_judged() -> None:
+    rng = np.random.default_rng(0)
+    far = {"baseline": 0.0, "r3f": 5.0, "smart": 5.0}
+    found = {
+        name: {method: {seed: shift + rng.normal() for seed in range(6)} for method, shift in far.items()}
+        for name in ("ece before", "nll before", "temperature")
+    }
+    means = measurements.compared(found, "baseline", ["r3f"], ["ece *", "nll *"])
+    words = {(name, mean.method): mean.verdict() for name, some in means.items() for mean in some}
+    assert words["ece before", "r3f"] == words["nll before", "r3f"] == "significantly higher"
+    assert {words["temperature", "r3f"], words["ece before", "smart"]} == {"described and not tested"}
+    ps = [
+        statistics.welch(list(found[name]["baseline"].values()), list(found[name]["r3f"].values())).p
+        for name in ("ece before", "nll before")
+    ]
+    holm = {name: mean.holm for name, some in means.items() for mean in some if mean.method == "r3f"}
+    assert [holm["ece before"], holm["nll before"]] == statistics.holm(ps)
+    few = {
+        name: {m: {s: v for s, v in seeds.items() if s < 3} for m, seeds in by.items()} for name, by in found.items()
+    }
+    some = measurements.compared(few, "baseline", ["r3f"], ["ece *", "nll *"])["ece before"]
+    assert [mean.verdict() for mean in some if mean.method == "r3f"] == ["2 more seeds needed"]
+
+
+def test_rank_correlation_over_runs_and_inside_methods() -> None:
+    """Steps on other scales do not matter; what lies between methods alone is not seen between seeds."""
+    rng = np.random.default_rng(0)
+    points = {
+        f"{step}: {method}": [
+            (scale * (place + 0.1 * rng.normal()), scale * (place + 0.1 * rng.normal())) for _ in range(8)
+        ]
+        for step, scale in (("a", 1.0), ("b", 100.0))
+        for place, method in enumerate("rstuvw")
+    }
+    found = measurements.correlation(points)
+    assert found is not None
+    assert found.overall > 0.9
+    assert found.interval[0] > 0.8
+    assert found.within is not None
+    assert abs(found.within) < 0.4
+    assert found.runs == 96
+    assert measurements.correlation({"a: r": [(1.0, 2.0)]}) is None
+
+
+@pytest.mark.parametrize(
+    "name", [path.name.removesuffix(archived.ENDING) for path in archived.archives(RESULTS / "data")] or ["none"]
+)
+def test_committed_pages_are_what_their_archives_say(name: str, tmp_path: Path) -> None:
+    """Every page is rebuilt from its archive; the figure is the same but for what another matplotlib draws."""
+    if name == "none":
+        pytest.skip("no archive is committed")
+    from matplotlib.testing.compare import compare_images
+
+    archive = archived.read(RESULTS / "data" / f"{name}{archived.ENDING}")
+    found = page.results(archive, study_file.read(name), judge)
+    assert page.page(found, f"{name}.png") == (RESULTS / f"{name}.md").read_text()
+    page.draw(found, tmp_path / "figure.png")
+    assert compare_images(str(RESULTS / f"{name}.png"), str(tmp_path / "figure.png"), tol=5) is None
+    assert (RESULTS / "data" / f"{name}{archived.ENDING}").stat().st_size < 1_100_000
+
+
+def test_the_committed_index_is_what_the_archives_say(tmp_path: Path) -> None:
+    index.build(RESULTS, judge, tmp_path)
+    assert (tmp_path / "index.md").read_text() == (RESULTS / "index.md").read_text(), (
+        "seqreg study --pages docs/results"
+    )
+
+
+def test_commands_are_the_words_of_the_command_line() -> None:
+    """What a study calls exists: every option of every step is one of its command."""
+    import typer
+
+    commands: Any = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+    for name in NAMES:
+        study = study_file.read(name)
+        for size in study.sizes:
+            for command in studies.StudyRun(
+                name, study, size, {k: Path(k) for k in ("models", "data", "output")}
+            ).commands():
+                known = {option for param in commands[command.words[0]].params for option in param.opts}
+                assert {word for word in command.words if word.startswith("--")} <= known, command.line
