@@ -18,7 +18,6 @@ from seqreg.errors import BadInput
 from seqreg.studies.common.trained_model import TrainedModel
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.data import loading, readers
-from seqreg.workbench.data.encoding import encode
 from seqreg.workbench.data.examples import Example, example
 from seqreg.workbench.run.train import trained
 from seqreg.workbench.scores.evaluate import class_prediction
@@ -126,17 +125,15 @@ def _predictions(
     model: TrainedModel, read: Iterator[tuple[dict[str, Any], Example]]
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Records with predictions, in their order; batches are made of texts of like length within a window."""
-    config, tokenizer = model.run.config, model.tokenizer
-    size, data = config.evaluation.per_device_eval_batch_size, config.data
+    size = model.run.config.evaluation.per_device_eval_batch_size
     while window := list(itertools.islice(read, size * WINDOW)):
-        encoded = [
-            dict(encode(tokenizer, example, data.source_prefix, data.max_source_length)) for _, example in window
-        ]
+        rows = model.encoded([Example(example.source, example.second) for _, example in window])
+        encoded = [rows[index] for index in range(len(rows))]
         order = sorted(range(len(window)), key=lambda index: -len(encoded[index]["input_ids"]))
         predictions: dict[int, dict[str, Any]] = {}
         for start in range(0, len(order), size):
             chosen = order[start : start + size]
-            batch = tokenizer.pad([encoded[index] for index in chosen], return_tensors="pt").to(model.model.device)
+            batch = model.collate([encoded[index] for index in chosen]).to(model.model.device)
             predictions.update(zip(chosen, _batch(model, batch), strict=True))
         for index, (record, _) in enumerate(window):
             yield record, predictions[index]

@@ -92,15 +92,15 @@ def _(tmp: Path) -> None:
     refused(tmp, message, *tiny(tmp, *chosen))
 
 
-@row(53, "a model without an encoder", "E", "refused")
+@row(53, "a model that cannot generate", "E", "refused")
 def _(tmp: Path) -> None:
-    message = "gpt2 has no encoder and decoder: choose a model such as bart"
-    refused(tmp, message, *tiny(tmp, "model.name=null", "model.architecture=gpt2"))
-    transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(vocab_size=300, n_embd=8, n_layer=1, n_head=1)
-    ).save_pretrained(tmp / "gpt2")
-    train_tokenizer(["words"], 300).save_pretrained(tmp / "gpt2")
-    refused(tmp, message, *tiny(tmp, f"model.name={tmp / 'gpt2'}", "model.architecture=null"))
+    message = "bert cannot generate texts: choose a model such as bart"
+    refused(tmp, message, *tiny(tmp, "model.name=null", "model.architecture=bert"))
+    transformers.BertModel(
+        transformers.BertConfig(vocab_size=300, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+    ).save_pretrained(tmp / "bert")
+    train_tokenizer(["words"], 300).save_pretrained(tmp / "bert")
+    refused(tmp, message, *tiny(tmp, f"model.name={tmp / 'bert'}", "model.architecture=null"))
     for setting in ("d_model: 15", "d_model: x", "d_model: -1", "encoder_layers: 1.5", "activation_function: no"):
         message = r"model.architecture=bart cannot be built with model.settings="
         refused(tmp, message, *tiny(tmp, f"model.settings={{{setting}}}"))

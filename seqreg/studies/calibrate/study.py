@@ -92,7 +92,7 @@ def _texts(model: TrainedModel, examples: Sequence[Example], done: BatchDone) ->
     logp, texts = np.zeros(len(examples)), [""] * len(examples)
     for chosen, batch in model.batches(examples):
         ids = model.generate(batch)
-        generated = model.predictions({**batch, "labels": model.as_labels(ids)})
+        generated = model.predictions(model.with_generated(batch, ids))
         nll = np.concatenate([Outcomes.of(some.logits(), some.labels).nll for some in generated])
         where = np.concatenate([some.examples for some in generated])
         sizes = np.maximum(np.bincount(where, minlength=len(chosen)), 1)

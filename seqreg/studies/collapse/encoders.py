@@ -56,6 +56,8 @@ class Encoder:
         settings = models.fetched(transformers.AutoConfig, name, "model", trust)
         model = models.loaded(transformers.AutoModel, name, trust, settings, new_head=True)
         tokenizer = models.stored_tokenizer(name, trust)
+        if tokenizer.pad_token_id is None:  # of a causal model; padding is masked
+            tokenizer.pad_token = tokenizer.eos_token
         module = model.get_encoder() if model.config.is_encoder_decoder else model
         module.requires_grad_(False).eval().to("cuda" if torch.cuda.is_available() else "cpu")
         return cls(name, module, tokenizer)

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import DataCollatorForSeq2Seq, DataCollatorWithPadding
 
 from seqreg.errors import BadInput, nearest
 from seqreg.forward import Perturbation
@@ -27,8 +26,8 @@ from seqreg.metrics import texts as text_metrics
 from seqreg.workbench.config import run_config
 from seqreg.workbench.config.cards import Card
 from seqreg.workbench.config.run_config import Run
-from seqreg.workbench.data import loading, models
-from seqreg.workbench.data.encoding import Encoded
+from seqreg.workbench.data import completions, loading, models
+from seqreg.workbench.data.encoding import Encoded, collator
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.data.loading import Splits
 from seqreg.workbench.run.run_directory import RunRecord
@@ -39,6 +38,7 @@ Batch = dict[str, Any]
 Delta = Tensor | Callable[[Tensor], Tensor]
 """What is added to the embeddings of the source; a function is given what it is added to."""
 
+NO_NOISE = "a causal model embeds its source and its own text alike: --noise characters, words, order or source"
 CHUNK = 256
 """Tokens whose logits are computed together: with 50,000 classes, a hundred megabytes in float64."""
 
@@ -120,13 +120,27 @@ class TrainedModel:
             raise BadInput(f"--split {name}: {self.folder} has no such split; {nearest(name, self.splits.sets)}")
         return name
 
+    @property
+    def causal(self) -> bool:
+        """Whether it generates, and has a decoder alone."""
+        return self.generates and completions.is_causal(self.model)
+
+    def encoded(self, examples: Sequence[Example]) -> Encoded:
+        """Examples as token ids, after the prompt of a causal model."""
+        return Encoded(examples, self.tokenizer, self.run.config, completions.prompt_of(self.run, self.model))
+
+    @property
+    def collate(self) -> Any:
+        """What makes a batch of them."""
+        prompt = completions.prompt_of(self.run, self.model)
+        return collator(self.tokenizer, generates=self.generates, prompt=prompt)
+
     def count_batches(self, examples: Sequence[Example]) -> int:
         return -(-len(examples) // self.run.config.evaluation.per_device_eval_batch_size)
 
     def batches(self, examples: Sequence[Example]) -> Iterator[tuple[list[int], Batch]]:
         """Indices of examples of like length and their tensors, with labels; the same whatever the tokenizer."""
-        encoded = Encoded(examples, self.tokenizer, self.run.config)
-        collate = (DataCollatorForSeq2Seq if self.generates else DataCollatorWithPadding)(self.tokenizer)
+        encoded, collate = self.encoded(examples), self.collate
         order = sorted(range(len(encoded)), key=lambda index: -len(examples[index].source))
         size = self.run.config.evaluation.per_device_eval_batch_size
         for start in range(0, len(order), size):
@@ -157,7 +171,11 @@ class TrainedModel:
 
     @torch.no_grad()
     def generate(self, batch: Batch, delta: Delta | None = None) -> Tensor:
-        """Generated ids, by the generation settings of the run."""
+        """Generated ids, by the generation settings of the run; of a causal model without the prompt."""
+        if self.causal:
+            if delta is not None:
+                raise BadInput(f"{self.folder}: {NO_NOISE}")
+            return completions.complete(self.model, batch)
         source = {key: value for key, value in batch.items() if key != "labels"}
         tap: Any = contextlib.nullcontext()
         if delta is not None:
@@ -172,10 +190,17 @@ class TrainedModel:
     @property
     def end(self) -> int:
         """The id of the token that ends a sequence."""
+        if self.causal:
+            return int(self.tokenizer.eos_token_id)
         return int(hf.special(self.model, "eos_token_id") or 0)
 
-    def as_labels(self, ids: Tensor) -> Tensor:
-        """Generated ids as labels: without the start, up to and with the first end."""
+    def with_generated(self, batch: Batch, ids: Tensor) -> Batch:
+        """The batch with generated ids as its labels: up to and with the first end."""
+        if self.causal:
+            return dict(completions.completed(batch, ids, self.tokenizer))
+        return {**batch, "labels": self._as_labels(ids)}
+
+    def _as_labels(self, ids: Tensor) -> Tensor:
         labels = ids[:, 1:].clone()
         ends = (labels == self.end).long()
         return labels.masked_fill(ends.cumsum(1) > ends, IGNORE)

@@ -14,7 +14,7 @@ from seqreg.metrics import text_noise
 from seqreg.metrics.calibration import Outcomes
 from seqreg.metrics.classification import pearson
 from seqreg.studies.common.findings import BatchDone, Finding, command, output_folder, progress
-from seqreg.studies.common.trained_model import TrainedModel, load_all
+from seqreg.studies.common.trained_model import NO_NOISE, TrainedModel, load_all
 from seqreg.studies.robustness import figures, perturbations, report
 from seqreg.studies.robustness.report import CLEAN, ConditionScore
 from seqreg.workbench.data import loading
@@ -112,6 +112,11 @@ def robustness(
         raise BadInput(f"--limit {limit}: expected at least 2 examples")
     output, conditions = output_folder(folders, output), grid.conditions()
     models = load_all(folders, overrides, trust=trust)
+    if {"embeddings", "adversary"} & set(grid.noises):
+        for model in models.values():
+            if model.causal:
+                raise BadInput(f"{model.folder}: {NO_NOISE}")
+            model.unload()
     split_name, examples = _shared_examples(list(models.values()), split, limit)
     scores: list[ConditionScore] = []
     for name, model in models.items():

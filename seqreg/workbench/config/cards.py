@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from seqreg.errors import BadInput
 from seqreg.metrics import texts
@@ -17,6 +17,19 @@ from seqreg.workbench.config.schema import Length, Natural, Section, checked
 NewsKind = Literal["city", "people"]
 Metric = TextMetricName | Literal["accuracy", "f1", "matthews", "pearson", "spearman"]
 Names = str | list[str]
+
+
+SOURCE = "{source}"
+"""The place of the source text in a prompt."""
+
+
+def _has_source(template: str) -> str:
+    if template.count(SOURCE) != 1:
+        raise ValueError(f"prompt={template!r}: expected {SOURCE} in it, once, where the text comes in")
+    return template
+
+
+Prompt = Annotated[str, AfterValidator(_has_source)]
 
 
 class Generation(Section):
@@ -196,6 +209,7 @@ class Card(Section):
             the validation set that is distributed can be the test set; at most a tenth of them, 0 for none
         average: report the mean over the sets that a model is judged by in the end, as XNLI does; not over validation
         generation: how text is generated
+        prompt: of causal language models, with {source} in the place of the text; see `data.prompt`
     """
 
     title: str
@@ -217,6 +231,7 @@ class Card(Section):
     holdout: Natural = 0
     average: bool = False
     generation: Generation = Generation()
+    prompt: Prompt | None = None
 
     @model_validator(mode="after")
     def _agrees(self) -> Card:
@@ -235,6 +250,8 @@ class Card(Section):
                 raise ValueError(f"metric={self.metric}: {known} are for kind='generation', the others for labels")
         if len(set(self.metric)) < len(self.metric):
             raise ValueError(f"metric={self.metric}: the same score twice")
+        if self.prompt is not None and self.kind != "generation":
+            raise ValueError("prompt: only for kind='generation'")
         if self.columns.references is not None and self.kind != "generation":
             raise ValueError("columns.references: only for kind='generation'")
         return self

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from seqreg.workbench.config.cards import ColumnNames, Generation
+from seqreg.workbench.config.cards import ColumnNames, Generation, Prompt
 from seqreg.workbench.config.schema import Count, Few, Length, Natural, NotNegative, Positive, Section, Share
 
 if TYPE_CHECKING:
@@ -17,6 +17,30 @@ if TYPE_CHECKING:
 
 VOCABULARY, CHARACTERS = "vocabulary:", "characters"
 """Tokenizers of single symbols: of a list in the model's config.json, or of all characters of the training text."""
+
+
+class Lora(Section):
+    """Low-rank adapters, in the words of PEFT: they alone are trained, and are taken into the weights in the end.
+
+    Args:
+        r: their rank
+        lora_alpha: they are multiplied by lora_alpha / r
+        lora_dropout: of what goes into them, while training
+        target_modules: names of the layers that get one, or "all-linear"; PEFT's choice for the architecture by default
+        modules_to_save: names of modules that are trained as a whole beside them; a new classification head always is
+    """
+
+    r: int = Field(default=8, ge=1, le=4096)
+    lora_alpha: float = Field(default=16, gt=0, le=100_000)
+    lora_dropout: Share = 0.0
+    target_modules: list[str] | str | None = None
+    modules_to_save: list[str] = []
+
+    @model_validator(mode="after")
+    def _names_modules(self) -> Lora:
+        if self.target_modules is not None and not self.target_modules:
+            raise ValueError("model.lora.target_modules: expected names of layers, such as [q_proj, v_proj], or null")
+        return self
 
 
 class Model(Section):
@@ -37,6 +61,8 @@ class Model(Section):
         head: "r4f" normalises the classification head; "plain" leaves it as it is
         head_layers: "all" weight matrices of a normalised head (the paper), or only the last, "out_proj" (fairseq)
         head_warmup: power iterations of a normalised head before the first pass (fairseq makes none)
+        lora: train low-rank adapters instead of the weights: {r: 8, lora_alpha: 16}; {} for PEFT's layers and our
+            sizes, null to train all weights
     """
 
     name: str | None = None
@@ -49,6 +75,7 @@ class Model(Section):
     head: Literal["plain", "r4f"] = "plain"
     head_layers: Literal["all", "out_proj"] = "all"
     head_warmup: Natural = 15
+    lora: Lora | None = None
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Model:
@@ -57,6 +84,8 @@ class Model(Section):
                 "set one of model.name (pretrained) and model.architecture (from scratch), and the other to null"
             )
         self._check_tokenizers()
+        if self.lora is not None and self.name is None:
+            raise ValueError("model.lora: adapters are for a pretrained model: set model.name, or model.lora=null")
         for key, value in _pairs(self.settings):
             if key.startswith("_") or key in ("auto_map", "trust_remote_code") or ("attn" in key and "/" in str(value)):
                 raise ValueError(f"model.settings.{key}={value!r}: a recipe cannot name code to run")
@@ -117,6 +146,8 @@ class Data(Section):
         holdout: training examples that become the validation set, where the card says so; the card's number by default
         train_fraction: of the training examples, by a fixed shuffle: the same ones for every model and seed
         source_prefix: put before every source text, as T5 wants it
+        prompt: what a causal language model reads before it writes a target: "{source}\\nTL;DR: " with the source text
+            in the place of {source}; spaces at its end are the beginning of the target. The card's by default
         group_by_length: put examples of similar length into a batch, to save padding; all are read once before training
         max_source_length: tokens after which a source text is cut; the card's by default
         max_target_length: the same for the target
@@ -136,6 +167,7 @@ class Data(Section):
     holdout: Count | None = None
     train_fraction: float = Field(default=1.0, gt=0, le=1)
     source_prefix: str = ""
+    prompt: Prompt | None = None
     max_source_length: Length = 512
     max_target_length: Length = 64
     dataloader_num_workers: Few = 0
@@ -368,6 +400,11 @@ class Config(Section):
             raise ValueError(
                 f"evaluation.early_stopping_patience={self.evaluation.early_stopping_patience} needs "
                 "evaluation.eval_steps > 0"
+            )
+        if self.optimisation.ema_decay is not None and self.model.lora is not None:
+            raise ValueError(
+                f"optimisation.ema_decay={self.optimisation.ema_decay:g}: adapters are not averaged: set it to "
+                "null, or model.lora"
             )
         if self.optimisation.ema_decay is not None and self.model.head == "r4f":
             raise ValueError(

@@ -18,21 +18,24 @@ from transformers.models.auto import modeling_auto as auto_models
 
 from seqreg.errors import BadInput, nearest
 from seqreg.integrations.hf import r4f
-from seqreg.integrations.hf.model import special
+from seqreg.integrations.hf.model import special, unwrap
 from seqreg.workbench.config.cards import Card
 from seqreg.workbench.config.settings import Config
-from seqreg.workbench.data import weights
+from seqreg.workbench.data import adapters, weights
+from seqreg.workbench.data.completions import PromptEncoder, is_causal
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.data.symbols import symbol_tokenizers
 from seqreg.workbench.data.tokenizers import TARGET, TwoTokenizers, train_tokenizer
 
+PROMPT = 64
+"""Positions of a causal model from scratch for its prompt, beside those of source and target."""
 _STARTS_WITH_EOS = ("bart", "mbart", "led")
 _drawn: WeakKeyDictionary[torch.nn.Module, frozenset[str]] = WeakKeyDictionary()
 
 
 def drawn_anew(model: Any) -> frozenset[str]:
     """Names of the parameters of a pretrained model that are not pretrained: of a new head, and the pooler below it."""
-    return _drawn.get(model, frozenset())
+    return _drawn.get(unwrap(model), frozenset())
 
 
 def pretrained_digest(model: Any, config: Config) -> str:
@@ -43,7 +46,7 @@ def pretrained_digest(model: Any, config: Config) -> str:
     if config.model.name is None:
         return ""
     digest, new = hashlib.sha256(), drawn_anew(model)
-    for name, parameter in sorted(model.named_parameters()):
+    for name, parameter in sorted(adapters.plain_parameters(model).items()):
         if name not in new and ".parametrizations." not in name:
             values = parameter.detach().cpu().contiguous().flatten()
             digest.update(f"{name} {list(parameter.shape)} {parameter.dtype}\n".encode())
@@ -93,29 +96,69 @@ def load_model(config: Config, card: Card, tokenizer: Any, *, trust: bool = Fals
         trust: run the code that a model brings along; only a person at the command line can say so
         trained: it was trained for this task, so its head is stored too, and is never drawn anew
     """
-    seq2seq = card.kind == "generation"
-    auto = transformers.AutoModelForSeq2SeqLM if seq2seq else transformers.AutoModelForSequenceClassification
-    labels = {} if seq2seq else _labels(card)
+    generates = card.kind == "generation"
+    labels = {} if generates else _labels(card)
     if config.model.name is None:
-        model = _from_scratch(auto, config, tokenizer, labels, seq2seq)
+        model = _from_scratch(config, tokenizer, labels, generates)
     else:
         settings = fetched(transformers.AutoConfig, config.model.name, "model", trust, **labels)
         _check_known(config, settings)
-        _check_kind(settings.model_type, config.model.name, seq2seq, trust)
+        _check_kind(settings.model_type, config.model.name, generates, trust)
         settings.update(config.model.settings)
-        if config.model.new_head and not seq2seq:
+        auto = _auto(generates, settings.is_encoder_decoder)
+        if config.model.new_head and not generates:
             model = _with_new_head(auto, config.model.name, trust, settings)
         else:
-            model = loaded(auto, config.model.name, trust, settings, new_head=not trained and not seq2seq)
-    _check_fit(model, tokenizer, config, seq2seq)
+            model = loaded(auto, config.model.name, trust, settings, new_head=not trained and not generates)
+    if generates and is_causal(model):
+        _prepare_causal(model, tokenizer, config, card)
+    _check_fit(model, tokenizer, config, generates)
     _check_tokens(model, tokenizer)
-    if seq2seq:
+    if generates:
         set_generation(model, config)
-    _check_runs(model, tokenizer, config, seq2seq)
+    _check_runs(model, tokenizer, config, generates)
     return r4f(model, config.model.head_layers, config.model.head_warmup) if config.model.head == "r4f" else model
 
 
-def _check_runs(model: Any, tokenizer: Any, config: Config, seq2seq: bool) -> None:
+def _auto(generates: bool, has_encoder: bool) -> Any:
+    """The class of transformers that loads a model for its task."""
+    if not generates:
+        return transformers.AutoModelForSequenceClassification
+    return transformers.AutoModelForSeq2SeqLM if has_encoder else transformers.AutoModelForCausalLM
+
+
+def _prepare_causal(model: Any, tokenizer: Any, config: Config, card: Card) -> None:
+    """Refuse what a causal model cannot have; give it, and its tokenizer, the tokens that batches and ends need.
+
+    A tokenizer without a padding token pads with its eos token: padding is told by its place, never by its id.
+    """
+    where, end = config.model.name or f"model.architecture={config.model.architecture}", tokenizer.eos_token_id
+    if isinstance(tokenizer, TwoTokenizers):
+        raise BadInput(f"{where}: a causal language model has one tokenizer: leave model.target_tokenizer out")
+    if end is None:
+        raise BadInput(f"{where}: the tokenizer has no eos token, which ends what is generated: set it in its files")
+    if not tokenizer.is_fast:
+        raise BadInput(f"{where}: the tokenizer does not say where tokens are in a text: choose a fast one")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    target = model.generation_config
+    target.pad_token_id = tokenizer.pad_token_id
+    ends = target.eos_token_id if isinstance(target.eos_token_id, list) else [target.eos_token_id]
+    if end not in ends:
+        target.eos_token_id = [end, *(other for other in ends if other is not None)]
+    limit, template = positions(model), config.data.prompt or card.prompt
+    if limit is None or template is None:
+        return
+    data, written = config.data, max(config.data.max_target_length, config.generation.max_length)
+    around = PromptEncoder(tokenizer, template, None, written).overhead
+    if data.max_source_length + around + written > limit:
+        raise BadInput(
+            f"data.max_source_length={data.max_source_length}: with {around} tokens of the prompt and {written} of the "
+            f"target that is more than the {limit} positions of the model: set it to {limit - around - written} or less"
+        )
+
+
+def _check_runs(model: Any, tokenizer: Any, config: Config, generates: bool) -> None:
     """Refuse settings of a model that fail when it is used, such as those of its generation: here, on a short text."""
     ids = torch.tensor([tokenizer("a")["input_ids"] or [0]])
     training, given = model.training, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -123,13 +166,17 @@ def _check_runs(model: Any, tokenizer: Any, config: Config, seq2seq: bool) -> No
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.no_grad():
             warnings.simplefilter("ignore")  # of the few tokens
             model.eval()
-            if seq2seq:
+            if generates and is_causal(model):
+                model.generate(**given, max_new_tokens=2, min_new_tokens=0)
+            elif generates:
                 model.generate(**given, max_length=min(4, config.generation.max_length), min_length=0)
             else:
                 model(**given)
     except Exception as error:  # of whatever the settings broke inside the model
         where = config.model.name or f"model.settings={config.model.settings}"
-        task, files = ("generate", "config.json and generation_config.json") if seq2seq else ("classify", "config.json")
+        task, files = (
+            ("generate", "config.json and generation_config.json") if generates else ("classify", "config.json")
+        )
         look = f": look at its {files}" if config.model.name else ""
         raise BadInput(f"{where}: {type(model).__name__} cannot {task}: {_reason(error)}{look}") from None
     finally:
@@ -187,14 +234,15 @@ def _labels(card: Card) -> dict[str, Any]:
     return {"num_labels": len(names), "id2label": dict(enumerate(names)), "label2id": ids, "problem_type": kind}
 
 
-def _from_scratch(auto: Any, config: Config, tokenizer: Any, labels: Mapping[str, Any], seq2seq: bool) -> Any:
+def _from_scratch(config: Config, tokenizer: Any, labels: Mapping[str, Any], generates: bool) -> Any:
     name = config.model.architecture or ""
     if name not in transformers.CONFIG_MAPPING:
         raise BadInput(f"model.architecture={name!r}: unknown; {nearest(name, transformers.CONFIG_MAPPING.keys())}")
-    _check_kind(name, f"model.architecture={name}", seq2seq)
+    _check_kind(name, f"model.architecture={name}", generates)
     try:
+        auto = _auto(generates, name in auto_models.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
         model = auto.from_config(_fresh_config(config, tokenizer, labels))
-        if seq2seq:
+        if generates:
             _forbid_special(model, tokenizer)
         return model
     except BadInput:
@@ -207,24 +255,27 @@ def _from_scratch(auto: Any, config: Config, tokenizer: Any, labels: Mapping[str
 
 def _forbid_special(model: Any, tokenizer: Any) -> None:
     """Generate what targets look like: `<s>` first where they begin with it, then no token that is no text."""
-    if tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id:
+    if not is_causal(model) and tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id:
         model.generation_config.forced_bos_token_id = tokenizer.bos_token_id
     never = {tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.mask_token_id, tokenizer.unk_token_id}
     never -= {None, tokenizer.eos_token_id}
     model.generation_config.bad_words_ids = [[token] for token in sorted(never)] or None
 
 
-def _check_kind(kind: str, where: str, seq2seq: bool, trust: bool = False) -> None:
+def _check_kind(kind: str, where: str, generates: bool, trust: bool = False) -> None:
     """Refuse a model that cannot do the task, in fewer words than transformers."""
-    if seq2seq and kind not in auto_models.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES and not trust:
-        raise BadInput(f"{where}: {kind} has no encoder and decoder: choose a model such as bart, pegasus or t5")
-    if not seq2seq and kind not in auto_models.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES and not trust:
+    causal = kind in auto_models.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    causal = causal and kind not in auto_models.MODEL_FOR_MASKED_LM_MAPPING_NAMES  # an encoder that can be made one
+    if generates and kind not in auto_models.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES and not causal and not trust:
+        raise BadInput(f"{where}: {kind} cannot generate texts: choose a model such as bart, pegasus, t5 or llama")
+    if not generates and kind not in auto_models.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES and not trust:
         raise BadInput(f"{where}: {kind} cannot classify texts: choose a model such as roberta, bert or bart")
 
 
 def _check_tokens(model: Any, tokenizer: Any) -> None:
     """Warn of a tokenizer that is probably another model's: their special tokens are not the same."""
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+    names = ("bos_token_id", "eos_token_id") if is_causal(model) else ("pad_token_id", "bos_token_id", "eos_token_id")
+    for name in names:
         id_, other = special(model, name), getattr(tokenizer, name)
         if id_ is not None and other is not None and id_ != other:
             warnings.warn(f"{name} is {id_} in the model and {other} in the tokenizer: is it another's?", stacklevel=3)
@@ -234,11 +285,13 @@ def _fresh_config(config: Config, tokenizer: Any, labels: Mapping[str, Any]) -> 
     """A configuration from scratch, which fits the tokenizer and the lengths."""
     name = config.model.architecture or ""
     pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
-    longest = max(config.data.max_source_length, config.data.max_target_length, config.generation.max_length)
+    lengths = (config.data.max_source_length, config.data.max_target_length, config.generation.max_length)
+    has_encoder = name in auto_models.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    longest = max(lengths) + 8 if labels or has_encoder else sum(lengths) + PROMPT
+    starts = {} if not (labels or has_encoder) else {"decoder_start_token_id": eos if name in _STARTS_WITH_EOS else pad}
     settings = {
         "vocab_size": len(tokenizer), "pad_token_id": pad, "bos_token_id": tokenizer.bos_token_id, "eos_token_id": eos,
-        "decoder_start_token_id": eos if name in _STARTS_WITH_EOS else pad, "max_position_embeddings": longest + 8,
-        **labels, **config.model.settings,
+        "max_position_embeddings": longest, **starts, **labels, **config.model.settings,
     }  # fmt: skip
     if name in _STARTS_WITH_EOS:
         settings.setdefault("forced_eos_token_id", eos)
@@ -256,12 +309,16 @@ def _check_known(config: Config, known: Any) -> None:
 def set_generation(model: Any, config: Config) -> None:
     """Make the recipe's generation settings the model's own, so that they are saved with it."""
     chosen, target = config.generation, model.generation_config
-    target.max_length, target.min_length = chosen.max_length, chosen.min_length
+    if is_causal(model):  # whose lengths count the prompt too
+        target.max_length, target.min_length = None, None
+        target.max_new_tokens, target.min_new_tokens = chosen.max_length, chosen.min_length
+    else:
+        target.max_length, target.min_length = chosen.max_length, chosen.min_length
+        target.max_new_tokens = None
     target.num_beams, target.no_repeat_ngram_size = chosen.num_beams, chosen.no_repeat_ngram_size
     beams = chosen.num_beams > 1  # without them the other two mean nothing, and transformers refuses to save them
     target.length_penalty = chosen.length_penalty if beams else 1.0
     target.early_stopping = chosen.early_stopping if beams else False
-    target.max_new_tokens = None
     for key in ("temperature", "top_k", "top_p") if chosen.do_sample or target.do_sample else ():
         setattr(target, key, getattr(chosen, key) if chosen.do_sample else None)  # alone they mean nothing either
     target.do_sample = chosen.do_sample
@@ -277,7 +334,7 @@ def set_generation(model: Any, config: Config) -> None:
         raise BadInput(f"{where}: its generation settings contradict each other: {_reason(error)}") from None
 
 
-def _check_fit(model: Any, tokenizer: Any, config: Config, seq2seq: bool) -> None:
+def _check_fit(model: Any, tokenizer: Any, config: Config, generates: bool) -> None:
     """Refuse a tokenizer or lengths that are too large for the model, before they become an index error."""
     size = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > size:
@@ -290,7 +347,7 @@ def _check_fit(model: Any, tokenizer: Any, config: Config, seq2seq: bool) -> Non
             "tokenizer_config.json, or choose another with model.tokenizer=NAME"
         )
     limit, lengths = positions(model), {"data.max_source_length": config.data.max_source_length}
-    if seq2seq:
+    if generates:
         lengths["data.max_target_length"] = config.data.max_target_length
         lengths["generation.max_length"] = config.generation.max_length
     for key, length in lengths.items():

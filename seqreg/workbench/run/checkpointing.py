@@ -70,6 +70,8 @@ class CheckpointingTrainer(RegularizedTrainer):
         decay = options.config.optimisation.ema_decay
         if decay is not None and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
             raise BadInput(f"optimisation.ema_decay={decay:g}: weights in shards are not averaged: train it with DDP")
+        if options.config.model.lora is not None and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+            raise BadInput("model.lora: adapters are not taken into weights in shards: train it with DDP")
         self.ema = None if decay is None else WeightEMA(decay)
         self._source = ""
         """The folder that is loaded from."""

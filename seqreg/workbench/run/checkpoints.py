@@ -20,7 +20,8 @@ from seqreg.workbench.text.terminal import warn
 
 MANIFEST = "manifest.json"
 PREFIX, OLD = "checkpoint-", ".old-"
-NEEDED = ("model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json")
+WEIGHTS, ADAPTER_WEIGHTS = "model.safetensors", "adapter_model.safetensors"
+NEEDED = (WEIGHTS, "optimizer.pt", "scheduler.pt", "trainer_state.json")
 
 
 def _files(folder: Path) -> list[Path]:
@@ -59,7 +60,7 @@ def fault(folder: Path, needed: Sequence[str] = NEEDED) -> str | None:
     if files is None:
         return "it was never completed: its manifest is missing or cannot be read"
     for name in needed:
-        if name not in files and not (name == NEEDED[0] and f"{name}.index.json" in files):
+        if name not in files and not (name == WEIGHTS and {f"{name}.index.json", ADAPTER_WEIGHTS} & files.keys()):
             return f"{name} is not in its manifest"
     return damage(folder, files)
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import DataCollatorForSeq2Seq, DataCollatorWithPadding
 
 from seqreg.errors import Advice, BadInput, DiskError
 from seqreg.integrations.hf import context
 from seqreg.workbench.config.run_config import Run
-from seqreg.workbench.data.encoding import Encoded
+from seqreg.workbench.data import completions
+from seqreg.workbench.data.encoding import Encoded, collator
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.run import checkpoints, disk
 from seqreg.workbench.run.nonfinite import not_finite
@@ -34,7 +34,8 @@ def check_disk_space(run: Run, model: Any, folder: Path) -> int:
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     averages = sum(term.stateful for term in run.criterion.terms) + (config.optimisation.ema_decay is not None)
     update = config.update()
-    size = int(weights * (1 + OPTIMIZER_STATE[config.optimisation.optim] + averages))
+    stored = weights if config.model.lora is None else sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    size = int(stored * (1 + OPTIMIZER_STATE[config.optimisation.optim] + averages))
     size += 0 if update is None else update.state_bytes * sum(p.numel() for p in model.parameters())
     saves = config.checkpoints.save_steps or config.checkpoints.save_minutes
     count = config.checkpoints.save_total_limit + 1 + config.evaluation.load_best_model_at_end if saves else 0
@@ -55,11 +56,12 @@ def check_loss(run: Run, model: Any, tokenizer: Any, examples: Sequence[Example]
         max_source_length=min(TOKENS, config.data.max_source_length),
         max_target_length=min(TOKENS, config.data.max_target_length),
     )
-    encoded = Encoded(examples[:2], tokenizer, config.updated(data=short))
-    collate = DataCollatorWithPadding if examples[0].target is None else DataCollatorForSeq2Seq
+    prompt = completions.prompt_of(run, model)
+    encoded = Encoded(examples[:2], tokenizer, config.updated(data=short), prompt, quiet=True)
+    collate = collator(tokenizer, generates=examples[0].target is not None, prompt=prompt)
     training, bf16 = model.training, config.optimisation.precision == "bf16"
     try:
-        batch = collate(tokenizer)([encoded[index] for index in range(len(encoded))])
+        batch = collate([encoded[index] for index in range(len(encoded))])
         ctx = context(model.train(), {**batch}, step=0)
         with (
             warnings.catch_warnings(),

@@ -71,7 +71,7 @@ def replay(folder: Path, *, trust: bool = False) -> Replayed:
 
 def _weights(home: Path, folder: Path, report: CrashReport) -> Path:
     """Those stored with the step, or the nearest checkpoint before it."""
-    if (folder / "model.safetensors").exists():
+    if any((folder / name).exists() for name in (checkpoints.WEIGHTS, checkpoints.ADAPTER_WEIGHTS)):
         return folder
     sealed = [path for path in checkpoints.sealed(home, report.run) if checkpoints.step_of(path) <= report.step]
     if not sealed:

@@ -17,8 +17,7 @@ from transformers import TrainerCallback
 from seqreg.errors import BadInput
 from seqreg.spectral_norm import fold
 from seqreg.workbench.config.run_config import Run
-from seqreg.workbench.data import loading, models
-from seqreg.workbench.data.encoding import Encoded
+from seqreg.workbench.data import adapters, loading, models
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.run.rng import preserve_rng_state
 from seqreg.workbench.scores import drift
@@ -28,9 +27,9 @@ from seqreg.workbench.text.terminal import warn
 
 
 def digest(model: nn.Module) -> str:
-    """SHA-256 of the names, shapes and values of all parameters."""
+    """SHA-256 of the names, shapes and values of all parameters, without those of adapters."""
     sha = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
+    for name, parameter in sorted(adapters.plain_parameters(model).items()):
         values = parameter.detach().cpu().contiguous().flatten()
         sha.update(f"{name} {list(parameter.shape)} {parameter.dtype}\n".encode())
         sha.update(values.view(torch.uint8).numpy().data)
@@ -104,7 +103,7 @@ class DriftMonitor(TrainerCallback):
     def _batches(self, device: Any) -> Iterator[Iterator[dict[str, Any]]]:
         """The batches of the examples, with a bar on how many are done."""
         bars, size = self.trainer.options.bars, self.config.evaluation.per_device_eval_batch_size
-        encoded, starts = Encoded(self.examples, self.tokenizer, self.config), range(0, len(self.examples), size)
+        encoded, starts = self.trainer.eval_dataset.others(self.examples), range(0, len(self.examples), size)
         bars.progress.start()
         bar = Bar(bars.progress, "drift", len(starts), "batch")
 

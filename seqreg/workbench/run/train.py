@@ -14,25 +14,26 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import DataCollatorForSeq2Seq, DataCollatorWithPadding, Seq2SeqTrainingArguments, TrainingArguments
+from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
 from seqreg.errors import BadInput, Interrupted
+from seqreg.integrations.hf.reference import adapted
 from seqreg.integrations.hf.trainer import RAW_HEAD
 from seqreg.workbench.config import run_config
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.config.settings import Config
-from seqreg.workbench.data import loading, models
+from seqreg.workbench.data import adapters, completions, loading, models
 from seqreg.workbench.data.batches import GroupedOrder
-from seqreg.workbench.data.encoding import Collator, Encoded, Numbered
+from seqreg.workbench.data.encoding import Collator, Encoded, Numbered, collator
 from seqreg.workbench.data.hardware import check_precision
-from seqreg.workbench.data.loading import Splits
+from seqreg.workbench.data.loading import UNLABELLED, Splits
 from seqreg.workbench.run import checkpoints, disk, launch, preflight, starting_model
 from seqreg.workbench.run.checkpointing import RunOptions
 from seqreg.workbench.run.run_directory import RunDirectory, RunRecord
 from seqreg.workbench.run.signals import Signals
 from seqreg.workbench.run.starting_model import DriftMonitor
 from seqreg.workbench.run.tensorboard import TensorBoardWriter
-from seqreg.workbench.run.trainer import FaultTolerantSeq2SeqTrainer, FaultTolerantTrainer
+from seqreg.workbench.run.trainer import FaultTolerantCausalTrainer, FaultTolerantSeq2SeqTrainer, FaultTolerantTrainer
 from seqreg.workbench.scores import results
 from seqreg.workbench.scores.drift import retention
 from seqreg.workbench.scores.evaluate import Scored, Scorer, evaluate, with_average
@@ -68,6 +69,10 @@ def prepare(run: Run, *, splits: Splits | None = None) -> LoadedRun:
     transformers.set_seed(run.config.seed)
     tokenizer = models.load_tokenizer(run.config, splits.sets.get("train", ()), trust=run.trust)
     model = models.load_model(run.config, run.card, tokenizer, trust=run.trust)
+    if run.config.model.lora is not None:
+        if run.config.model.head == "r4f":
+            raise BadInput("model.lora and model.head=r4f: a normalised head is trained as a whole: set one of them")
+        model = adapters.with_adapters(model, run.config.model.lora, models.drawn_anew(model))
     if "train" in splits.sets:
         preflight.check_loss(run, model, tokenizer, splits.sets["train"])
     return LoadedRun(run, splits, tokenizer, model)
@@ -134,14 +139,41 @@ def _train(trainer: Any, loaded: LoadedRun, directory: RunDirectory) -> dict[str
         "steps": trainer.state.global_step, "seconds": seconds,
         "cpu_seconds": trainer.cpu_seconds, "step_seconds": trainer.step_seconds, "device": trainer.args.device.type,
         "loss": trainer.mean_loss(), "tokens": trainer.state.num_input_tokens_seen,
-        "parameters": sum(p.numel() for p in loaded.model.parameters()), **trainer.nonfinite.numbers(),
+        **_sizes(loaded.model), **trainer.nonfinite.numbers(),
     }  # fmt: skip
+    if run.config.model.lora is not None:
+        monitor = _without_adapters(monitor, loaded, directory.folder)
     scores, sections = _evaluate(trainer, loaded, monitor, directory.record)
     if directory.record.before:
         scores = {"before": Scored(**dict[str, Any](directory.record.before)), **scores}
     size, hint = trainer.options.checkpoint_bytes, "; run the same command to resume"
     with signals.deferred(), disk.writing(directory.folder, size, hint):
-        return _finish(trainer, run, directory, scores, {"train": numbers, **sections})
+        return _finish(trainer, monitor.trainer, run, directory, scores, {"train": numbers, **sections})
+
+
+def _sizes(model: Any) -> dict[str, int]:
+    """The parameters of the plain model, and where it has adapters those that were trained."""
+    sizes = {"parameters": sum(p.numel() for p in adapters.plain_parameters(model).values())}
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return sizes if adapted(model) is None else {**sizes, "trained_parameters": trained}
+
+
+def _without_adapters(monitor: DriftMonitor, loaded: LoadedRun, folder: Path) -> DriftMonitor:
+    """The same for the plain model that adapters are taken into, and a trainer of it: what is scored, and saved.
+
+    An interrupted evaluation is resumed from the checkpoint that is written before.
+    """
+    trainer, signals = monitor.trainer, monitor.trainer.options.signals
+    with signals.deferred():
+        trainer._save_checkpoint(trainer.model_wrapped, None)
+        if trainer.is_world_process_zero():
+            trainer.model.save_pretrained(str(folder / f"{ASIDE}model" / adapters.FOLDER))
+        model = trainer.model.merge_and_unload(safe_merge=True)
+    run = dataclasses.replace(loaded.run, config=loaded.run.config.for_evaluation(str(folder)))
+    sets = {name: examples for name, examples in loaded.splits.sets.items() if name not in ("train", UNLABELLED)}
+    parts = LoadedRun(run, dataclasses.replace(loaded.splits, sets=sets), loaded.tokenizer, model)
+    final = make_trainer(parts, folder, signals=signals)
+    return DriftMonitor(final, loaded.tokenizer, sets["validation"], monitor.start)
 
 
 def _judged(loaded: LoadedRun) -> list[str]:
@@ -169,6 +201,8 @@ def _score_before(trainer: Any, loaded: LoadedRun, directory: RunDirectory, *, r
     if not resumed and directory.record.start != start:
         directory.update(start=start, before={}, retention={})  # of another model, if there are any
     if directory.record.start != start:
+        if run.config.model.lora is not None:  # whose checkpoints have nothing but adapters
+            raise BadInput(f"model.name={run.config.model.name}: these are not the weights that the run started from")
         return
     first = _judged(loaded)[0]
     if settings.eval_before_training and not directory.record.before:
@@ -189,12 +223,17 @@ def _score_before(trainer: Any, loaded: LoadedRun, directory: RunDirectory, *, r
 def _evaluate(
     trainer: Any, loaded: LoadedRun, monitor: DriftMonitor, record: RunRecord
 ) -> tuple[dict[str, Scored], dict[str, Any]]:
-    """The scores of the trained model on all its splits, and how it differs from the starting one."""
+    """The scores of the trained model on all its splits, and how it differs from the starting one.
+
+    Args:
+        trainer: that has trained it
+        monitor: with the trainer that scores it, which is another where there were adapters
+    """
     run, splits, signals = loaded.run, loaded.splits, trainer.options.signals
     try:
         signals.check()
         names = dict.fromkeys(["validation", *_judged(loaded)])
-        scores = {name: evaluate(trainer, run, loaded.tokenizer, splits.sets[name], name) for name in names}
+        scores = {name: evaluate(monitor.trainer, run, loaded.tokenizer, splits.sets[name], name) for name in names}
         with signals.deferred(trainer.args.world_size > 1):
             before = {name: scored["metrics"] for name, scored in record.retention.items()}
             sections = _against_start(monitor, scores, before, run.card.score)
@@ -225,13 +264,17 @@ def _against_start(
 
 
 def _finish(
-    trainer: Any, run: Run, directory: RunDirectory, scores: dict[str, Scored], sections: Mapping[str, Any]
+    trainer: Any, final: Any, run: Run, directory: RunDirectory, scores: dict[str, Scored], sections: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write the model, the scores, other `sections` of metrics.json and the card; last that the run is finished."""
+    """Write the model, the scores, other `sections` of metrics.json and the card; last that the run is finished.
+
+    Args:
+        trainer, final: that has trained the model, and that has it as it is saved
+    """
     folder = directory.folder
     directory.check_own()
     aside = folder / f"{ASIDE}model"
-    trainer.save_model(str(aside))
+    final.save_model(str(aside))
     trainer.save_ema(aside)
     if not trainer.is_world_process_zero():
         return {}
@@ -262,16 +305,16 @@ def _grouped(examples: Encoded, config: Config, world: int) -> GroupedOrder:
 def make_trainer(loaded: LoadedRun, folder: Path, scorer: Scorer | None = None, **options: Any) -> Any:
     """The trainer of a run; `options` are further `RunOptions`."""
     run, config = loaded.run, loaded.run.config
-    seq2seq = run.card.kind == "generation"
-    sets = {name: Encoded(examples, loaded.tokenizer, config) for name, examples in loaded.splits.sets.items()}
-    kind = FaultTolerantSeq2SeqTrainer if seq2seq else FaultTolerantTrainer
-    collate = DataCollatorForSeq2Seq if seq2seq else DataCollatorWithPadding
+    generates, prompt = run.card.kind == "generation", completions.prompt_of(run, loaded.model)
+    sets = {name: Encoded(examples, loaded.tokenizer, config, prompt) for name, examples in loaded.splits.sets.items()}
+    seq2seq = generates and prompt is None
+    kind = FaultTolerantSeq2SeqTrainer if seq2seq else FaultTolerantCausalTrainer if generates else FaultTolerantTrainer
     args = arguments(config, folder, seq2seq, greater_is_better=run.card.greater_is_better)
     grouped = config.data.group_by_length and "train" in sets
     return kind(
         loaded.model,
         args,
-        data_collator=Collator(collate(loaded.tokenizer)),
+        data_collator=Collator(collator(loaded.tokenizer, generates=generates, prompt=prompt)),
         train_dataset=Numbered(sets["train"]) if "train" in sets else None,
         eval_dataset=sets.get("validation"),
         processing_class=loaded.tokenizer,

@@ -16,10 +16,12 @@ from seqreg.criterion import LossReport
 from seqreg.errors import Interrupted
 from seqreg.integrations.hf import RegularizedSeq2SeqTrainer
 from seqreg.selective_update import MeasuredUpdate
+from seqreg.workbench.data import completions
 from seqreg.workbench.data.encoding import INDEX
 from seqreg.workbench.run import rng
 from seqreg.workbench.run.checkpointing import CheckpointingTrainer, RunOptions
 from seqreg.workbench.run.nonfinite import StepAttempt, not_finite
+from seqreg.workbench.scores.evaluate import completion_nll
 from seqreg.workbench.text.terminal import first_process, say
 
 
@@ -208,6 +210,28 @@ class FaultTolerantTrainer(CheckpointingTrainer):
 
 class FaultTolerantSeq2SeqTrainer(FaultTolerantTrainer, RegularizedSeq2SeqTrainer):
     """The same for text."""
+
+
+class FaultTolerantCausalTrainer(FaultTolerantTrainer):
+    """The same for the completions of a causal language model."""
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+        **gen_kwargs: Any,
+    ) -> tuple[Any, Any, Any]:
+        """The loss; generated ids, and the NLL of the completion with its number of tokens, of every example."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            report, ctx = self.report(model, inputs, outputs=True)
+        loss = report.total.detach()
+        if prediction_loss_only or report.clean is None:
+            return loss, None, None
+        numbers = completion_nll(report.clean, ctx)
+        return loss, (completions.complete(self.model, inputs, **gen_kwargs), *numbers), inputs["labels"]
 
 
 def _stopped_at(step: int) -> str:

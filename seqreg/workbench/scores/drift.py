@@ -14,8 +14,10 @@ from seqreg.context import Context
 from seqreg.divergences import kl
 from seqreg.forward import Pass
 from seqreg.integrations.hf import context
+from seqreg.integrations.hf.reference import adapted
 from seqreg.smoothness import linear_cka
 from seqreg.spectral_norm import folded_state
+from seqreg.workbench.data.adapters import merged_state
 
 ELEMENTS = 2**22
 """Numbers of a chunk of logits or weights: 16 megabytes in float32."""
@@ -47,7 +49,7 @@ def measure(
         new: names of the parameters that were drawn when the run began, not pretrained: a new head
     """
     distance, compared = weight_distance(trained, start, new)
-    state = folded_state(trained)
+    state = _state(trained)
     for name, parameter in start.named_parameters():
         if name in new:
             parameter.copy_(state[name])
@@ -84,13 +86,13 @@ def _kl_sums(trained: Pass, start: Pass, mask: Tensor) -> Tensor:
     Logits are computed from the states of a few positions at a time: those of a whole batch are never there.
     """
     totals = torch.zeros(2, dtype=torch.float64)
-    for ours, theirs in zip(_logits(trained, mask), _logits(start, mask), strict=True):
+    for ours, theirs in zip(logits_at(trained, mask), logits_at(start, mask), strict=True):
         both = torch.stack([kl(ours, theirs), kl(theirs, ours)])
         totals += both.double().sum(-1).cpu()
     return totals
 
 
-def _logits(view: Pass, mask: Tensor) -> Iterable[Tensor]:
+def logits_at(view: Pass, mask: Tensor) -> Iterable[Tensor]:
     """The logits [n, V] of the positions of a mask, a chunk at a time."""
     projection = view.deferred
     if projection is None:
@@ -119,9 +121,10 @@ def _states(ctx: Context, trained: Pass, start: Pass, stack: str, most: int) -> 
 def weight_distance(trained: nn.Module, start: nn.Module, left_out: Collection[str] = ()) -> tuple[float | None, int]:
     """|w - w0| / |w0| over all parameters but those left out, and how many numbers these are; float64.
 
-    Tied weights count once, and a weight that is normalised (R4F) as its value. None where w0 is 0.
+    Tied weights count once, a weight that is normalised (R4F) as its value, and one with an adapter as their sum. None
+    where w0 is 0.
     """
-    state, moved, size, count = folded_state(trained), 0.0, 0.0, 0
+    state, moved, size, count = _state(trained), 0.0, 0.0, 0
     for name, before in start.named_parameters():
         if name in left_out:
             continue
@@ -131,6 +134,11 @@ def weight_distance(trained: nn.Module, start: nn.Module, left_out: Collection[s
             size += float(old.double().square().sum())
         count += before.numel()
     return (math.sqrt(moved / size) if size else None), count
+
+
+def _state(model: nn.Module) -> Mapping[str, Tensor]:
+    """The weights of a model as it computes: a normalised head as its value, adapters taken in."""
+    return folded_state(model) if adapted(model) is None else merged_state(model)
 
 
 def retention(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]], score: str) -> Any:

@@ -10,15 +10,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 
+from seqreg.context import Context
+from seqreg.forward import Pass
 from seqreg.metrics import texts as text_metrics
 from seqreg.metrics.classification import classification
 from seqreg.metrics.rouge.score import rouge
 from seqreg.metrics.variety import collapse, spread, variety
 from seqreg.workbench.config.cards import Card
 from seqreg.workbench.config.run_config import Run
+from seqreg.workbench.data.completions import prompt_of
 from seqreg.workbench.data.encoding import Encoded
 from seqreg.workbench.data.examples import Example
+from seqreg.workbench.scores.drift import logits_at
 from seqreg.workbench.text.terminal import warn
 
 
@@ -37,6 +44,17 @@ class Scored:
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     predictions: list[dict[str, Any]] = field(default_factory=list)
     signature: str = ""
+
+    def add_nll(self, nll: Any, tokens: Any) -> None:
+        """Add the perplexity of the completions, and to every prediction the mean NLL of its reference.
+
+        Args:
+            nll, tokens: of every example: the sum over the tokens of its completion, and how many these are
+        """
+        with np.errstate(over="ignore"):
+            self.metrics["perplexity"] = float(np.exp(np.sum(nll, dtype=np.float64) / max(np.sum(tokens), 1)))
+        for prediction, value, count in zip(self.predictions, nll, tokens, strict=True):
+            prediction["nll"] = round(float(value) / max(int(count), 1), 6)
 
     def flat(self) -> dict[str, float]:
         """Scores and the ends of their intervals, for logs."""
@@ -74,10 +92,24 @@ class Scorer:
         options = {"confidence": settings.confidence, "resamples": settings.resamples}
         if card.kind == "generation":
             self.last = score_texts(decode(outputs, self.tokenizer, card), self.examples, card, **options)
+            if isinstance(output.predictions, tuple):
+                self.last.add_nll(*(column[: len(self.examples)] for column in output.predictions[1:]))
         else:
             self.last = score_classes(outputs, self.examples, card, **options)
         self.quiet = self.quiet or warn_of_collapse(self.last, self.name)  # once is enough
         return self.last.flat()
+
+
+@torch.no_grad()
+def completion_nll(view: Pass, ctx: Context) -> tuple[Tensor, Tensor]:
+    """The NLL of every row of a batch, summed over its labelled positions in float32, and their number: [B], [B]."""
+    labels, rows = ctx.labels[ctx.mask], ctx.mask.nonzero()[:, 0]
+    sums, first = torch.zeros(len(ctx.mask), device=labels.device), 0
+    for logits in logits_at(view, ctx.mask):
+        chosen = slice(first, first + len(logits))
+        sums.index_add_(0, rows[chosen], cross_entropy(logits.float(), labels[chosen], reduction="none"))
+        first += len(logits)
+    return sums, ctx.mask.sum(-1)
 
 
 def decode(ids: Any, tokenizer: Any, card: Card) -> list[str]:
@@ -181,7 +213,8 @@ def evaluate(
     trainer.compute_metrics = scorer
     begin = time.perf_counter()
     try:
-        output = trainer.predict(Encoded(examples, tokenizer, run.config), metric_key_prefix=name)
+        encoded = Encoded(examples, tokenizer, run.config, prompt_of(run, trainer.model))
+        output = trainer.predict(encoded, metric_key_prefix=name)
     finally:
         trainer.compute_metrics = former
     scored = scorer.last

@@ -176,7 +176,8 @@ def write_card(folder: Path, run: Run, metrics: Mapping[str, Any]) -> None:
     ]
     signatures = sorted({numbers["signature"] for numbers in metrics["scores"].values() if numbers["signature"]})
     base_model = {"base_model": config.model.name} if config.model.name and "/" in config.model.name else {}
-    kind = {"generation": "text2text-generation"}.get(card.kind, "text-classification")
+    causal = any("perplexity" in numbers for numbers in metrics["scores"].values())
+    kind = {"generation": "text-generation" if causal else "text2text-generation"}.get(card.kind, "text-classification")
     about = {"library_name": "transformers", **base_model, "pipeline_tag": kind, "tags": ["seqreg", *config.terms]}
     page = [
         "---", f"{overlay.dump(about)}---", "", f"# {prose(card.title)}: {prose(config.method)}", "",
@@ -295,7 +296,9 @@ def _lines(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
             keys = list(numbers.get("intervals", {})) or [
                 key for key in numbers if key not in ("score", "intervals", "signature", *VARIETY)
             ]
-            keys += [key for key in ("gen_len", "empty", "distinct", "most_common", "spread") if key in numbers]
+            keys += [
+                key for key in ("perplexity", "gen_len", "empty", "distinct", "most_common", "spread") if key in numbers
+            ]
             lines |= dict.fromkeys((split, key) for key in keys)
     return list(lines)
 
@@ -307,6 +310,8 @@ def _cell(numbers: Mapping[str, Any], key: str, wide: bool) -> str | Text:
         return "not finite"
     if key == "empty":
         return f"{numbers[key]:.0f} texts"
+    if key == "perplexity":
+        return f"{numbers[key]:.4g}"
     if key == "gen_len":
         return f"{numbers[key]:.1f} words"
     if key in VARIETY:

@@ -36,7 +36,7 @@ STEPS = [(recipe, chosen) for recipe, chosen in COMBINATIONS if chosen in ([], [
 def test_what_there_is() -> None:
     assert {"cnn_dailymail", "gigaword", "reddit_tifu", "glue", "xnli", "xsum", "quickstart"} == set(RECIPES)
     assert sorted([*term_names(), "asft", "r4f", "roast"]) == TERMS
-    assert len(COMBINATIONS) * (len(TERMS) + 1) == 29 * 16
+    assert len(COMBINATIONS) * (len(TERMS) + 1) == 31 * 16
 
 
 def allowed(recipe: str, chosen: list[str], term: str | None) -> bool:

@@ -1,0 +1,84 @@
+"""LoRA adapters of PEFT: put on a model, and taken into its weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from seqreg.errors import BadInput
+from seqreg.integrations.hf.model import task_of, unwrap
+from seqreg.integrations.hf.reference import adapted
+from seqreg.workbench.config.settings import Lora
+from seqreg.workbench.data import weights
+
+FOLDER = "adapter"
+"""The adapters of a finished run, inside its folder, as PEFT writes them."""
+_TASKS = {"seq2seq": "SEQ_2_SEQ_LM", "causal": "CAUSAL_LM"}  # a classifier's would also train heads by their names
+_WRAPPED = (".base_layer.", ".original_module.")
+
+
+def with_adapters(model: Any, lora: Lora, drawn: frozenset[str]) -> Any:
+    """The model with LoRA adapters, which alone are trained, beside `modules_to_save` and what is not pretrained.
+
+    Args:
+        drawn: names of parameters that were drawn anew, those of a new head
+    """
+    try:
+        import peft
+    except ImportError:
+        raise BadInput("model.lora needs PEFT, which is not installed: pip install 'seqreg[lora]'") from None
+    heads = {name.partition(".")[0] if not weights.in_body(model, name) else name.split(".")[-3] for name in drawn}
+    settings = lora.model_dump(exclude={"modules_to_save"})
+    config = peft.LoraConfig(
+        **settings,
+        task_type=_TASKS.get(task_of(model)),
+        modules_to_save=sorted({*lora.modules_to_save, *heads}) or None,
+        fan_in_fan_out=model.config.model_type in ("gpt2", "imagegpt"),  # whose layers are transposed
+    )
+    try:
+        wrapped = peft.get_peft_model(model, config)
+    except ValueError as error:  # of modules that the model does not have
+        line = next(iter(str(error).splitlines()), "")[:200]
+        raise BadInput(f"model.lora={settings}: {type(model).__name__} cannot have these adapters: {line}") from None
+    _check_saved(wrapped, lora)
+    return wrapped
+
+
+def _check_saved(model: Any, lora: Lora) -> None:
+    """Refuse names of `modules_to_save` that no module has: PEFT would ignore them."""
+    names = [name for name, _ in unwrap(model).named_modules()]
+    for module in lora.modules_to_save:
+        if not any(name == module or name.endswith(f".{module}") for name in names):
+            raise BadInput(f"model.lora.modules_to_save: {type(unwrap(model)).__name__} has no module {module!r}")
+
+
+def plain_parameters(model: Any) -> dict[str, Tensor]:
+    """The parameters that a model had before adapters were put on it, by their names there."""
+    if adapted(model) is None:
+        return dict(model.named_parameters())
+    found = {}
+    for name, parameter in unwrap(model).named_parameters():
+        if ".lora_" not in name and ".modules_to_save." not in name:
+            found[_plain(name)] = parameter
+    return found
+
+
+def merged_state(model: Any) -> dict[str, Tensor]:
+    """The parameters of a model with its adapters taken in, by the names of the plain model; nothing is changed."""
+    base, state = unwrap(model), plain_parameters(model)
+    for name, parameter in base.named_parameters():
+        if ".modules_to_save." in name:
+            outer, _, inner = name.partition(".modules_to_save.")
+            state[f"{outer}.{inner.partition('.')[2]}"] = parameter
+    for name, module in base.named_modules():
+        if hasattr(module, "get_delta_weight"):
+            key = f"{_plain(f'{name}.')}weight"
+            state[key] = state[key] + sum(module.get_delta_weight(adapter) for adapter in module.active_adapters)
+    return {name: value.detach() for name, value in state.items()}
+
+
+def _plain(name: str) -> str:
+    for part in _WRAPPED:
+        name = name.replace(part, ".")
+    return name

@@ -1,0 +1,137 @@
+"""Causal language models: a prompt and its completion as token ids, batches of both, and what a model completes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import BatchEncoding
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+
+from seqreg.errors import BadInput
+from seqreg.integrations.hf.model import task_of, unwrap
+from seqreg.losses import IGNORE
+from seqreg.workbench.config.cards import SOURCE
+from seqreg.workbench.config.run_config import Run
+
+Batch = Mapping[str, Any]
+
+
+def is_causal(model: Any) -> bool:
+    """Whether a model, adapters or not, has a decoder alone."""
+    return task_of(unwrap(model)) == "causal"
+
+
+def prompt_of(run: Run, model: Any) -> str | None:
+    """The prompt of a causal model: that of the recipe, or of the card; None for any other model."""
+    if not is_causal(model):
+        if run.config.data.prompt is not None:
+            name = type(unwrap(model)).__name__
+            raise BadInput(f"data.prompt is for causal language models, and this is a {name}: see data.source_prefix")
+        return None
+    template = run.config.data.prompt or run.card.prompt
+    if template is None:
+        raise BadInput(
+            f"{type(unwrap(model)).__name__} is a causal language model, and neither the recipe nor {run.card.title} "
+            'has a prompt: set data.prompt, such as "{source}\\nTL;DR: "'
+        )
+    if run.card.columns.second is not None:
+        raise BadInput(f"{run.card.title} has two texts, and a prompt has one: train an encoder-decoder on it")
+    return template
+
+
+@dataclass(frozen=True)
+class PromptEncoder:
+    """From an example to the ids of `prompt completion eos`; labels are those of the completion and its end alone.
+
+    What the tokenizer puts before a text, such as a bos token, stays; what it puts after it does not. Spaces at the end
+    of the template are the beginning of the completion: tokens of words begin with them.
+
+    Args:
+        template: has "{source}" in it, where the text comes in
+        max_source_length: tokens of the source; those after it are left out, and the rest of the template stays
+        max_target_length: tokens of the completion with its eos; a longer one is cut, and has no eos
+    """
+
+    tokenizer: Any
+    template: str
+    max_source_length: int | None
+    max_target_length: int
+
+    def prompt(self, source: str) -> list[int]:
+        """The ids before the completion; at least one."""
+        before, _, after = self.template.rstrip(" ").partition(SOURCE)
+        encoding = self.tokenizer(f"{before}{source}{after}", return_offsets_mapping=True)
+        tokens = list(zip(encoding["input_ids"], encoding["offset_mapping"], strict=True))
+        while tokens and tokens[-1][1][0] == tokens[-1][1][1] and tokens[-1][0] in self.tokenizer.all_special_ids:
+            tokens.pop()
+        first, last = len(before), len(before) + len(source)
+        inside = [place for place, (_, (a, b)) in enumerate(tokens) if first <= a < b <= last]
+        cut = set() if self.max_source_length is None else set(inside[self.max_source_length :])
+        ids = [token for place, (token, _) in enumerate(tokens) if place not in cut]
+        start = self.tokenizer.bos_token_id
+        return ids or [self.tokenizer.eos_token_id if start is None else start]
+
+    def completion(self, target: str) -> tuple[list[int], int]:
+        """The ids of a completion, and how many of it were cut."""
+        gap = self.template[len(self.template.rstrip(" ")) :]
+        ids = [*self.tokenizer(gap + target, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
+        return ids[: self.max_target_length], max(0, len(ids) - self.max_target_length)
+
+    @property
+    def overhead(self) -> int:
+        """Tokens of a prompt beside those of its source: about, and rather more."""
+        return len(self.prompt("a")) + 2
+
+
+def features(prompt: Sequence[int], completion: Sequence[int]) -> dict[str, list[int]]:
+    """One row of a batch, with labels on the completion alone."""
+    ids = [*prompt, *completion]
+    labels = [*(IGNORE for _ in prompt), *completion]
+    return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": labels}
+
+
+class CompletionCollator:
+    """Rows padded on the right, where padding changes no position of a token; labels are masked there, not by id."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    def __call__(self, rows: Sequence[Mapping[str, Sequence[int]]]) -> BatchEncoding:
+        fill = {"input_ids": self.tokenizer.pad_token_id, "attention_mask": 0, "labels": IGNORE}
+        return BatchEncoding({
+            key: pad_sequence([torch.tensor(row[key]) for row in rows], batch_first=True, padding_value=fill[key])
+            for key in rows[0]
+        })  # fmt: skip
+
+
+def prompts(batch: Batch) -> list[Tensor]:
+    """The ids of every row before its completion."""
+    real, labels = batch["attention_mask"].bool(), batch.get("labels")
+    if labels is not None:
+        real = real & (labels.ne(IGNORE).cumsum(-1) == 0)
+    return [ids[row] for ids, row in zip(batch["input_ids"], real, strict=True)]
+
+
+@torch.no_grad()
+def complete(model: Any, batch: Batch, **options: Any) -> Tensor:
+    """Generated ids after the prompts of a batch, which are padded on the left; by the model's generation settings."""
+    pad = model.generation_config.pad_token_id
+    given = pad_sequence(rows := prompts(batch), batch_first=True, padding_value=pad, padding_side="left")
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
+    sharded = is_deepspeed_zero3_enabled()
+    ids: Tensor = model.generate(input_ids=given, attention_mask=mask, synced_gpus=sharded, **options)
+    return ids[:, given.shape[1] :]
+
+
+def completed(batch: Batch, ids: Tensor, tokenizer: Any) -> BatchEncoding:
+    """The batch with generated ids, up to their first eos, in place of the completions of the data."""
+    rows, eos = [], tokenizer.eos_token_id
+    for prompt, generated in zip(prompts(batch), ids.tolist(), strict=True):
+        end = generated.index(eos) + 1 if eos in generated else len(generated)
+        rows.append(features(prompt.tolist(), generated[:end]))
+    return CompletionCollator(tokenizer)(rows).to(ids.device)

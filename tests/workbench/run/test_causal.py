@@ -1,0 +1,141 @@
+"""Runs of causal language models and of LoRA adapters: trained, killed, resumed, scored again, read by others."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import safetensors.torch
+import torch
+import transformers
+
+from seqreg.workbench.config.settings import Lora
+from seqreg.workbench.data.adapters import merged_state, plain_parameters, with_adapters
+from tests.helpers import forked_process, tiny_models
+from tests.helpers.interrupted_runs import log
+from tests.helpers.tiny_tasks import seqreg
+
+PROMPT = 'data.prompt="{source}\\nTL;DR: "'
+SHORT = [word for word in forked_process.TINY if not word.startswith("model.")]
+LLAMA = [
+    "model.settings=null", "model.architecture=llama", "model.vocab_size=320",
+    "model.settings={hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2}",
+]  # fmt: skip
+LORA = [
+    "model.name=base", "model.lora={r: 4, lora_dropout: 0.2, target_modules: [q_proj, down_proj]}", PROMPT,
+    "optimisation.max_steps=6", "checkpoints.save_steps=2", "checkpoints.save_total_limit=9",
+    "optimisation.learning_rate=1e-2",
+]  # fmt: skip
+TERMS = ("r3f", "anchor")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small Llama that has seen a little, without a padding token, and a run of adapters on it."""
+    folder = tmp_path_factory.mktemp("causal")
+    seqreg("train", "quickstart", *SHORT, *LLAMA, PROMPT, "optimisation.max_steps=3", "output=base", cwd=folder)
+    settings = json.loads((folder / "base" / "tokenizer_config.json").read_text())
+    settings.pop("pad_token")
+    (folder / "base" / "tokenizer_config.json").write_text(json.dumps(settings))
+    run = forked_process.command(folder / "lora", "quickstart", *SHORT, *LORA, terms=TERMS, folder=str(folder))
+    assert run.wait() == 0, log(folder / "lora")
+    return folder
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_only_adapters_are_trained_and_plain_libraries_read_the_run(home: Path) -> None:
+    run, base = home / "lora", transformers.AutoModelForCausalLM.from_pretrained(home / "base")
+    merged = transformers.AutoModelForCausalLM.from_pretrained(run)
+    changed = {
+        name for name, value in merged.named_parameters() if not torch.equal(value, base.get_parameter(name))
+    }  # fmt: skip
+    assert changed == {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.down_proj.weight"}
+    adapted = peft.PeftModel.from_pretrained(base, run / "adapter").merge_and_unload()
+    for name, value in merged.named_parameters():
+        torch.testing.assert_close(adapted.get_parameter(name), value)
+    train = json.loads((run / "metrics.json").read_text())["train"]
+    trained = safetensors.torch.load_file(run / "adapter" / "adapter_model.safetensors")
+    assert train["trained_parameters"] == sum(value.numel() for value in trained.values())
+    assert train["parameters"] == sum(value.numel() for value in base.parameters())
+    assert transformers.AutoTokenizer.from_pretrained(run).pad_token == "</s>"  # which was none
+
+
+def test_a_killed_run_ends_with_the_same_weights_and_scores(home: Path) -> None:
+    words = ("quickstart", *SHORT, *LORA)
+    killed = forked_process.command(home / "killed", *words, terms=TERMS, folder=str(home))
+    assert killed.until((home / "killed" / "checkpoint-4").exists), log(home / "killed")
+    killed.kill()
+    assert not (home / "killed" / "checkpoint-4" / "model.safetensors").exists()  # adapters alone
+    assert forked_process.command(home / "killed", *words, terms=TERMS, folder=str(home)).wait() == 0
+    assert "resumes from" in log(home / "killed")
+    assert forked_process.weights(home / "killed") == forked_process.weights(home / "lora")
+    assert rows(home / "killed" / "predictions.jsonl") == rows(home / "lora" / "predictions.jsonl")
+
+
+def test_scores_perplexity_and_predictions_are_the_same_again_and_for_any_batch_size(home: Path) -> None:
+    run = home / "lora"
+    before, predictions = json.loads((run / "metrics.json").read_text()), rows(run / "predictions.jsonl")
+    words = ("evaluation.per_device_eval_batch_size=1", "--output", "again")
+    seqreg("evaluate", "lora", *words, cwd=home)
+    after = json.loads((home / "again" / "metrics.json").read_text())
+    test = before["scores"]["test"]
+    assert after["scores"]["test"]["perplexity"] == pytest.approx(test["perplexity"], rel=1e-5)
+    assert [row["prediction"] for row in rows(home / "again" / "predictions.jsonl")] == [
+        row["prediction"] for row in predictions
+    ]
+    assert math.log(test["perplexity"]) == pytest.approx(sum(row["nll"] for row in predictions) / 4, rel=0.1)
+    assert before["drift"]["kl_trained_start"] > 0
+    seqreg("calibrate", "lora", "--limit", "4", "--output", "calibrated", cwd=home)
+    refused = seqreg("robustness", "lora", "--limit", "4", cwd=home, code=2)
+    assert "a causal model embeds its source and its own text alike" in refused.stderr
+    seqreg("robustness", "lora", "--limit", "4", "--noise", "words", "--draws", "1", "--output", "rob", cwd=home)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["model.name=base"], "neither the recipe nor"),
+        (["model.name=base", 'data.prompt="no place"'], "expected {source} in it"),
+        (["model.name=base", PROMPT, "model.lora={target_modules: [nothing]}"], "cannot have these adapters"),
+        (["model.name=base", PROMPT, "model.lora={modules_to_save: [nothing]}"], "has no module 'nothing'"),
+        (["model.name=base", PROMPT, "data.max_source_length=500"], "more than the"),
+        ([*LLAMA, PROMPT, "model.lora={}"], "adapters are for a pretrained model"),
+        ([PROMPT], "data.prompt is for causal language models"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(words: list[str], line: str, home: Path) -> None:
+    refused = seqreg("train", "quickstart", *SHORT, "optimisation.max_steps=3", *words, "output=no", cwd=home, code=2)
+    assert line in refused.stderr
+    assert not (home / "no").exists()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:peft.*")
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bart", "roberta"])
+def test_merged_weights_are_those_of_peft(name: str) -> None:
+    model = tiny_models.make(name)
+    plain = {key: value.clone() for key, value in model.named_parameters()}
+    head = frozenset(key for key in plain if key.startswith("classifier."))
+    targets = {"gpt2": ["c_attn"], "roberta": ["query"]}.get(name, ["q_proj", "v_proj"])
+    wrapped = with_adapters(model, Lora(r=2, target_modules=targets), head)
+    trained = {key for key, value in wrapped.named_parameters() if value.requires_grad}
+    assert all(".lora_" in key or ".modules_to_save." in key for key in trained)
+    assert any("classifier" in key for key in trained) == bool(head)
+    found = plain_parameters(wrapped)
+    assert found.keys() == plain.keys()
+    assert all(torch.equal(found[key], value) for key, value in plain.items())
+    with torch.no_grad():
+        for parameter in wrapped.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    merged, theirs = merged_state(wrapped), copy.deepcopy(wrapped).merge_and_unload()
+    assert merged.keys() == plain.keys()
+    for key, value in theirs.named_parameters():
+        torch.testing.assert_close(merged[key], value)
