@@ -16,6 +16,7 @@ from seqreg.build import build_term, term_class, term_names
 from seqreg.criterion import Criterion
 from seqreg.errors import BadInput, nearest
 from seqreg.integrations.hf import context
+from seqreg.losses import LossName
 
 StepFunction = Callable[[], None]
 SMOOTHING = 0.1
@@ -67,7 +68,7 @@ SIZES = {
     "bart-base": Size(width=768, layers=6, heads=12, classes=50265, source=256, target=64, rows=4, together=4),
 }
 
-HF, PLAIN = "plain transformers", "plain seqreg"
+HF, PLAIN, DFT = "plain transformers", "plain seqreg", "plain seqreg loss=dft"
 LINEAR, TWO_PASSES = "torch's linear_cross_entropy, no smoothing", "rdrop by hand: two passes, kl_div"
 CHEAPER: dict[str, dict[str, dict[str, Any]]] = {
     "anchor": {"anchor divergence=l2": {"divergence": "l2"}},
@@ -151,12 +152,15 @@ class Variant:
     term: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     fused: bool = True
+    loss: LossName = "nll"
 
     def step(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> StepFunction:
         if self.name in BY_HAND:
             return BY_HAND[self.name](model, batch)
         terms = () if self.term is None else (build_term(self.term, self.settings),)
-        return criterion_step(Criterion(*terms, label_smoothing=SMOOTHING, fused=self.fused), model, batch)
+        smoothing = SMOOTHING if self.loss == "nll" else 0.0  # DFT has none
+        criterion = Criterion(*terms, label_smoothing=smoothing, loss=self.loss, fused=self.fused)
+        return criterion_step(criterion, model, batch)
 
     @property
     def heavy(self) -> bool:
@@ -180,6 +184,8 @@ def variants(terms: Sequence[str] | None = None, presets: bool = True) -> list[V
             variants.append(Variant(f"{term} preset={preset}", term, {"preset": preset}))
             if term not in ("neftune", "jachess"):  # nothing of these is fused
                 variants.append(Variant(f"{term} preset={preset}, from logits", term, {"preset": preset}, fused=False))
+        if term == "anchor":
+            variants.append(Variant(DFT, loss="dft"))  # which the ASFT presets have beside it
         if term == "rdrop":
             variants.append(Variant(TWO_PASSES))
     return variants + ([Variant(LINEAR)] if hasattr(functional, "linear_cross_entropy") else [])
