@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from seqreg.advice import Advisor
 from seqreg.context import Context, Count, Evaluation
@@ -156,6 +157,8 @@ class Criterion:
         self.label_smoothing, self.smoothing, self.per, self.loss = label_smoothing, smoothing, per, loss
         self.fused = fused
         self.memory: Memory = {}
+        self._remembered: weakref.ref[nn.Module] | None = None
+        """The model that the memory is of; None where it was loaded."""
         self._advisor = Advisor()
 
     def __repr__(self) -> str:
@@ -186,6 +189,8 @@ class Criterion:
                 )
         weighted = self._weighted(ctx) if training else []
         active = [(term, weight) for term, weight in weighted if weight > 0]
+        if weighted:
+            self._check_model(ctx.forward.module)
         with ctx.forward.one_step():
             evaluation = self._evaluation(ctx, active, memory=self.memory, batched=batched and torch.is_grad_enabled())
             for term, weight in weighted:
@@ -224,6 +229,16 @@ class Criterion:
         for name, note in ctx.notes.items():
             self._advisor.say(name, "note", note)
         return LossReport(total, parts, values, weights, paths, tasks, ctx.clean if ctx.labelled else None)
+
+    def _check_model(self, module: nn.Module) -> None:
+        """Refuse to compare a model with what terms keep of another one."""
+        known = None if self._remembered is None or not self.memory else self._remembered()
+        if known is not None and known is not module:
+            raise BadInput(
+                f"{next(iter(self.memory))}: what it keeps from step to step is of another model: begin a new criterion"
+            )
+        if known is None:
+            self._remembered = weakref.ref(module)
 
     def without(self, *names: str) -> Criterion:
         """The same criterion, with the same memory, without some of its terms."""
@@ -279,7 +294,7 @@ class Criterion:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take up what `state_dict` gave."""
         names = {term.name for term in self.terms}
-        self.memory = {}
+        self.memory, self._remembered = {}, None
         for path, value in state.items():
             name, _, key = path.partition("/")
             if name not in names:

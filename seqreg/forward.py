@@ -210,6 +210,8 @@ class Forward(ABC):
     _clean_rng_state: tuple[Tensor, Tensor | None] | None = None
     _input_perturbations: tuple[Perturbation, ...] = ()
     _replaying: bool = False
+    _masks: Dropout | None = None
+    """The dropout of the pass that is being made, where all else is as in the clean pass; None where it is not."""
     _swapped: bool = False
     """Whether a pass is made with other weights."""
 
@@ -239,7 +241,7 @@ class Forward(ABC):
             for shift in shifts
         )
         self._clean_rng_state = generator_state(self._device)
-        with self._clean_pass_of(step):
+        with self._clean_pass_of(step), self._with_masks("shared"):
             return self.run(self._input_perturbations, hidden=hidden)
 
     def run_batched(self, extras: Sequence[ExtraPass], *, step: int | None = None, hidden: bool = False) -> list[Pass]:
@@ -260,6 +262,14 @@ class Forward(ABC):
             view = self.run((shift,) if changes else (), hidden=hidden, rows=torch.cat(indices))
         selected = (view.select(chosen, extra.rows) for chosen, extra in zip(slices, extras, strict=True))
         return [view.select(clean), *selected]
+
+    @contextlib.contextmanager
+    def _with_masks(self, dropout: Dropout | None) -> Iterator[None]:
+        self._masks = dropout
+        try:
+            yield
+        finally:
+            self._masks = None
 
     @contextlib.contextmanager
     def _clean_pass_of(self, step: int | None) -> Iterator[None]:
@@ -316,6 +326,8 @@ class Forward(ABC):
                 stack.callback(setattr, self, "_swapped", False)
             if not adapters:
                 stack.enter_context(self.without_adapters())
+            as_clean = weights is None and rate is None and rows is None and adapters and dropout != "independent"
+            stack.enter_context(self._with_masks(dropout if as_clean else None))
             shifts = (*self._input_perturbations, *(() if shift is None else (shift,)))
             view = self.run(shifts, hidden=hidden, **({} if rows is None else {"rows": rows}))
             if weights is not None or not adapters:

@@ -113,6 +113,9 @@ class Update(ABC):
         yield
         self.after(everything)
 
+    def reset(self) -> None:  # noqa: B027 - some keep nothing
+        """Forget all that is kept from step to step: a new run begins."""
+
     def state_dict(self) -> dict[str, Tensor]:
         return {}
 
@@ -142,7 +145,11 @@ class SelectiveUpdate(Update):
     def __init__(self, ratio: float = 0.3, refresh: int = 1) -> None:
         _check_share("ratio", ratio)
         _check_whole("refresh", refresh, 1)
-        self.ratio, self.refresh, self.steps = ratio, refresh, 0
+        self.ratio, self.refresh = ratio, refresh
+        self.reset()
+
+    def reset(self) -> None:
+        self.steps = 0
         self.saliency: dict[int, Tensor] = {}  # by the place of a parameter among all of the model's
         self.masks: dict[int, Tensor] = {}
         self._kept: dict[int, Tensor] = {}
@@ -196,7 +203,11 @@ class ChildTuningF(Update):
     def __init__(self, reserve: float = 0.3, seed: int = 0) -> None:
         _check_share("reserve", reserve)
         _check_whole("seed", seed, 0)
-        self.reserve, self.seed, self.steps = reserve, seed, 0
+        self.reserve, self.seed = reserve, seed
+        self.reset()
+
+    def reset(self) -> None:
+        self.steps = 0
 
     @torch.no_grad()
     def before(self, parameters: list[nn.Parameter]) -> None:
@@ -222,6 +233,9 @@ class MeasuredUpdate(Update):
     """
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
         self.squares: dict[int, Tensor] = {}  # by the place of a parameter among all of the model's
 
     @property
@@ -309,9 +323,13 @@ class StochasticUpdate(MeasuredUpdate):
         _check_number("floor", floor, 1e-8, 1)
         _check_whole("seed", seed, 0)
         self.alpha, self.beta, self.refresh, self.start, self.scope = alpha, beta, refresh, start, scope
-        self.floor, self.seed, self.steps = floor, seed, 0
+        self.floor, self.seed = floor, seed
         self.interval = 0
         self.places: set[int] = set()
+
+    def reset(self) -> None:
+        super().reset()
+        self.steps = 0
         self.factors: dict[int, Tensor] = {}  # m / p
 
     def begin(self, model: nn.Module, *, steps_per_epoch: int | None = None, seed: int = 0) -> None:
@@ -402,6 +420,9 @@ class ChildTuningD(MeasuredUpdate):
         _check_share("reserve", reserve)
         super().__init__()
         self.reserve = reserve
+
+    def reset(self) -> None:
+        super().reset()
         self.masks: dict[int, Tensor] = {}
 
     @property

@@ -418,3 +418,16 @@ def test_both_stages_train(update: Update, tmp_path: Path) -> None:
     one = trainer("bart", tmp_path, UEGR(), update=update, max_steps=30, learning_rate=1e-2)
     one.train()
     assert losses(one)[-1]["loss"] < losses(one)[0]["loss"]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: StochasticUpdate(refresh=100), SelectiveUpdate, ChildTuningF, ChildTuningD], ids=lambda make: ""
+)
+def test_a_second_run_with_one_update_is_as_the_first(make: Any, tmp_path: Path) -> None:
+    update = make()
+    ends = []
+    for number in range(2):
+        run = trainer("bart", tmp_path / str(number), update=update, seed=3)
+        run.train()
+        ends.append([parameter.detach().clone() for parameter in run.model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))

@@ -70,7 +70,7 @@ def measure(
     """All variants, in turns.
 
     Args:
-        size: "tiny", "small" or "bart-base"
+        size: "tiny", "small", "long" or "bart-base"
         terms: only these; all by default
         rounds: every variant is timed once in each
         threads: of torch

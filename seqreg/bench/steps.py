@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from transformers import BartConfig, BartForConditionalGeneration
 from transformers.trainer_pt_utils import LabelSmoother
 
@@ -62,19 +63,22 @@ class Size:
 SIZES = {
     "tiny": Size(width=128, layers=3, heads=4, classes=2000, source=64, target=24, rows=4, together=8),
     "small": Size(width=256, layers=3, heads=4, classes=50265, source=128, target=48, rows=8, together=7),
+    "long": Size(width=256, layers=6, heads=4, classes=50265, source=1024, target=64, rows=2, together=5),
     "bart-base": Size(width=768, layers=6, heads=12, classes=50265, source=256, target=64, rows=4, together=4),
 }
 
 HF, PLAIN = "plain transformers", "plain seqreg"
+LINEAR, TWO_PASSES = "torch's linear_cross_entropy, no smoothing", "rdrop by hand: two passes, kl_div"
 CHEAPER: dict[str, dict[str, dict[str, Any]]] = {
     "anchor": {"anchor divergence=l2": {"divergence": "l2"}},
     "r3f": {
         "r3f grad=clean": {"grad": "clean"},
         "r3f example_fraction=0.5": {"example_fraction": 0.5},
         "r3f token_fraction=0.5": {"token_fraction": 0.5},
+        "r3f where=decoder, dropout=shared": {"where": "decoder", "dropout": "shared", "scale": 1e-3},
     },
     "jachess": {"jachess hessian=0.1": {"hessian": 0.1}},
-    "smart": {"smart steps=2": {"steps": 2}},
+    "smart": {"smart steps=2": {"steps": 2}, "smart where=decoder": {"where": "decoder"}},
 }
 """Settings of terms that are measured besides the defaults."""
 
@@ -90,6 +94,46 @@ def transformers_step(model: Any, batch: dict[str, torch.Tensor]) -> StepFunctio
         loss.backward()  # type: ignore[no-untyped-call]
 
     return step
+
+
+def linear_cross_entropy_step(model: Any, batch: dict[str, torch.Tensor]) -> StepFunction:
+    """torch's own loss in chunks of tokens, of torch 2.13 and later, which does so without label smoothing alone."""
+    from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions
+
+    def step() -> None:
+        inputs = {key: value for key, value in batch.items() if key != "labels"}
+        inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
+        states = model.model(**inputs, use_cache=False).last_hidden_state
+        loss: torch.Tensor = functional.linear_cross_entropy(
+            states.flatten(0, 1), model.lm_head.weight, batch["labels"].flatten(), ignore_index=-100,
+            options=LinearCrossEntropyOptions(),
+        )  # fmt: skip
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    return step
+
+
+def two_pass_step(model: Any, batch: dict[str, torch.Tensor], weight: float = 1.0) -> StepFunction:
+    """R-Drop as it is usually written by hand: two forwards, their logits, both losses, kl_div both ways."""
+    smoother = LabelSmoother(SMOOTHING)
+
+    def step() -> None:
+        inputs = {key: value for key, value in batch.items() if key != "labels"}
+        inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
+        outputs = [model(**inputs, use_cache=False) for _ in range(2)]
+        task = sum(smoother(output, batch["labels"]) for output in outputs) / 2
+        p, q = (functional.log_softmax(output.logits, -1) for output in outputs)
+        there = functional.kl_div(p, q, reduction="none", log_target=True)
+        back = functional.kl_div(q, p, reduction="none", log_target=True)
+        padding = batch["labels"].eq(-100).unsqueeze(-1)
+        apart = (there + back).masked_fill(padding, 0.0).sum() / 2 / (~padding).sum()
+        (task + weight * apart).backward()
+
+    return step
+
+
+BY_HAND = {HF: transformers_step, LINEAR: linear_cross_entropy_step, TWO_PASSES: two_pass_step}
+"""Steps without seqreg."""
 
 
 def criterion_step(criterion: Criterion, model: nn.Module, batch: dict[str, torch.Tensor]) -> StepFunction:
@@ -109,8 +153,8 @@ class Variant:
     fused: bool = True
 
     def step(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> StepFunction:
-        if self.name == HF:
-            return transformers_step(model, batch)
+        if self.name in BY_HAND:
+            return BY_HAND[self.name](model, batch)
         terms = () if self.term is None else (build_term(self.term, self.settings),)
         return criterion_step(Criterion(*terms, label_smoothing=SMOOTHING, fused=self.fused), model, batch)
 
@@ -136,4 +180,6 @@ def variants(terms: Sequence[str] | None = None, presets: bool = True) -> list[V
             variants.append(Variant(f"{term} preset={preset}", term, {"preset": preset}))
             if term not in ("neftune", "jachess"):  # nothing of these is fused
                 variants.append(Variant(f"{term} preset={preset}, from logits", term, {"preset": preset}, fused=False))
-    return variants
+        if term == "rdrop":
+            variants.append(Variant(TWO_PASSES))
+    return variants + ([Variant(LINEAR)] if hasattr(functional, "linear_cross_entropy") else [])

@@ -139,6 +139,25 @@ def test_the_plain_step_is_that_of_transformers() -> None:
         torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize(("name", "criterion"), [
+    (bench_steps.LINEAR, Criterion()),
+    (bench_steps.TWO_PASSES, Criterion(label_smoothing=bench_steps.SMOOTHING)),
+])  # fmt: skip
+def test_what_others_compute_is_the_same_loss(name: str, criterion: Criterion) -> None:
+    """Without dropout R-Drop's two passes are one: the divergence is 0, the task losses are equal."""
+    if name == bench_steps.LINEAR and not hasattr(torch.nn.functional, "linear_cross_entropy"):
+        pytest.skip("torch before 2.13")
+    size = bench_steps.SIZES["tiny"]
+    model, batch = size.model().eval(), size.batch(0.25)
+    found = []
+    for step in (bench_steps.Variant(name).step(model, batch), bench_steps.criterion_step(criterion, model, batch)):
+        model.zero_grad()
+        step()
+        found.append({key: parameter.grad.clone() for key, parameter in model.named_parameters()})
+    for key, gradient in found[0].items():
+        torch.testing.assert_close(found[1][key], gradient, rtol=1e-4, atol=1e-7)
+
+
 def test_memory_counts_what_a_step_holds() -> None:
     model = torch.nn.Linear(10, 10, bias=False)
 
@@ -155,7 +174,9 @@ def test_measure_and_plot(tmp_path: Path) -> None:
     found = bench.measure("tiny", ["rdrop"], rounds=1, progress=lambda what, done, whole: told.append(what))
     names = [row.name for row in found.rows]
     assert names[:3] == [bench_steps.HF, bench_steps.PLAIN, "rdrop"]
-    assert names[3:] == ["rdrop preset=fairseq_rdrop", "rdrop preset=fairseq_rdrop, from logits"]
+    presets = ["rdrop preset=fairseq_rdrop", "rdrop preset=fairseq_rdrop, from logits"]
+    torchs = [bench_steps.LINEAR] if hasattr(torch.nn.functional, "linear_cross_entropy") else []
+    assert names[3:] == [*presets, bench_steps.TWO_PASSES, *torchs]
     assert found.rows[0].time == found.rows[0].flops == found.rows[0].memory == 1.0
     assert all(0 < row.of_peak < 1.5 for row in found.rows)
     assert told[-1] == "done"

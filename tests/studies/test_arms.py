@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from seqreg.errors import BadInput
 from seqreg.metrics import statistics
 from seqreg.studies.common.findings import Finding
-from seqreg.studies.compare import power, results, significance
+from seqreg.studies.compare import power, results, significance, study
 from seqreg.studies.compare.conclusions import CHANGES, judge
 from seqreg.studies.compare.report import report
+from seqreg.workbench.text.atomic_files import REMOVED
 from tests.helpers.fake_comparison import comparison
 
 PRETRAINED = ("model.name=some/model",)
@@ -55,13 +58,15 @@ def test_a_term_that_does_not_beat_the_best_free_arm_is_told_so(tmp_path: Path) 
     finding = judged(tmp_path / "a", {"r3f": 4.0, "wise": 9.0, "ema": 0.0, "soup": 1.0}, seeds="6")
     assert "The best free arm by validation is wise" in "\n".join(finding.summary)
     assert sentence(finding, "r3f is significantly better than baseline")
-    assert sentence(finding, "r3f does not beat the best free arm: -")
+    assert sentence(finding, "r3f is significantly worse than the best free arm: -")
     finding = judged(tmp_path / "b", {"r3f": 9.0, "wise": 2.0, "ema": 0.0, "soup": 1.0}, seeds="6")
     assert sentence(finding, "r3f beats the best free arm: +")
     finding = judged(tmp_path / "c", {"r3f": 2.4, "wise": 2.0, "ema": 0.0, "soup": 1.0}, seeds="6")
     assert not [line for line in finding.summary if line.startswith("r3f beats")]
     finding = judged(tmp_path / "d", {"r3f": 5.0, "wise": 0.0, "ema": 0.0, "soup": 9.0}, seeds="6")
     assert "one model is not tested" in sentence(finding, "r3f does not beat the best free arm: -")
+    finding = judged(tmp_path / "e", {"r3f": 9.0, "wise": 2.0, "ema": 0.0, "soup": 1.0}, seeds="3")
+    assert "p =" not in sentence(finding, "r3f has a better mean than the best free arm: +")  # too few seeds
 
 
 def test_the_best_free_arm_is_chosen_by_validation_alone(tmp_path: Path) -> None:
@@ -109,3 +114,28 @@ def test_the_sd_of_a_plan_is_that_of_finished_baselines(tmp_path: Path) -> None:
     assert "of 5 finished runs of baseline" in spread.source
     assert power.spread_of_seeds(plan, tmp_path, 2.0).sd == 2.0
     assert power.spread_of_seeds(plan, tmp_path / "none", None).source.startswith("an assumption")
+
+
+def test_a_plan_of_soups_alone_tests_nothing(tmp_path: Path) -> None:
+    plan = comparison(tmp_path, {"soup": 1.0}, arms=("soup",), settings=PRETRAINED, seeds="2", curves=False)
+    numbers = power.preview(plan, tmp_path / "new", texts=False)
+    assert (numbers["tests"], numbers["smallest_difference"]) == (0, None)
+    assert significance.measure(results.load(tmp_path))["chance"] == "seeds alone"
+
+
+def test_arms_of_models_that_were_removed_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    plan = comparison(tmp_path, {"wise": 1.0}, arms=("wise",), settings=PRETRAINED, seeds="2", curves=False)
+    study._check_sources(plan, tmp_path)  # the arm is finished
+    (tmp_path / "baseline" / "seed-1" / REMOVED).write_text("")
+    study._check_sources(plan, tmp_path)
+    larger = replace(plan, methods=[*plan.methods, "ema"], arms=["wise", "ema"])
+    with pytest.raises(BadInput, match="--arm ema: the model of baseline, seed 1 was not kept"):
+        study._check_sources(larger, tmp_path)
+
+
+def test_two_arms_cannot_be_chosen_between_by_what_judges_them(tmp_path: Path) -> None:
+    plan = comparison(tmp_path, {"ema": 0.0, "soup": 0.0}, arms=("ema", "soup"), settings=PRETRAINED, curves=False)
+    study._check_choosing(plan, ["test"])
+    study._check_choosing(replace(plan, arms=["ema"]), ["validation"])
+    with pytest.raises(BadInput, match="--arm ema --arm soup: the task is judged by its validation set"):
+        study._check_choosing(plan, ["validation"])

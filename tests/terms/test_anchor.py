@@ -435,3 +435,16 @@ def test_dropout_of_adapters_is_noise_enough(term: Any, recwarn: pytest.Warnings
         assert len(said) == 1  # without dropout; with it nothing is added
         assert "lora_dropout" in said[0]
     assert gradients[0.2] > 1e-3
+
+
+@pytest.mark.parametrize("term", [Anchor(), Bregman()])
+def test_what_is_kept_of_one_model_is_not_held_against_another(term: Any) -> None:
+    criterion, batch = Criterion(term), tiny_models.batch("bart")
+    first, second = (tiny_models.make("bart", seed=seed) for seed in (0, 1))
+    criterion(context(first, batch, step=0))
+    with pytest.raises(BadInput, match=f"{term.name}: what it keeps from step to step is of another model"):
+        criterion(context(second, batch, step=0))
+    criterion(context(first, batch, step=1))
+    state = criterion.state_dict()
+    criterion.load_state_dict(state)  # of a checkpoint: the model is another object then
+    criterion(context(second, batch, step=2))

@@ -23,6 +23,7 @@ from seqreg.forward import Forward, Pass, Perturbation, PerturbationSite
 from seqreg.integrations.embedding_hook import Lookup, Stack, perturbed
 from seqreg.integrations.hf import model as hf
 from seqreg.integrations.hf import reference
+from seqreg.integrations.hf.encoder_reuse import EncoderReuse
 from seqreg.integrations.hf.lazy_logits import Pending, deferred, head_of
 from seqreg.losses import IGNORE, check_labels
 
@@ -65,9 +66,13 @@ class HFForward(Forward):
         self.lookups = self._lookups(self.inputs)
         self.adapted = reference.adapted(model)
         self.adapters = self.adapted is not None
+        possible = task == "seq2seq" and model is module and not self.packed and not self.recomputes
+        self.reuse = (
+            EncoderReuse.of(module, self.stacks) if possible and not self.drops_layers and self.shards is None else None
+        )
 
     def run(self, shifts: Sequence[Perturbation], *, hidden: bool, rows: Tensor | None = None) -> Pass:
-        inputs = self.inputs
+        inputs: Mapping[str, Any] = self.inputs
         if rows is not None:
             inputs = {key: value[rows] if isinstance(value, Tensor) else value for key, value in inputs.items()}
         options = {"output_hidden_states": True} if hidden else {}
@@ -77,6 +82,8 @@ class HFForward(Forward):
                     exits.enter_context(lookup)
             embeds = exits.enter_context(perturbed(self.stacks, shifts))
             exits.enter_context(deferred(self.head, self.head_owner, copied=self._swapped))
+            if self.reuse is not None and self._masks is not None and not hidden:
+                inputs = exits.enter_context(self.reuse(inputs, self._masks, shifts))
             output = (self.module if self.observing else self.model)(**inputs, **options)
         states = _hidden_states(output, self.stacks) if hidden else {}
         aux = hf.aux_loss(self.module, output, inputs)

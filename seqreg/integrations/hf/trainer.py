@@ -162,7 +162,9 @@ class RegularizedTrainer(Trainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         self._window, self._measured_at, self._reference = Window(self.criterion), -1, None
-        self.criterion.memory.clear()  # a resumed run loads it
+        self.criterion.memory.clear()  # a resumed run loads it, and what an update keeps
+        if self.update is not None:
+            self.update.reset()
         return super().train(*args, **kwargs)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[Any, Any]:

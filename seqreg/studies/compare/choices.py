@@ -41,6 +41,7 @@ def against_free(values: dict[str, Any], judged: Collection[str]) -> list[str]:
         f"{name}: shares of the trained weights, chosen on validation: "
         + ", ".join(f"{share:g}" for share in methods[name]["choices"]["alpha"])
         + (". The head is new, so that it has no start: only the body is interpolated." if name in kept else ".")
+        + (f" A share of 1 is {values['baseline']} itself." if 1 in methods[name]["choices"]["alpha"] else "")
         for name in free["validation"] if "alpha" in methods[name]["choices"]
     ]  # fmt: skip
     scores = ", ".join(f"{name} {score:.2f}" for name, score in free["validation"].items())
@@ -53,14 +54,14 @@ def _beats(name: str, plus: dict[str, Any], values: dict[str, Any], judged: bool
     """Whether a method is better than the best free arm."""
     text = f"{plus['difference']:+.2f} {values['metric']} against {values['free']['arm']}"
     better = plus["difference"] != 0 and (plus["difference"] > 0) is values["greater_is_better"]
-    if plus["p"] is None:
-        why = "one model is not tested" if plus["test"] == ONE_MODEL else "too few seeds for a test"
+    if plus["p"] is None or not judged:
+        why = "one model is not tested" if plus["test"] == ONE_MODEL else "no verdict, as against the baseline"
         return f"{name} {'has a better mean than' if better else 'does not beat'} the best free arm: {text} ({why})."
-    ends = "" if plus["interval"] is None else "95% interval {:+.2f} to {:+.2f}, ".format(*plus["interval"])
-    text += f" ({ends}p = {plus['holm']:.2g}, corrected over the trained methods)"
-    beats = judged and better and plus["holm"] <= values["alpha"]
-    word = "beats" if beats else "is not shown to beat" if better else "does not beat"
-    return f"{name} {word} the best free arm: {text}."
+    ends = "" if plus["interval"] is None else "uncorrected 95% interval {:+.2f} to {:+.2f}, ".format(*plus["interval"])
+    text += f" ({ends}p = {plus['holm']:.2g} after correction over the trained methods)"
+    if plus["holm"] <= values["alpha"]:
+        return f"{name} {'beats' if better else 'is significantly worse than'} the best free arm: {text}."
+    return f"{name} {'is not shown to beat' if better else 'does not beat'} the best free arm: {text}."
 
 
 def search_table(values: dict[str, Any]) -> Table:

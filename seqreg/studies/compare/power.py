@@ -54,7 +54,9 @@ def preview(plan: ComparisonPlan, folder: Path, texts: bool, given_sd: float | N
     """
     spread, seeds, tests = spread_of_seeds(plan, folder, given_sd), len(plan.seeds), len(plan.tested)
     everything = plan.jobs(folder)
-    smallest = statistics.detectable(spread.sd, seeds, tests, alpha=plan.alpha, power=POWER, paired=texts)
+    smallest = None
+    if tests:
+        smallest = statistics.detectable(spread.sd, seeds, tests, alpha=plan.alpha, power=POWER, paired=texts)
     return {
         "methods": plan.methods, "arms": plan.arms, "seeds": plan.seeds, "tests": tests, "alpha": plan.alpha,
         "trials": len(plan.trials(folder)), "budget": plan.search.budget, "search_seeds": plan.search.seeds,
@@ -86,10 +88,12 @@ def sentences(numbers: dict[str, Any]) -> list[str]:
             f"before p can be at most {numbers['alpha']:g} without leaning on normality."
         )
     if numbers["smallest_difference"] is not None and numbers["tests"]:
+        test = "a test of pairs of seeds" if numbers["texts"] else "Welch's test"
         beyond = "; other test examples come on top of it, as only seeds are counted here" if numbers["texts"] else ""
         lines.append(
-            f"Smallest difference that is found with {100 * numbers['power']:.0f}% power, after Holm's correction over "
-            f"{numbers['tests']} tests at {numbers['alpha']:g}: {numbers['smallest_difference']:.2f} points, for an sd "
-            f"over seeds of {numbers['sd']:.2f} ({numbers['sd_source']}){beyond}."
+            f"Smallest difference that {test} finds with "
+            f"{100 * numbers['power']:.0f}% power, after Holm's correction over {numbers['tests']} tests at "
+            f"{numbers['alpha']:g}: {numbers['smallest_difference']:.2f} points, for an sd over seeds of "
+            f"{numbers['sd']:.2f} ({numbers['sd_source']}){beyond}."
         )
     return [*lines, "Nothing was run, and nothing was written."]

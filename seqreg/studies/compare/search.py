@@ -104,7 +104,7 @@ def trials(run: Run, method: str, budget: int) -> list[Trial]:
 
 
 def _rates(rate: float, factors: Sequence[float]) -> list[float]:
-    return [float(f"{rate * factor:.3g}") for factor in factors]
+    return [rate if factor == 1 else float(f"{rate * factor:.3g}") for factor in factors]
 
 
 def _shuffled(space: Mapping[str, Sequence[Any]], method: str, leave_out: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -74,7 +74,7 @@ def measure(results: Results) -> dict[str, Any]:
             name: {"failed": len(method.failed), "open": len(method.open), "planned": jobs[name]}
             for name, method in results.methods.items() if not method.metrics
         },
-        "chance": BOTH if all(test.test == TWO_LEVEL for test in tested.values()) else "seeds alone",
+        "chance": BOTH if tested and all(test.test == TWO_LEVEL for test in tested.values()) else "seeds alone",
         "signature": first["scores"][results.split].get("signature", ""),
         "others": {key: _other(results, key) for key in results.others},
         "free": against_free_arms(results), "search": _search(results.plan.search),

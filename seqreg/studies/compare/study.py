@@ -78,6 +78,7 @@ def compare(
     with disk.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
+            _check_sources(chosen, folder)
             chosen.write(folder)
             return _work(chosen, folder, at_a_time, launcher, retry, trust)
 
@@ -95,6 +96,8 @@ def _collect(chosen: ComparisonPlan, folder: Path) -> ComparisonPlan | None:
 def _check_choosing(chosen: ComparisonPlan, judged: Sequence[str]) -> None:
     """Refuse to choose by the examples that the comparison is judged by."""
     choosing = [f"--arm {arm}" for arm in chosen.arms if arm in CHOOSING] + ["--search"] * bool(chosen.search.budget)
+    if len(chosen.arms) > 1:  # the best of them is chosen by validation
+        choosing.append(" ".join(f"--arm {arm}" for arm in chosen.arms))
     if "validation" in judged and choosing:
         raise BadInput(
             f"{choosing[0]}: the task is judged by its validation set, which cannot choose settings too: give it a "
@@ -181,16 +184,19 @@ def _to_do(chosen: ComparisonPlan, everything: Sequence[Job], phase: str, retry:
 
 
 def _can_begin(job: Job) -> bool:
-    """Whether the runs that an arm is made of are finished; refuses to begin without their models."""
-    if any(jobs.finished_record(source) is None for source in job.sources):
-        return False
-    for source in job.sources:
-        if (source.folder / REMOVED).is_file():
-            raise BadInput(
-                f"--arm {job.method}: the model of {source.title} was not kept: {source.folder / REMOVED} says how to "
-                "train it again"
-            )
-    return True
+    """Whether the runs that an arm is made of are finished."""
+    return all(jobs.finished_record(source) is not None for source in job.sources)
+
+
+def _check_sources(chosen: ComparisonPlan, folder: Path) -> None:
+    """Refuse arms whose models were removed, before anything is written or trained."""
+    for job in chosen.jobs(folder):
+        for source in job.sources if jobs.finished_record(job) is None else ():
+            if (source.folder / REMOVED).is_file():
+                raise BadInput(
+                    f"--arm {job.method}: the model of {source.title} was not kept: {source.folder / REMOVED} says how "
+                    "to train it again; a comparison with --keep-models all keeps every one"
+                )
 
 
 def _train(chosen: ComparisonPlan, folder: Path, todo: Sequence[Job], at_a_time: int, done: int, trust: bool) -> None:

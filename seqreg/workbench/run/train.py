@@ -99,6 +99,7 @@ def train(
                 return {}
             say(f"{folder}: this run is finished, nothing to do (seqreg train --overwrite restarts it)")
             return results.read_metrics(folder)
+        warn_of_choosing(run, splits)
         loaded = prepare(run, splits=splits)
         scorer = Scorer(splits.sets["validation"], run, loaded.tokenizer)
         size = preflight.check_disk_space(run, loaded.model, folder)
@@ -147,6 +148,18 @@ def _judged(loaded: LoadedRun) -> list[str]:
     """The splits that the trained model is judged by; a trial of a search sees the validation set alone."""
     run = loaded.run
     return loaded.splits.evaluations(run.card) if run.config.evaluation.test_sets else ["validation"]
+
+
+def warn_of_choosing(run: Run, splits: Splits) -> None:
+    """Say so where the examples that a run is judged by also choose when it stops, or which checkpoint is kept."""
+    settings = run.config.evaluation
+    choosing = ["early_stopping_patience"] * bool(settings.early_stopping_patience)
+    choosing += ["load_best_model_at_end"] * settings.load_best_model_at_end
+    if choosing and settings.test_sets and "validation" in splits.evaluations(run.card):
+        warn(
+            f"evaluation.{choosing[0]}: the task is judged by its validation set, which chooses too: its score "
+            "flatters; give it a test set, or a card with holdout"
+        )
 
 
 def _score_before(trainer: Any, loaded: LoadedRun, directory: RunDirectory, *, resumed: bool) -> None:

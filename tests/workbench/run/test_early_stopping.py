@@ -13,6 +13,7 @@ from transformers.integrations import integration_utils
 
 from seqreg.errors import BadInput
 from seqreg.workbench.config import cards, run_config
+from seqreg.workbench.data import loading
 from seqreg.workbench.run import launch, train
 from seqreg.workbench.run.checkpoints import digest
 from tests.helpers import sample_files
@@ -54,6 +55,17 @@ def test_what_early_stopping_needs(tmp_path: Path) -> None:
         run_of(tmp_path, "evaluation.early_stopping_patience=2")
     config = run_of(tmp_path, *STOPPING).config.for_evaluation("folder")
     assert config.evaluation.early_stopping_patience == 0
+
+
+def test_it_is_said_where_judging_examples_choose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_of(tmp_path, *STOPPING)
+    splits = loading.load(run.card, run.config.data)
+    splits.sets.pop("test", None)
+    train.warn_of_choosing(run, splits)
+    assert "evaluation.early_stopping_patience: the task is judged by its validation" in capsys.readouterr().err
+    splits.sets["test"] = splits.sets["validation"]
+    train.warn_of_choosing(run, splits)
+    assert capsys.readouterr().err == ""
 
 
 def test_curves_go_where_they_are_reported_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,103 @@
+"""The encoder's output of one pass, for later passes that change nothing before the decoder.
+
+A pass that perturbs the decoder alone, with the dropout masks of the clean pass or without dropout, would compute what
+the unperturbed pass has computed: it is given that output, with its graph, and begins where the decoder begins, with
+the generators as they were there. Values and gradients are those of the whole pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from seqreg.forward import Dropout, Perturbation
+from seqreg.integrations.embedding_hook import Stack
+from seqreg.overrides import generator_state, replay
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """What an encoder gave, and what that depends on."""
+
+    output: Any
+    generators: tuple[Tensor, Tensor | None]
+    inputs: Mapping[str, Any]
+    versions: tuple[int, ...]
+    grad: bool
+
+
+class EncoderReuse:
+    """Keeps the output of the last unperturbed pass, with dropout and without."""
+
+    def __init__(self, module: nn.Module, encoder: nn.Module) -> None:
+        self.module, self.encoder = module, encoder
+        self.device = next(module.parameters()).device
+        self._kept: dict[Dropout, _Encoded] = {}
+
+    @classmethod
+    def of(cls, module: nn.Module, stacks: Mapping[str, Stack]) -> EncoderReuse | None:
+        """None where the model takes no encoder output, or its weights or arithmetic may differ between passes."""
+        takes = "encoder_outputs" in inspect.signature(module.forward).parameters and "forward" not in vars(module)
+        if not takes or not {"encoder", "decoder"} <= stacks.keys() or any(map(is_parametrized, module.modules())):
+            return None
+        return cls(module, stacks["encoder"].module)
+
+    @contextlib.contextmanager
+    def __call__(
+        self, inputs: Mapping[str, Any], masks: Dropout, shifts: Sequence[Perturbation]
+    ) -> Iterator[Mapping[str, Any]]:
+        """The inputs of a pass: with the encoder's output where it is known, else they are kept when it is.
+
+        Args:
+            masks: "shared" for the clean pass and those that replay it, "off" for those without dropout
+            shifts: of the pass
+        """
+        if torch.is_autocast_enabled(self.device.type) or "encoder_outputs" in inputs:
+            yield inputs
+        elif not shifts:
+            with self._keeping(inputs, masks):
+                yield inputs
+        elif (encoded := self._usable(inputs, masks, shifts)) is not None:
+            with replay(encoded.generators, self.device) if masks == "shared" else contextlib.nullcontext():
+                yield {**inputs, "encoder_outputs": encoded.output}
+        else:
+            yield inputs
+
+    def _usable(self, inputs: Mapping[str, Any], masks: Dropout, shifts: Sequence[Perturbation]) -> _Encoded | None:
+        encoded = self._kept.get(masks)
+        if encoded is None or any(shift.delta.keys() != {"decoder"} for shift in shifts):
+            return None
+        same = encoded.inputs is inputs and encoded.versions == self._versions()
+        return encoded if same and (encoded.grad or not torch.is_grad_enabled()) else None
+
+    @contextlib.contextmanager
+    def _keeping(self, inputs: Mapping[str, Any], masks: Dropout) -> Iterator[None]:
+        """Keep what the encoder gives, if it runs once, in the arithmetic of the weights."""
+        if masks == "shared":
+            self._kept.clear()  # a new clean pass: what is kept is of an earlier one
+        self._kept.pop(masks, None)
+        outputs: list[_Encoded] = []
+
+        def keep(_: nn.Module, __: Any, output: Any) -> None:
+            if not torch.is_autocast_enabled(self.device.type):
+                state, grad = generator_state(self.device), torch.is_grad_enabled()
+                outputs.append(_Encoded(output, state, inputs, self._versions(), grad))
+
+        handle = self.encoder.register_forward_hook(keep)
+        try:
+            yield
+        finally:
+            handle.remove()
+        if len(outputs) == 1:
+            self._kept[masks] = outputs[0]
+
+    def _versions(self) -> tuple[int, ...]:
+        """Changes with every update of the weights."""
+        return tuple(parameter._version for parameter in self.module.parameters())
