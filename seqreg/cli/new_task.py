@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -11,7 +12,7 @@ import typer
 
 from seqreg.cli.options import Json, print_result
 from seqreg.errors import BadInput, nearest
-from seqreg.workbench.config import cards, overlay
+from seqreg.workbench.config import cards, overlay, settings
 from seqreg.workbench.data import readers
 from seqreg.workbench.text.atomic_files import writable, write_text
 
@@ -41,10 +42,18 @@ class ReadFile:
     @classmethod
     def read(cls, path: Path, delimiter: str | None, encoding: str) -> ReadFile:
         records = [record for _, record in itertools.islice(
-            readers.read(path, delimiter=delimiter, encoding=encoding), READ)]  # fmt: skip
+            readers.read(path, delimiter=delimiter, encoding=encoding, options="--"), READ)]  # fmt: skip
         if not records:
             raise BadInput(f"{path}: 0 examples")
+        if path.suffix == ".csv" and len(records[0]) == 1:
+            raise BadInput(
+                f"{path}: one column, {next(iter(records[0]))!r}: is there another delimiter? Give --delimiter"
+            )
         return cls(path, {name: [record.get(name) for record in records] for name in records[0]})
+
+    @property
+    def count(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
 
     def column(self, option: str, given: str | None, usual: tuple[str, ...]) -> str | None:
         """A column that was named, or one that has a usual name."""
@@ -130,7 +139,7 @@ def new_task(
     second: Annotated[Optional[str], typer.Option(help="The second text of a pair.")] = None,
     target: Annotated[Optional[str], typer.Option(help="The column that is to be generated.")] = None,
     label: Annotated[Optional[str], typer.Option(help="The column with the classes.")] = None,
-    delimiter: Annotated[Optional[str], typer.Option(help="Between the cells of a CSV file.")] = None,
+    delimiter: Annotated[Optional[str], typer.Option(help=r"Between the cells of a CSV file; \t is a tab.")] = None,
     encoding: Annotated[str, typer.Option(help="Of a text file.")] = readers.UTF8,
     as_json: Json = False,
 ) -> None:
@@ -140,21 +149,27 @@ def new_task(
 
     seqreg train gigaword task=mails.yaml data.path=mails.csv
     """
+    between = None if delimiter is None else settings.one_character(delimiter, "--delimiter")
+    settings.known_encoding(encoding, "--encoding")
     path = output or Path(f"{file.stem}.yaml")
     if path.suffix not in (".yaml", ".yml"):
         raise BadInput(f"--output {path}: expected a name that ends in .yaml")
     if path.exists():
         raise BadInput(f"{path}: it is there already: choose another --output")
     writable(str(path), "--output ")
-    values = card_of(ReadFile.read(file, delimiter, encoding), source, target, label, second)
+    read = ReadFile.read(file, between, encoding)
+    values = card_of(read, source, target, label, second)
     cards.parse(values, str(path))
     recipe = "gigaword" if values["kind"] == "generation" else "glue"
-    further = [f"data.delimiter='{delimiter}'"] if delimiter else []
+    shown = {"\t": r"\t", " ": '" "', "'": '"\'"'}.get(between or "", between)  # as YAML reads them
+    further = [f"data.delimiter={shlex.quote(shown)}"] if shown else []
     further += [f"data.encoding={encoding}"] if encoding != readers.UTF8 else []
-    command = " ".join(["seqreg train", recipe, f"task={path}", f"data.path={file}", *further])
+    given = (shlex.quote(overlay.assigned(key, value)) for key, value in (("task", path), ("data.path", file)))
+    command = " ".join(["seqreg train", recipe, *given, *further])
+    seen = f"the first {READ:,} examples" if read.count == READ else f"{read.count:,} example{'s' * (read.count > 1)}"
     header = [
         f"# {file.name}", "#", f"#   {command}", "#",
-        f"# Made by seqreg new-task from the first {READ:,} examples. Lengths are guesses, {_TOKENS_PER_WORD:g} tokens",
+        f"# Made by seqreg new-task from {seen}. Lengths are guesses, {_TOKENS_PER_WORD:g} tokens",
         "# per word, enough for 95% of the texts; `seqreg check` counts with a tokenizer. All keys: docs/recipes.md.",
     ]  # fmt: skip
     write_text(path, "\n".join(header) + "\n" + overlay.dump(values))

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from seqreg.errors import BadInput
 from seqreg.workbench.config.cards import ColumnNames, Generation, Prompt
 from seqreg.workbench.config.schema import Count, Few, Length, Natural, NotNegative, Positive, Section, Share
 
@@ -127,13 +128,36 @@ def _pairs(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from _pairs(value)
 
 
+def one_character(delimiter: str, option: str = "") -> str:
+    r"""A delimiter of cells, with the two characters \t as the tab that they stand for; refuses one that cannot be.
+
+    Args:
+        option: of a command that it was given with; pydantic names settings itself
+    """
+    character = "\t" if delimiter == r"\t" else delimiter
+    if len(character) != 1 or character in '\n\r"':
+        raise BadInput(f"{option} {delimiter!r}: " * bool(option) + r"expected one character, such as ; or \t")
+    return character
+
+
+def known_encoding(encoding: str, option: str = "") -> str:
+    """The encoding of a text file, in which lines and commas are where they are in ASCII; refuses another."""
+    try:
+        known = "\n,".encode(encoding) == b"\n,"
+    except (LookupError, ValueError):  # also codecs that are none of text
+        known = False
+    if not known:
+        raise BadInput(f"{option} {encoding!r}: " * bool(option) + "expected utf-8, latin-1, cp1252 or the like")
+    return encoding
+
+
 class Data(Section):
     """Which examples, and how much of each text.
 
     Args:
         path: a file or a folder to use instead of the hub, with the card's columns
         columns: other names of columns than the card's, by what they hold: {source: body}
-        delimiter: between the cells of a CSV file, where it is not a comma
+        delimiter: between the cells of a CSV file, where it is not a comma: one character, or \\t for a tab
         encoding: of files that are text, in Python's names
         subset: on the hub, the configuration of the dataset; the card's by default
         revision: on the hub, the branch, tag or commit of the dataset
@@ -174,17 +198,15 @@ class Data(Section):
     group_by_length: bool = False
     max_empty_fraction: Share = 0.1
 
-    @model_validator(mode="after")
-    def _can_be_read(self) -> Data:
-        try:
-            known = "\n,".encode(self.encoding) == b"\n,"
-        except (LookupError, ValueError):  # also codecs that are none of text
-            known = False
-        if not known:
-            raise ValueError(f"data.encoding={self.encoding!r}: expected utf-8, latin-1, cp1252 or the like")
-        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '\n\r"'):
-            raise ValueError(f"data.delimiter={self.delimiter!r}: expected one character, such as ;")
-        return self
+    @field_validator("delimiter")
+    @classmethod
+    def _one_character(cls, value: str | None) -> str | None:
+        return None if value is None else one_character(value)
+
+    @field_validator("encoding")
+    @classmethod
+    def _can_be_read(cls, value: str) -> str:
+        return known_encoding(value)
 
 
 class Loss(Section):

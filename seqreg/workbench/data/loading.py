@@ -235,7 +235,7 @@ def records(card: Card, path: Path, data: Data, name: str = "") -> Iterator[tupl
     known = {name for names in columns if names for name in names_of(names)}
     named = path.suffix == ".txt" and any(pattern.endswith(".txt") for pattern in card.files.names)
     ways: Any = {"header": card.files.header, "known": known, "mapping": card.files.mapping}
-    ways |= {"delimiter": data.delimiter, "encoding": data.encoding}
+    ways |= {"delimiter": data.delimiter, "encoding": data.encoding, "options": "data."}
     every = readers.read(path, ending=".tsv" if named else None, **ways)
     split, column = card.splits.get(name, name), card.files.only
     if column is None or not name:

@@ -30,6 +30,7 @@ def read(
     mapping: Sequence[str] | None = None,
     delimiter: str | None = None,
     encoding: str = UTF8,
+    options: str = "",
 ) -> Iterator[tuple[str, Record]]:
     """Every record of a file, with the place to name when it is wrong.
 
@@ -39,12 +40,13 @@ def read(
         mapping: names of the columns that keys and values of a single JSON object become
         delimiter: of a CSV file
         encoding: of a text file
+        options: how the user gives the last two: "data." in a recipe, "--" to a command; "" where nobody can
     """
     ending = ending or path.suffix
     if ending not in ENDINGS:
         raise BadInput(f"{path}: cannot tell its format: expected a name that ends in {', '.join(ENDINGS)}")
     if delimiter is not None and ending != ".csv":
-        raise BadInput(f"{path}: data.delimiter={delimiter!r}: only CSV files have one to choose")
+        raise BadInput(f"{path}: {options}delimiter={delimiter!r}: only CSV files have one to choose")
     try:
         if ending in (".csv", ".tsv"):
             yield from _table(_cells(regular(path), ending, delimiter or ",", encoding), header, known)
@@ -54,6 +56,10 @@ def read(
             yield from _jsonl(regular(path), encoding)
         else:
             yield from _parquet(regular(path))
+    except BadInput as error:
+        if not options or not error.key or (error.key == "delimiter" and ending != ".csv"):
+            raise
+        raise BadInput(f"{error}: is there another {error.key}? Give {options}{error.key}") from None
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror or str(error).splitlines()[0]}") from None
 
@@ -68,7 +74,7 @@ def lines(path: Path, most: int = LINE, encoding: str = UTF8) -> Iterator[tuple[
                 yield number, line.decode("utf-8-sig" if number == 1 and encoding == UTF8 else encoding)
             except UnicodeDecodeError as error:
                 raise BadInput(
-                    f"{path}:{number}: not {encoding.upper()} (byte {error.start + 1} of the line)"
+                    f"{path}:{number}: not {encoding.upper()} (byte {error.start + 1} of the line)", key="encoding"
                 ) from None
 
 
@@ -148,7 +154,8 @@ def _table(
             raise BadInput(f"{where}: two columns are called {name!r}")
     for where, cells in rows:
         if len(cells) != len(names):
-            raise BadInput(f"{where}: {len(cells)} cells, but the first line names {len(names)} columns")
+            text = f"{where}: {len(cells)} cells, but the first line names {len(names)} columns"
+            raise BadInput(text, key="delimiter")
         yield where, dict(zip(names, cells, strict=True))
 
 

@@ -12,11 +12,12 @@ import torch
 
 from seqreg.errors import Advice, BadInput, DiskError
 from seqreg.integrations.hf import context
+from seqreg.terms.anchor import Anchor
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.data import completions
 from seqreg.workbench.data.encoding import Encoded, collator
 from seqreg.workbench.data.examples import Example
-from seqreg.workbench.run import checkpoints, disk
+from seqreg.workbench.run import checkpoints, disk, starting_model
 from seqreg.workbench.run.nonfinite import not_finite
 
 TOKENS = 32
@@ -50,7 +51,10 @@ def check_disk_space(run: Run, model: Any, folder: Path) -> int:
 
 
 def check_loss(run: Run, model: Any, tokenizer: Any, examples: Sequence[Example]) -> None:
-    """Compute the loss once; generators, weights, the mode of the model and the memory of terms stay as they are."""
+    """Compute the loss once; generators, weights, the mode of the model and the memory of terms stay as they are.
+
+    A term that cannot mean anything on this model is told.
+    """
     config = run.config
     short = config.data.updated(
         max_source_length=min(TOKENS, config.data.max_source_length),
@@ -83,3 +87,17 @@ def check_loss(run: Run, model: Any, tokenizer: Any, examples: Sequence[Example]
         raise BadInput(f"{shown}{type(model).__name__} cannot compute a loss: {what[:200]}") from error
     finally:
         model.train(training)
+    _advise_on_anchor(run, model)
+
+
+def _advise_on_anchor(run: Run, model: Any) -> None:
+    """Tell that outputs are held near those of weights that were drawn at random."""
+    if starting_model.knows_tasks(run, model):
+        return
+    what, remedy = "the model is trained from scratch", "leave the term out"
+    if run.config.model.name is not None:
+        what, remedy = "the head of this model is new", "terms.anchor.divergence=l2 holds the weights below it instead"
+    for term in run.criterion.terms:
+        if isinstance(term, Anchor) and term.reference == "start" and term.divergence != "l2":
+            text = f"{what}, so that the output which divergence={term.divergence} stays near is a random one"
+            warnings.warn(f"{term.name}: {text}: {remedy}", Advice, stacklevel=2)

@@ -122,9 +122,8 @@ def make_soup(
         raise BadInput(f"{', '.join(map(str, folders))}: the same run twice")
     runs = [SourceRun.read(folder, trust) for folder in folders]
     settings = {**runs[0].record.settings, **blend.settings(), MADE_OF: [run.record.run for run in runs]}
-    record = replace(
-        RunRecord.of(runs[0].run), settings=settings, versions=versions(), pretrained=runs[0].record.pretrained
-    )
+    first, new = runs[0].record, RunRecord.of(runs[0].run)
+    record = replace(new, settings=settings, versions=versions(), start=first.start, pretrained=first.pretrained)
     check_output(output)
     check_links(output)
     if _is_finished(output, record, judge) and not overwrite:
@@ -213,7 +212,8 @@ def _make(
     cpu, seconds = time.process_time() - begin[0], time.perf_counter() - begin[1]
     if judge:
         cost = {"steps": 0, "seconds": seconds, "cpu_seconds": cpu, "step_seconds": seconds, "device": device}
-        method = f"{about['kind']} of {first.run.config.method}"
+        methods = dict.fromkeys(run.run.config.method for run in parts.runs)
+        method = f"{about['kind']} of {', '.join(methods)}"
         sections = measure(output, first.folder, trust=first.final.trust)
         scores = with_average(scores, first.final.card)
         results.write_scores(output, first.final, scores, method=method, train=cost, soup=about, **sections)

@@ -132,7 +132,8 @@ def _train(trainer: Any, loaded: LoadedRun, directory: RunDirectory) -> dict[str
     seconds = trainer.seconds + time.monotonic() - trainer.clock
     if trainer.stopped_early:
         patience, step = run.config.evaluation.early_stopping_patience, trainer.state.global_step
-        say(f"stopped early, after step {step}: {run.card.score} was not better in {patience} evaluations")
+        evaluations = f"{patience} evaluation{'s' * (patience != 1)}"
+        say(f"stopped early, after step {step}: {run.card.score} was not better in {evaluations}")
     directory.check_own()
     trainer.check_weights()
     numbers = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ def test_columns_delimiter_and_encoding_of_a_file(tmp_path: Path) -> None:
     }
     run.save(tmp_path / "run")
     assert run_config.load(tmp_path / "run").card == run.card  # the card that is written has the columns
-    with pytest.raises(BadInput, match=r"mails\.csv:2: not UTF-8 \(byte 5 of the line\)"):
+    with pytest.raises(BadInput, match=r"mails\.csv:2: not UTF-8 \(byte 5 of the line\): .* Give data\.encoding"):
         loading.load(run.card, Data(path=str(tmp_path / "mails.csv"), delimiter=";"))
     (tmp_path / "mails.tsv").write_text("a\tb\n")
     with pytest.raises(BadInput, match=r"data\.delimiter=';': only CSV files have one to choose"):
@@ -145,6 +146,34 @@ def test_a_card_is_made_for_a_file(tmp_path: Path) -> None:
     card, path = cards.load(str(tmp_path / "tweets.yaml"))
     assert (card.kind, card.columns.source, card.labels) == ("classification", "tweet", ["class_0", "class_1"])
     assert "data.path=tweets.csv data.delimiter='|'" in path.read_text()
+    assert "from 2 examples. Lengths" in path.read_text()
+    (tmp_path / "my tabs.csv").write_text("id\tlabel\ttweet\n1\t0\tso it goes\n2\t1\tno way\n3\t0\tah\n")
+    said = seqreg("new-task", "my tabs.csv", "--delimiter", r"\t", "--output", "tabs.yaml", cwd=tmp_path).stdout
+    words = shlex.split(said.partition(": ")[2])[2:]
+    assert words[1:] == ["task=tabs.yaml", "data.path=my tabs.csv", r"data.delimiter=\t"]
+    run = resolved(f"task={tmp_path / 'tabs.yaml'}", f"data.path={tmp_path / 'my tabs.csv'}", words[3])
+    assert run.config.data.delimiter == "\t"
+    assert loading.load(run.card, run.config.data).sets["train"][0].source in ("so it goes", "no way", "ah")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--delimiter", "¦¦"], "--delimiter '¦¦': expected one character, such as ; or \\t"),
+        (["--delimiter", ""], "--delimiter '': expected one character"),
+        (["--encoding", "latin1x"], "--encoding 'latin1x': expected utf-8, latin-1, cp1252 or the like"),
+        ([], "x.csv:2: not UTF-8 (byte 3 of the line): is there another encoding? Give --encoding"),
+        (["--encoding", "latin-1"], "x.csv:2: 2 cells, but the first line names 1 columns: is there another delimiter? "
+                                    "Give --delimiter"),
+        (["--encoding", "latin-1", "--delimiter", "|"], "x.csv: one column, 'label;text': is there another delimiter? "
+                                                        "Give --delimiter"),
+    ],
+)  # fmt: skip
+def test_options_of_a_file_that_cannot_be_right(options: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_bytes("label;text\n0;é, so\n1;no\n".encode("latin-1"))
+    said = seqreg("new-task", "x.csv", *options, cwd=tmp_path, code=2).stderr
+    assert (message in said, len(said.splitlines())) == (True, 1), said
+    assert [path.name for path in tmp_path.iterdir()] == ["x.csv"]
 
 
 @pytest.mark.parametrize(

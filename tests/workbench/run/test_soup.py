@@ -125,11 +125,23 @@ def test_a_soup_is_the_mean_of_all_weights_and_is_scored_like_a_run(runs: Path) 
     assert [json.loads(line)["reference"] for line in lines[0]] == [json.loads(line)["reference"] for line in lines[1]]
     again = seqreg("evaluate", runs / "mean", "--json", cwd=runs)  # a folder that every command takes
     assert json.loads(again.stdout)["scores"]["test"]["score"] == metrics["scores"]["test"]["score"]
+    assert "not measured again" not in again.stderr
+    drift, drift_again = metrics["drift"], json.loads(again.stdout)["drift"]
+    assert {**drift, "seconds": 0} == {**drift_again, "seconds": 0}
+    assert drift_again["seconds"] != drift["seconds"]  # measured, and not what was there
     record(runs / "mean", finished=False)  # as a kill before the last write leaves it
     (runs / "mean" / "metrics.json").unlink()
     seqreg(*words, cwd=runs)
     made_again = json.loads((runs / "mean" / "metrics.json").read_text())
     assert made_again["scores"]["test"]["score"] == metrics["scores"]["test"]["score"]
+
+
+def test_a_soup_is_called_by_all_methods_that_it_is_made_of(runs: Path) -> None:
+    words = [f"model.name={runs / 'bert'}", "seed=3", f"output={runs / 'r3f'}", "terms={r3f: {}}"]
+    seqreg("train", "glue", f"task={runs / 'colour.yaml'}", f"data.path={runs / 'colour'}", *SHORT, *words, cwd=runs)
+    seqreg("soup", runs / "one", runs / "two", runs / "r3f", "--evaluate", "-o", runs / "mixed", cwd=runs)
+    assert json.loads((runs / "mixed" / "metrics.json").read_text())["method"] == "soup of baseline, r3f"
+    assert "soup of baseline, r3f" in seqreg("evaluate", runs / "mixed", "--json", cwd=runs).stdout
 
 
 def test_an_average_becomes_a_model_by_itself(runs: Path) -> None:

@@ -28,7 +28,7 @@ from seqreg.workbench.run import train
 from seqreg.workbench.run.tensorboard import hyperparameters
 from seqreg.workbench.scores.evaluate import tidy
 from seqreg.workbench.scores.results import score_table
-from tests.helpers import sample_files
+from tests.helpers import sample_files, tiny_tasks
 
 GLUE = ["cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte", "wnli"]
 
@@ -376,3 +376,28 @@ def test_trainers_are_assembled_by_their_constructor() -> None:
             names = {ast.unparse(inner) for target in targets for inner in ast.walk(target)}
             outside = {name for name in names if re.fullmatch(r"trainer\.\w+", name)}
             assert outside <= {"trainer._evaluation_due", "trainer.state"}, f"{path}: {outside}"
+
+
+def test_an_anchor_to_the_output_of_a_random_head_is_told(tmp_path: Path) -> None:
+    card, bert = tiny_tasks.task(tmp_path, "colour"), tiny_tasks.bert(tmp_path / "bert")
+
+    def said(*settings: str) -> list[str]:
+        where = [f"task={card}", f"data.path={tmp_path / 'colour'}", *tiny_tasks.SHORT, f"output={tmp_path / 'run'}"]
+        run = run_config.resolve("glue", terms=["anchor"], overrides=[*where, *settings])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", Advice)
+            made = train.prepare(run)
+            made.model.save_pretrained(tmp_path / "trained")
+            made.tokenizer.save_pretrained(tmp_path / "trained")
+        return [str(one.message) for one in caught if one.category is Advice]
+
+    new_head, knows_the_task = f"model.name={bert}", f"model.name={tmp_path / 'trained'}"
+    (line,) = said(new_head)
+    assert line.startswith("anchor: the head of this model is new, so that the output which divergence=kl stays near")
+    assert "terms.anchor.divergence=l2" in line
+    assert not said(new_head, "terms.anchor.divergence=l2")
+    assert not said(new_head, "terms.anchor.reference=average")  # it follows the head
+    assert not said(knows_the_task)
+    assert said(knows_the_task, "model.new_head=true") == [line]
+    scratch = [key for key in sample_files.tiny("roberta", tmp_path / "colour") if key.startswith("model.")]
+    assert "trained from scratch" in said(*scratch)[0]
