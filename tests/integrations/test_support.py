@@ -101,6 +101,7 @@ def lora(terms: tuple[Term, ...]) -> str:
     settled(criterion, "llama")
     for step in range(2):
         merged = copy.deepcopy(net).merge_and_unload().train().requires_grad_(True)
+        criterion.load_state_dict(criterion.state_dict())  # the model is another object in every step
         torch.manual_seed(step)
         report = criterion(context(merged, batch[0], step=step, count=count(merged, batch)))
         report.total.backward()
