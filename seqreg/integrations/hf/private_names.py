@@ -16,6 +16,7 @@ TRAINER_METHODS = {
     "_evaluate": "trial ignore_keys_for_eval skip_scheduler",
     "_finalize_training": "trial num_train_samples start_time",
     "_get_collator_with_removed_columns": "data_collator description",
+    "_get_eval_sampler": "eval_dataset",
     "_get_grad_norm": "model grad_norm",
     "_get_train_sampler": "train_dataset",
     "_init_training_state": "max_steps num_update_steps_per_epoch num_train_epochs resume_from_checkpoint trial",

@@ -39,6 +39,10 @@ class Encoded(Dataset[dict[str, Any]]):
         self.examples, self.tokenizer, self.config, self.data = examples, tokenizer, config, config.data
         self.prompt, self.quiet = prompt, quiet
 
+    def by_length(self) -> list[int]:
+        """The order in which the examples are evaluated."""
+        return by_length(self.examples)
+
     def others(self, examples: Sequence[Example]) -> Encoded:
         """Other examples, encoded the same way."""
         return Encoded(examples, self.tokenizer, self.config, self.prompt)
@@ -69,6 +73,12 @@ class Encoded(Dataset[dict[str, Any]]):
         if cut and not self.quiet:
             _tell_of_cut(data.max_target_length)
         return features(prompt, completion)
+
+
+def by_length(examples: Sequence[Example]) -> list[int]:
+    """Numbers of examples, those with the longest sources first: batches in this order have little padding."""
+    lengths = [len(example.source) + len(example.second or "") for example in examples]
+    return sorted(range(len(examples)), key=lambda index: -lengths[index])
 
 
 class Numbered(Dataset[dict[str, Any]]):

@@ -345,7 +345,7 @@ def arguments(config: Config, folder: Path, seq2seq: bool, *, greater_is_better:
         "output_dir": str(folder), "seed": config.seed, "disable_tqdm": True,
         "report_to": list(config.logging.report_to) or "none",
         "use_cpu": not torch.accelerator.is_available(),  # explicit, or several processes on CPUs are not a group
-        "warmup_steps": opt.warmup, "optim": "adafactor" if opt.optim == "adafactor" else "adamw_torch",
+        "warmup_steps": opt.warmup, "optim": "adafactor" if opt.optim == "adafactor" else "adamw_torch_fused",
         "max_grad_norm": opt.max_grad_norm or NO_CLIPPING, "max_steps": opt.max_steps or -1,
         "num_train_epochs": opt.num_train_epochs or 1.0, "bf16": opt.precision == "bf16",
         "fp16": opt.precision == "fp16", "gradient_checkpointing_kwargs": {"use_reentrant": False},

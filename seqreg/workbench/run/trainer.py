@@ -17,7 +17,7 @@ from seqreg.errors import Interrupted
 from seqreg.integrations.hf import RegularizedSeq2SeqTrainer
 from seqreg.selective_update import MeasuredUpdate
 from seqreg.workbench.data import completions
-from seqreg.workbench.data.encoding import INDEX
+from seqreg.workbench.data.encoding import INDEX, Encoded
 from seqreg.workbench.run import rng
 from seqreg.workbench.run.checkpointing import CheckpointingTrainer, RunOptions
 from seqreg.workbench.run.nonfinite import StepAttempt, not_finite
@@ -43,6 +43,11 @@ class FaultTolerantTrainer(CheckpointingTrainer):
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         sampler = self.options.sampler
         return super()._get_train_sampler(*args, **kwargs) if sampler is None else sampler
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Any:
+        return (
+            eval_dataset.by_length() if isinstance(eval_dataset, Encoded) else super()._get_eval_sampler(eval_dataset)
+        )
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()

@@ -23,7 +23,7 @@ from seqreg.metrics.variety import collapse, spread, variety
 from seqreg.workbench.config.cards import Card
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.data.completions import prompt_of
-from seqreg.workbench.data.encoding import Encoded
+from seqreg.workbench.data.encoding import Encoded, by_length
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.scores.drift import logits_at
 from seqreg.workbench.text.terminal import warn
@@ -86,18 +86,26 @@ class Scorer:
         self.last, self.quiet = Scored(), untrained
 
     def __call__(self, output: Any) -> dict[str, float]:
-        outputs = output.predictions[0] if isinstance(output.predictions, tuple) else output.predictions
-        outputs = outputs[: len(self.examples)]  # several processes repeat examples to fill their last batches
+        columns = output.predictions if isinstance(output.predictions, tuple) else (output.predictions,)
+        outputs, *completions = (self._in_order(column) for column in columns)
         settings, card = self.run.config.evaluation, self.run.card
         options = {"confidence": settings.confidence, "resamples": settings.resamples}
         if card.kind == "generation":
             self.last = score_texts(decode(outputs, self.tokenizer, card), self.examples, card, **options)
-            if isinstance(output.predictions, tuple):
-                self.last.add_nll(*(column[: len(self.examples)] for column in output.predictions[1:]))
+            if completions:
+                self.last.add_nll(*completions)
         else:
             self.last = score_classes(outputs, self.examples, card, **options)
         self.quiet = self.quiet or warn_of_collapse(self.last, self.name)  # once is enough
         return self.last.flat()
+
+    def _in_order(self, column: Any) -> Any:
+        """What a trainer computed from the longest example to the shortest, in the order of the examples."""
+        evaluated = by_length(self.examples)
+        column = column[: len(evaluated)]  # several processes repeat examples to fill their last batches
+        placed = np.empty_like(column)
+        placed[evaluated] = column
+        return placed
 
 
 @torch.no_grad()
