@@ -49,7 +49,11 @@ def study(
         Optional[float], typer.Option(min=0, help="For --plan: minutes of one run on one core, as you measured them.")
     ] = None,
     archive: Annotated[
-        Optional[Path], typer.Option(help="Run nothing; pack the numbers of the study's folder into this .json.xz.")
+        Optional[Path],
+        typer.Option(
+            help="Run nothing; pack the numbers of the study's folder into this .json.xz, beside steps that are in it "
+            "and not in the folder."
+        ),
     ] = None,
     pages: Annotated[
         Optional[Path], typer.Option(help="Run nothing; make all pages of this folder from the archives in its `data`.")
@@ -128,11 +132,15 @@ def _plan(study_run: StudyRun, only: list[str], minutes: float | None, as_json: 
 
 
 def _archive(study_run: StudyRun, path: Path, as_json: bool) -> None:
-    from seqreg.studies.results import archive
+    from seqreg.studies.results import archive, page
 
     if not path.name.endswith(archive.ENDING):
         raise BadInput(f"--archive {path}: expected a name that ends in {archive.ENDING}")
     packed = archive.pack(study_run)
+    if path.is_file():
+        earlier = archive.read(path)
+        page.check_unchanged(earlier, study_run.study)
+        packed = packed.after(earlier)
     packed.write(path)
     size = path.stat().st_size
     runs = sum(name.endswith("metrics.json") for step in packed.steps.values() for name in step.files)

@@ -196,7 +196,8 @@ def test_texts_are_not_in_an_archive_and_the_verdict_is_the_same(tmp_path: Path)
 
 def test_a_page_is_refused_when_the_file_is_not_what_was_run(tmp_path: Path) -> None:
     values = overlay.parse(TOY, "here")
-    archive = archived.Archive("toy", "small", values, {})
+    name = values["steps"][0]["name"]
+    archive = archived.Archive("toy", "small", values, {name: archived.ArchivedStep({"comparison.json": {}})})
     page.check_unchanged(archive, study_file.parse({**values, "notes": "later", "title": "Another"}, "here"))
     others = {
         "primary": ["other"],
@@ -209,6 +210,19 @@ def test_a_page_is_refused_when_the_file_is_not_what_was_run(tmp_path: Path) -> 
     for key, value in others.items():
         with pytest.raises(BadInput, match=rf"toy.yaml: {key}: not what was run"):
             page.check_unchanged(archive, study_file.parse({**values, key: value}, "here"))
+    not_run = archived.Archive("toy", "small", values, {name: archived.ArchivedStep()})
+    page.check_unchanged(not_run, study_file.parse({**values, "steps": others["steps"]}, "here"))
+
+
+def test_steps_that_were_run_in_another_folder_stay_in_the_archive() -> None:
+    first, again, second = (archived.ArchivedStep({"comparison.json": {"n": n}}) for n in (1, 2, 3))
+    empty = archived.ArchivedStep()
+    earlier = archived.Archive("toy", "small", {}, {"a": first, "b": empty, "c": first}, commits=["x"])
+    later = archived.Archive("toy", "small", {}, {"a": again, "b": second, "c": empty}, commits=["x", "y"])
+    merged = later.after(earlier)
+    assert merged.steps == {"a": again, "b": second, "c": first}
+    assert merged.commits == ["x", "y"]
+    assert merged.done() == ["a", "b", "c"]
 
 
 WRONG = {

@@ -7,7 +7,7 @@ import lzma
 import platform
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,18 @@ class Archive:
             if path.endswith("metrics.json")
         ]
         return sum(seconds) / 3600
+
+    def done(self) -> list[str]:
+        """The steps of which something is kept."""
+        return [name for name, step in self.steps.items() if step.files]
+
+    def after(self, earlier: Archive) -> Archive:
+        """With the steps of an earlier archive that this one has nothing of: they were run in another folder."""
+        steps = {
+            name: earlier.steps.get(name, step) if name not in self.done() else step
+            for name, step in self.steps.items()
+        }
+        return replace(self, steps=steps, commits=list(dict.fromkeys([*earlier.commits, *self.commits])))
 
     def write(self, path: Path) -> None:
         """Write it compressed; the same content gives the same bytes."""

@@ -57,7 +57,7 @@ class StudyResults:
 
 def check_unchanged(archive: Archive, study: Study) -> None:
     """Refuse a study's file whose methods, seeds, settings or primary comparisons are not those that were run."""
-    then, now = (_fixed(one, archive.size) for one in (archive.parsed(), study))
+    then, now = (_fixed(one, archive) for one in (archive.parsed(), study))
     for key in then:
         if then[key] != now[key]:
             raise BadInput(
@@ -66,9 +66,10 @@ def check_unchanged(archive: Archive, study: Study) -> None:
             )
 
 
-def _fixed(study: Study, size: str) -> dict[str, Any]:
-    """What must not change once a study was run: all but words, measured minutes, and other sizes."""
-    fixed = study.model_dump(exclude={*PROSE, "sizes"})
+def _fixed(study: Study, archive: Archive) -> dict[str, Any]:
+    """What must not change once steps of a study were run: all but words, measured minutes, other sizes and steps."""
+    fixed, size, done = study.model_dump(exclude={*PROSE, "sizes"}), archive.size, archive.done()
+    fixed["steps"] = [step for step in fixed["steps"] if step["name"] in done]
     for step in fixed["steps"]:
         own = step.pop("sizes").get(size, {})
         step |= {"title": "", "size": {key: value for key, value in own.items() if key != "minutes"}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,11 @@ from seqreg.errors import BadInput
 from seqreg.metrics.variety import collapse, variety
 from seqreg.studies.common import trained_model
 from seqreg.workbench.config import cards, run_config
+from seqreg.workbench.data.encoding import by_length
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.run import train
 from seqreg.workbench.scores import evaluate
-from seqreg.workbench.scores.evaluate import Scored, score_classes, score_texts, warn_of_collapse, with_average
+from seqreg.workbench.scores.evaluate import Scored, Scorer, score_classes, score_texts, warn_of_collapse, with_average
 from seqreg.workbench.scores.results import score_table
 from tests.helpers import sample_files
 
@@ -35,6 +37,25 @@ def test_w6_the_average_is_over_the_languages_that_are_tested() -> None:
     assert average.signature.startswith("mean of 15 sets: test, test_fr, ")
     few = {name: found[name] for name in ("validation", "test")}
     assert with_average(few, card) == few  # one language is no average
+
+
+def test_predictions_are_in_the_order_of_the_examples_whatever_the_order_of_evaluation() -> None:
+    run = run_config.resolve("glue", overrides=["task=glue/sst2", "evaluation.resamples=100"])
+    examples = [Example("word " * count, None, None, label=count // 5 % 2) for count in (3, 9, 1, 7, 5)]
+    order = by_length(examples)
+    assert order == [1, 3, 4, 0, 2]
+    logits = np.array([[0.0, examples[place].label or 0] for place in order]) - [0.5, 0.0]
+    repeated = np.concatenate([logits, logits[:1]])  # as several processes do
+    scorer = Scorer(examples, run, None)
+    assert scorer(SimpleNamespace(predictions=repeated))["accuracy"] == 100
+    assert [line["index"] for line in scorer.last.predictions] == [0, 1, 2, 3, 4]
+    assert [line["reference"] for line in scorer.last.predictions] == [
+        "negative",
+        "positive",
+        "negative",
+        "positive",
+        "positive",
+    ]
 
 
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
