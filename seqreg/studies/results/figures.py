@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,17 @@ from seqreg.studies.common.figures import figure, look
 from seqreg.studies.results.measurements import MethodMean, RankCorrelation
 
 Panel = tuple[str, Any]
-"""A title, and what is drawn: values of a comparison, means by measure, or a correlation."""
+"""A title, and what is drawn: values of a comparison, its costs, means by measure, or a correlation."""
 _DPI_WIDTH = 6.0
+_VIOLIN = 8
+"""Seeds from which a distribution is drawn behind the dots."""
+
+
+@dataclass(frozen=True)
+class CostPanel:
+    """The values of a comparison, to draw what its methods gain over what they cost."""
+
+    values: Mapping[str, Any]
 
 
 def draw(panels: Sequence[Panel], path: Path) -> None:
@@ -26,6 +36,8 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
             axes.set_title(title)
             if isinstance(content, RankCorrelation):
                 _points(axes, content)
+            elif isinstance(content, CostPanel):
+                _costs(axes, content.values)
             elif "methods" in content:
                 _seeds(axes, content)
             else:
@@ -36,9 +48,12 @@ def _seeds(axes: Any, values: Mapping[str, Any]) -> None:
     """Every seed of every method, with mean and interval; a hollow diamond where the difference is not tested."""
     methods = values["methods"]
     for place, stats in enumerate(methods.values()):
-        dots = np.asarray(stats["scores"])
+        dots, style = np.asarray(stats["scores"]), look(place)
+        if len(dots) >= _VIOLIN and np.ptp(dots):
+            for body in axes.violinplot(dots, [place], widths=0.6, showextrema=False)["bodies"]:
+                body.set(facecolor=style["color"], alpha=0.2)
         beside = np.linspace(-0.15, 0.15, len(dots)) if len(dots) > 1 else np.zeros(1)
-        axes.plot(place + beside, dots, "o", color=look(place)["color"], markersize=5, alpha=0.7)
+        axes.plot(place + beside, dots, "o", color=style["color"], markersize=5, alpha=0.7)
         if stats["student"] is not None:
             axes.plot([place + 0.3] * 2, stats["student"], color="black", linewidth=2)
         face = "white" if stats.get("described") else "black"
@@ -46,6 +61,23 @@ def _seeds(axes: Any, values: Mapping[str, Any]) -> None:
     axes.axhline(methods[values["baseline"]]["mean"], color="black", linewidth=1, linestyle=":")
     axes.set_xticks(range(len(methods)), list(methods), rotation=40, ha="right", fontsize=10)
     axes.set_ylabel(f"{values['metric']} (%)")
+
+
+def _costs(axes: Any, values: Mapping[str, Any]) -> None:
+    """The difference to the baseline, with its interval, over the CPU time of a training step."""
+    for place, (name, stats) in enumerate(values["methods"].items()):
+        if stats.get("time") is None or "difference" not in stats:
+            continue
+        change, style = stats["difference"], look(place)
+        if change["interval"] is not None:
+            axes.plot([stats["time"]] * 2, change["interval"], color=style["color"], linewidth=1, alpha=0.6)
+        axes.plot([stats["time"]], [change["difference"]], "o", color=style["color"], markersize=5)
+        axes.annotate(
+            name, (stats["time"], change["difference"]), xytext=(4, 4), textcoords="offset points", fontsize=8
+        )
+    axes.axhline(0, color="black", linewidth=1, linestyle=":")
+    axes.set_xlabel("CPU time of a training step, over the baseline's")
+    axes.set_ylabel(f"{values['metric']}, minus baseline")
 
 
 def _measures(axes: Any, means: Mapping[str, Sequence[MethodMean]]) -> None:

@@ -26,6 +26,8 @@ Judge = Callable[[Path], Finding]
 """Judges the folder of a comparison: `seqreg.studies.compare.conclusions.judge`."""
 PROSE = ("title", "question", "mirrors", "differs", "not_shown", "notes")
 """What a page takes from the study's file as it is now; the rest must be as it was when the study was run."""
+_MANY = 8
+"""Methods above which a comparison has a panel for what they cost."""
 _COLUMNS = ("method", "seeds", "failed", "mean", "sd", "median", "max", "95% interval of it", "p (Holm)", "verdict")
 
 
@@ -321,6 +323,8 @@ def draw(found: StudyResults, path: Path) -> None:
     for result in found.steps:
         if result.finding is not None:
             panels.append((result.step.heading, result.finding.values))
+            if len(result.finding.values["methods"]) > _MANY:
+                panels.append((f"{result.step.heading}: cost", figures.CostPanel(result.finding.values)))
         elif result.means:
             panels.append((result.step.heading, result.means))
     panels += [(relation.title, correlation) for relation, correlation in found.relations if correlation is not None]
