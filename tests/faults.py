@@ -67,11 +67,13 @@ class Runs:
         engine: of two ranks; "" for one process
         draw: which rank is killed
         restarted: runs that torchrun itself brought to their end after a kill
+        ended: whether it did so with the last one
     """
 
     engine: str
     draw: random.Random
     restarted: int = 0
+    ended: bool = False
 
     def start(self, output: Path) -> forked_process.Command:
         if not self.engine:
@@ -93,12 +95,13 @@ class Runs:
         if len(ranks) < torchrun.RANKS:
             return False
         os.kill(self.draw.choice(ranks), signal.SIGKILL)
-        self.restarted += command.wait(seconds=300) == 0
+        self.ended = command.wait(seconds=300) == 0
+        self.restarted += self.ended
         return True
 
     def finish(self, output: Path, tries: int = 3) -> bool:
         """Run the same command until the run is finished."""
-        return any(self.start(output).wait(seconds=300) == 0 for _ in range(tries))
+        return self.ended or any(self.start(output).wait(seconds=300) == 0 for _ in range(tries))
 
 
 def run(kills: int, seed: int, folder: Path, engine: str = "") -> Tally:

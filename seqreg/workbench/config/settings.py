@@ -406,7 +406,7 @@ class EngineSettings(Section):
     @classmethod
     def _is_exact(cls, value: Any) -> Any:
         if value == "deepspeed":
-            raise ValueError("DeepSpeed has not been shown to give the gradient of one process: use fsdp2, or ddp")
+            raise ValueError("not shown to give the gradient of one process: use fsdp2, or ddp")
         return value
 
     @model_validator(mode="after")
