@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,9 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from seqreg import BadInput
+from seqreg.cli import main as cli
 from seqreg.workbench.config import run_config
-from seqreg.workbench.run import checkpoints
+from seqreg.workbench.run import checkpoints, launch
 from tests.faults import RANK_SETTINGS, RANK_TERMS
 from tests.helpers import forked_process, torchrun
 from tests.helpers.interrupted_runs import one_line
@@ -132,7 +135,10 @@ def test_p4_a_step_that_is_not_finite_is_not_applied(tmp_path: Path, how: str) -
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (["engine.name=deepspeed"], "engine.name='deepspeed': not shown to give the gradient of one process: use fsdp2"),
+        (
+            ["engine.name=deepspeed"],
+            "engine.name='deepspeed': not shown to give the gradient of one process: use fsdp2",
+        ),
         (["engine.cpu_offload=true"], "engine.cpu_offload=True: a setting of fsdp2: set engine.name=fsdp2"),
         ([FSDP2, "optimisation.ema_decay=0.9"], "weights in shards are not averaged: set it to null"),
         ([FSDP2, "optimisation.optim=adafactor"], "it averages rows and columns, which are cut: set it to adamw"),
@@ -153,3 +159,36 @@ def test_fsdp2_needs_several_processes(tmp_path: Path) -> None:
     assert command.wait() == 2
     one_line(command, "FSDP2 shards a model over several ranks, and there is one: start them with")
     assert not (tmp_path / "run").exists()
+
+
+def test_restarts_of_torchrun_need_a_store_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that were started again have read the addresses of those that were gone, and given up."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    launch.check_environment("fp32")
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    with pytest.raises(BadInput, match="without TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 .* or use seqreg launch"):
+        launch.check_environment("fp32")
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "said"),
+    [
+        (["--nnodes", "2"], {}, "--nnodes 2: needs --rdzv-endpoint HOST:PORT"),
+        (["--nproc", "2"], {"RANK": "0"}, "RANK=0 is set: this is a process of torchrun already"),
+    ],
+)
+def test_launches_that_are_refused(
+    words: list[str], variables: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(BadInput, match=said):
+        cli.app(["launch", *words, "train", "quickstart", "--terms", "r3f"], standalone_mode=False)
+
+
+@pytest.mark.slow
+def test_a_launched_command_ends_with_its_own_exit_code(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "seqreg", "launch", "--nproc", "2", "train", "quickstart", "sed=1"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "seqreg: command line: sed=1: unknown key; did you mean 'seed'?" in done.stderr
