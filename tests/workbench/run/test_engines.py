@@ -166,7 +166,7 @@ def test_restarts_of_torchrun_need_a_store_of_their_own(monkeypatch: pytest.Monk
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     launch.check_environment("fp32")
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
-    with pytest.raises(BadInput, match="without TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 .* or use seqreg launch"):
+    with pytest.raises(BadInput, match=r"without TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 .* or use seqreg launch"):
         launch.check_environment("fp32")
 
 
