@@ -68,12 +68,14 @@ class Runs:
         draw: which rank is killed
         restarted: runs that torchrun itself brought to their end after a kill
         ended: whether it did so with the last one
+        torn: whether the last kill left a save that was not completed
     """
 
     engine: str
     draw: random.Random
     restarted: int = 0
     ended: bool = False
+    torn: bool = False
 
     def start(self, output: Path) -> forked_process.Command:
         if not self.engine:
@@ -89,12 +91,15 @@ class Runs:
             command.until(lambda: any(output.glob(".tmp-checkpoint-*")))
             time.sleep(delay)
         if not isinstance(command, torchrun.Agent):
-            return command.kill() == -9
+            killed = command.kill() == -9
+            self.torn = any(output.glob(".tmp-checkpoint-*"))
+            return killed
         command.until(lambda: len(command.ranks) == torchrun.RANKS)
         ranks = command.ranks
         if len(ranks) < torchrun.RANKS:
             return False
         os.kill(self.draw.choice(ranks), signal.SIGKILL)
+        self.torn = any(output.glob(".tmp-checkpoint-*"))
         self.ended = command.wait(seconds=300) == 0
         self.restarted += self.ended
         return True
@@ -119,7 +124,7 @@ def run(kills: int, seed: int, folder: Path, engine: str = "") -> Tally:
         while not runs.strike(output, draw.uniform(0.02, 1) * seconds, draw.random() < 0.4, draw.uniform(0, 0.08)):
             shutil.rmtree(output)
         tally.kills += 1
-        tally.inside += any(output.glob(".tmp-checkpoint-*"))
+        tally.inside += runs.torn
         if runs.finish(output) and forked_process.weights(output) == wanted:
             tally.same += 1
             shutil.rmtree(output)

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch.distributed.checkpoint as _checkpoint  # noqa: F401 - what a run would import when it needs it
 import torch.distributed.fsdp as _fsdp  # noqa: F401
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from seqreg.cli import main as cli
+from seqreg.workbench.run.torchrun import UNSHARED_STORE, exit_code
 from tests.helpers import forked_process
 
 RANKS = 2
@@ -51,15 +51,12 @@ def _agent(words: list[str], log: str, ranks: int, restarts: int) -> None:
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     logging.disable(logging.WARNING)
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # as `seqreg launch` does
+    os.environ[UNSHARED_STORE] = "1"  # as `seqreg launch` does
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=ranks, max_restarts=restarts, monitor_interval=0.05,
         run_id=uuid.uuid4().hex, rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork",
     )  # fmt: skip
-    try:
-        elastic_launch(config, _rank)(words)
-    except ChildFailedError as error:
-        sys.exit(next(iter(error.failures.values()))[1].exitcode)
+    sys.exit(exit_code(lambda: elastic_launch(config, _rank)(words)))
 
 
 def _rank(words: list[str]) -> None:

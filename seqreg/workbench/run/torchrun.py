@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from seqreg.errors import BadInput
 from seqreg.workbench.run.launch import TORCHRUN
@@ -33,16 +33,23 @@ def launch(
     if nnodes > 1 and not endpoint:
         raise BadInput(f"--nnodes {nnodes}: needs --rdzv-endpoint HOST:PORT, one node that all others reach")
     from torch.distributed import run
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     os.environ.setdefault(UNSHARED_STORE, "1")
     nodes = ["--standalone"]
     if nnodes > 1:
         nodes = [f"--nnodes={nnodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=seqreg"]
     options = [f"--nproc-per-node={nproc}", f"--max-restarts={restarts}", f"--shutdown-timeout={shutdown_timeout}"]
+    chosen = run.parse_args([*nodes, *options, "-m", "seqreg", *words])  # type: ignore[no-untyped-call]
+    return exit_code(lambda: run.run(chosen))  # type: ignore[no-untyped-call]
+
+
+def exit_code(agent: Callable[[], object]) -> int:
+    """Let torchrun's agent work, and return the exit code of the process that failed first; 128 + n for a signal."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
     try:
-        run.run(run.parse_args([*nodes, *options, "-m", "seqreg", *words]))  # type: ignore[no-untyped-call]
+        agent()
     except ChildFailedError as error:
         code: int = error.get_first_failure()[1].exitcode
         return code if code > 0 else 128 - code
