@@ -68,7 +68,7 @@ def train(
         console.print(f"Curves: tensorboard --logdir {plain(output)}")
 
 
-@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@app.command(context_settings={"allow_interspersed_args": False})
 def launch(
     words: Annotated[list[str], typer.Argument(help="A command of seqreg with its arguments: `train gigaword ...`.")],
     nproc: Annotated[int, typer.Option("--nproc", min=1, max=999, help="Processes on a node.")] = 1,

@@ -18,7 +18,7 @@ from transformers import AutoModelForSeq2SeqLM
 from seqreg import BadInput
 from seqreg.cli import main as cli
 from seqreg.workbench.config import run_config
-from seqreg.workbench.run import checkpoints, launch
+from seqreg.workbench.run import checkpoints, launch, replay
 from tests.faults import RANK_SETTINGS, RANK_TERMS
 from tests.helpers import forked_process, torchrun
 from tests.helpers.interrupted_runs import one_line
@@ -83,7 +83,7 @@ def test_p2_shards_are_sealed(runs: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("engine", "rank"), [("fsdp2", 0), ("fsdp2", 1), ("ddp", 1)])
+@pytest.mark.parametrize(("engine", "rank"), [("fsdp2", 0), ("ddp", 1)])
 def test_p1_torchrun_restarts_a_run_whose_rank_was_killed(runs: Path, tmp_path: Path, engine: str, rank: int) -> None:
     command = killed(tmp_path / "run", engine, rank, restarts=2)
     assert command.wait(300) == 0, command.text()
@@ -119,17 +119,20 @@ def test_p5_a_signal_to_torchrun_saves(runs: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["term", "loss", "gradient"])
+@pytest.mark.parametrize("how", ["term", "loss"])
 def test_p4_a_step_that_is_not_finite_is_not_applied(tmp_path: Path, how: str) -> None:
     """All ranks make the same passes and skip the same steps, also where one alone has seen the fault."""
-    term = f"terms.faulty={{term: {FAULTY}, at: [1], how: {how}, rank: 1}}"
+    term = f"terms.faulty={{term: {FAULTY}, at: [3], how: {how}, rank: 1}}"
     command = torchrun.train(tmp_path / "run", *RANK_SETTINGS, FSDP2, term, "--trust-remote-code", terms=("r3f",))
     assert command.wait(300) == 0, command.text()
     numbers = json.loads((tmp_path / "run" / "metrics.json").read_text())["train"]
     assert numbers["skipped"] == (how != "term")
     assert numbers["dropped"] == ({"faulty": 1} if how == "term" else {})
-    assert "step 2: " in command.text()
-    assert forked_process.weights(tmp_path / "run")
+    assert "step 4: " in command.text()
+    replayed = replay.replay(tmp_path / "run" / "crash" / "step-4", trust=True)  # whole weights, from shards
+    assert replayed.notes[0] == f"weights of {tmp_path / 'run' / 'checkpoint-2'}"
+    assert {part["part"] for part in replayed.parts} == {"base", "r3f", "faulty"}
+    assert all(part["finite"] for part in replayed.parts)  # on the examples of the other rank
 
 
 @pytest.mark.parametrize(
