@@ -71,7 +71,7 @@ def too_small(amount: float, embeds: Tensor, mask: Tensor | None, dtype: torch.d
     """A complaint if a change of these embeddings by `amount` an entry is lost to rounding in this arithmetic."""
     dtype, size = dtype or arithmetic_dtype(embeds), float(rms(embeds, mask))
     least = resolution(dtype, size)
-    if amount >= least:
+    if not amount < least:  # also where embeddings are not finite: that is told of the loss
         return None
     return (
         f"a perturbation of {amount:.2g} is below what {str(dtype).removeprefix('torch.')} resolves at an embedding "

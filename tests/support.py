@@ -95,6 +95,12 @@ of logits. The average of Bregman is kept as shards; `Criterion.state_dict()` ha
 `torch.distributed.checkpoint`, and what was saved whole is sharded when it is loaded. Layerdrop, different
 `mp_policy.param_dtype` in one model, meshes with more than data parallelism, and selective updates are refused.
 `seqreg bench --engine fsdp2` measures the fused head against a plain one.
+
+Trainers: `shard(model)` of `seqreg.integrations.hf` before a `RegularizedTrainer` is made, or `attach` is called, and
+`engine.name=fsdp2` in a recipe ([several processes](recipes.md#several-processes-and-nodes)), give the gradient of one
+process (`tests/integrations/test_distributed.py::test_gradient_under_fsdp2`), resume exactly and save a plain model
+(`tests/workbench/run/test_engines.py`). Adafactor, R4F heads, selective updates, averages of weights and, in recipes,
+adapters are refused there.
 """
 
 

@@ -120,9 +120,8 @@ def test_b10_processes_are_a_number(processes: str, clone: Clone) -> None:
 
 
 def test_b1_words_of_a_script(clone: Clone) -> None:
-    """What a script asks of the command: terms, variants and settings in their places, processes by torchrun."""
-    for name in ("seqreg", "torchrun"):
-        clone.command(name, f'echo {name} "$@"; exit', "")
+    """What a script asks of the command: terms, variants and settings in their places, processes and nodes."""
+    clone.command("seqreg", 'echo seqreg "$@"; exit', "")
     train = "train gigaword --terms"
     expected = {
         (): f"seqreg {train} baseline\n",
@@ -135,7 +134,11 @@ def test_b1_words_of_a_script(clone: Clone) -> None:
     words = ("noise", "--models", "a b", "--plan")
     assert clone.bash("recipes/studies/run.sh", *words).stdout == f"seqreg study {' '.join(words)}\n"
     started = clone.bash("recipes/gigaword.sh", "r3f", NPROC="8").stdout
-    assert started == f"torchrun --standalone --nproc_per_node 8 -m seqreg {train} r3f\n"
+    assert started == f"seqreg launch --nproc 8 --max-restarts 0 {train} r3f\n"
+    several = {"NNODES": "2", "RDZV_ENDPOINT": "node0:29500", "MAX_RESTARTS": "3"}
+    started = clone.bash("recipes/gigaword.sh", "r3f", **several).stdout
+    nodes = "--nnodes 2 --rdzv-endpoint node0:29500"
+    assert started == f"seqreg launch --nproc 1 --max-restarts 3 {nodes} {train} r3f\n"
 
 
 @pytest.mark.parametrize(

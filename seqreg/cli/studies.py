@@ -98,6 +98,9 @@ def compare(
     ] = None,
     alpha: Annotated[float, typer.Option(help="The family-wise error rate over all differences.")] = 0.05,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=256, help="Runs at a time.")] = 1,
+    nproc: Annotated[
+        int, typer.Option("--nproc", min=1, max=999, help="Processes of every run, as of `seqreg launch`.")
+    ] = 1,
     launcher: Annotated[
         Optional[str],
         typer.Option(help="Do not train here: `print` the commands, or submit each, as in `sbatch --wrap={}`."),
@@ -156,7 +159,7 @@ def compare(
         recipe, terms or [], seeds, output, variants=variant or [], settings=settings or [], alpha=alpha,
         baseline=baseline, arms=arm or [], search=search, at_a_time=jobs,
         launcher=launcher, collect=collect, extend=extend, retry=retry,
-        keep_models=keep_models, primary=tested, trust=trust,
+        keep_models=keep_models, primary=tested, nproc=nproc, trust=trust,
     )  # fmt: skip
     if finished is None:  # left to a launcher
         return

@@ -1,4 +1,4 @@
-"""Commands that train a model, and use it: train, check, quickstart, evaluate, predict, replay."""
+"""Commands that train a model, and use it: train, launch, check, quickstart, evaluate, predict, replay."""
 
 from __future__ import annotations
 
@@ -66,6 +66,44 @@ def train(
     console.print(f"Everything is in {plain(output)}")
     if run.config.logging.tensorboard:
         console.print(f"Curves: tensorboard --logdir {plain(output)}")
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def launch(
+    words: Annotated[list[str], typer.Argument(help="A command of seqreg with its arguments: `train gigaword ...`.")],
+    nproc: Annotated[int, typer.Option("--nproc", min=1, max=999, help="Processes on a node.")] = 1,
+    nnodes: Annotated[int, typer.Option("--nnodes", min=1, max=9999, help="Nodes.")] = 1,
+    endpoint: Annotated[
+        Optional[str],
+        typer.Option(
+            "--rdzv-endpoint", help="HOST:PORT where the nodes meet; the same on all of them."
+        ),
+    ] = None,
+    restarts: Annotated[
+        int,
+        typer.Option(
+            "--max-restarts", min=0, max=1000,
+            help="Start all processes again, so often, when one has died; they resume from the last checkpoint.",
+        ),
+    ] = 0,
+    shutdown_timeout: Annotated[
+        int, typer.Option("--shutdown-timeout", min=1, help="Seconds to save in, after a signal.")
+    ] = 30,
+) -> None:  # fmt: skip
+    """Run a command in several processes, on one node or several, with torchrun. Options come before the command.
+
+    On several nodes the same line is run on each; all have to see the output folder under one path.
+
+    seqreg launch --nproc 8 train gigaword --terms r3f engine.name=fsdp2
+
+    seqreg launch --nnodes 2 --nproc 8 --rdzv-endpoint node0:29500 --max-restarts 3 train gigaword --terms r3f
+    """
+    from seqreg.workbench.run import torchrun
+
+    code = torchrun.launch(
+        words, nproc=nproc, nnodes=nnodes, endpoint=endpoint, restarts=restarts, shutdown_timeout=shutdown_timeout
+    )
+    raise typer.Exit(code)
 
 
 @app.command()

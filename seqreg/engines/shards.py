@@ -22,14 +22,22 @@ def full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor."""
+    data = tensor.detach()
+    return data.to_local() if is_sharded(data) else data  # type: ignore[attr-defined]
+
+
 def like(tensor: Tensor, parameter: Tensor) -> Tensor:
     """A tensor on the device of a parameter, and cut as that is: what was saved whole is sharded, and the reverse."""
-    if is_sharded(parameter) and not is_sharded(tensor):
-        from torch.distributed.tensor import distribute_tensor
+    if not is_sharded(parameter):
+        return full(tensor).to(parameter.device)
+    mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
+    if is_sharded(tensor):
+        return tensor.redistribute(mesh, placements)  # type: ignore[attr-defined, no-any-return]
+    from torch.distributed.tensor import distribute_tensor
 
-        mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
-        return distribute_tensor(tensor.to(parameter.device), mesh, placements)
-    return (tensor if is_sharded(parameter) else full(tensor)).to(parameter.device)
+    return distribute_tensor(tensor.to(parameter.device), mesh, placements)
 
 
 class Shards:
@@ -84,15 +92,15 @@ class Shards:
             with torch.no_grad():
                 for name, parameter in module.named_parameters():
                     if name in weights:
-                        own[name] = _local(parameter).clone()
-                        _local(parameter).copy_(_local(like(weights[name], parameter)))
+                        own[name] = local(parameter).clone()
+                        local(parameter).copy_(local(like(weights[name], parameter)))
             yield
         finally:
             self.reshard()
             with torch.no_grad():
                 for name, parameter in module.named_parameters():
                     if name in own:
-                        _local(parameter).copy_(own[name])
+                        local(parameter).copy_(own[name])
 
 
 @contextlib.contextmanager
@@ -110,10 +118,27 @@ def kept_whole(owner: Any, setting: Literal["post_forward_mesh_info", "reshard_a
             setattr(group, setting, value)
 
 
-def _local(tensor: Tensor) -> Tensor:
-    """The storage of a parameter on this rank."""
-    data = tensor.detach()
-    return data.to_local() if is_sharded(data) else data  # type: ignore[attr-defined]
+def reshard(model: nn.Module) -> None:
+    """Free the whole weights that a pass has left, where FSDP2 holds a model: its parameters are shards again."""
+    shards = Shards.of(model)
+    if shards is not None:
+        shards.reshard()
+
+
+def whole_state(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
+    """The whole state of a model, on the CPU, with tied weights tied; every rank has to ask.
+
+    Args:
+        keep: False for a rank that only takes part; it gets nothing
+    """
+    reshard(model)
+    state, gathered = dict[str, Tensor](), dict[int, Tensor]()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in gathered:
+            whole = full(tensor.detach())
+            gathered[id(tensor)] = whole.cpu() if keep else whole.new_empty(0)
+        state[name] = gathered[id(tensor)]
+    return state if keep else {}
 
 
 def _names(values: set[Any]) -> str:

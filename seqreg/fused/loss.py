@@ -112,6 +112,12 @@ class FusedObjective:
         self.head = next((one for one in projections if one.requires_grad), projections[0])
         """That of the passes that learn."""
 
+    def gather(self) -> None:
+        """Make the heads of all passes whole, where an engine frees them between passes."""
+        for projection in self.projections.values():
+            if projection is not None:
+                projection.whole()
+
     def groups(self) -> Iterator[tuple[Tensor, list[Pass]]]:
         """Positions that need the logits of the same passes, together with those passes."""
         pattern = sum(
@@ -138,7 +144,8 @@ def fused_loss(
         retain_graph: there will be several backwards through a retained graph; otherwise they compute everything anew
     """
     objective = FusedObjective(summands, labels, base)
-    weight, bias = objective.head.whole().weight, objective.head.bias
+    objective.gather()
+    weight, bias = objective.head.weight, objective.head.bias
     if not head_grad:
         weight, bias = weight.detach(), None if bias is None else bias.detach()
     states = (None if projection is None else projection.states for projection in objective.projections.values())
@@ -170,7 +177,7 @@ class _FusedLoss(torch.autograd.Function):
         weight, bias = ctx.saved_tensors
         gradients = ctx.gradients
         if gradients is None:  # a second backward through a retained graph
-            ctx.objective.head.whole()
+            ctx.objective.gather()
             gradients = _ChunkLoop(ctx.objective, weight, bias, ctx.needs_grad).run()[1]
         if ctx.retain_graph:
             gradients = [None if gradient is None else gradient * upstream for gradient in gradients]

@@ -6,6 +6,7 @@ torchrun --nproc-per-node 2 -m tests.helpers.distributed_worker OUT
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,12 +17,15 @@ import accelerate
 import pytest
 import torch
 from torch import Tensor
+from transformers import BartForConditionalGeneration
 
 from seqreg import BadInput, Criterion
-from seqreg.integrations.hf import context, count, optimizer_steps
+from seqreg.engines.shards import whole_state
+from seqreg.integrations.hf import context, count, optimizer_steps, shard
 from seqreg.losses import label_smoothed_nll
 from seqreg.selective_update import StochasticUpdate
 from seqreg.terms.anchor import Anchor
+from seqreg.terms.bregman import Bregman
 from seqreg.terms.r3f import R3F
 from seqreg.terms.smart import SMART
 from tests.helpers import tiny_models
@@ -58,6 +62,37 @@ def through_trainer(world: int) -> Iterator[tuple[str, Tensor, dict[str, float]]
                     one.add_callback(gradients := Gradients())
                     one.train()
                 yield f"trainer/{model}/{name}/{accumulate}", gradients.steps[0], losses(one)[0]
+
+
+def sharded_trainer(model: str, out: Path, *terms: Any, **settings: Any) -> Any:
+    return trainer(model, out, *terms, net=shard(tiny_models.dropout_off(tiny_models.make(model))), **settings)
+
+
+def under_fsdp2(world: int) -> Iterator[tuple[str, Tensor, dict[str, float]]]:
+    """The same trainers, whose models are sharded."""
+    for model, name in itertools.product(("bart", "roberta"), TERMS):
+        for accumulate in (1, 2) if model == "bart" else (1,):
+            with tempfile.TemporaryDirectory() as out:
+                one = sharded_trainer(
+                    model, Path(out), *TERMS[name], max_steps=1, gradient_accumulation_steps=accumulate,
+                    per_device_train_batch_size=8 // accumulate // world,
+                )  # fmt: skip
+                one.add_callback(gradients := Gradients())
+                one.train()
+            yield f"fsdp2/{model}/{name}/{accumulate}", gradients.steps[0], losses(one)[0]
+
+
+def resumed(out: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """Whole weights of a run under FSDP2 with two terms that remember, of the same resumed half way, and as saved."""
+    terms, weights = (Bregman(), Anchor(weight=1.0)), []
+    for checkpoint in (None, str(out / "checkpoint-2")):
+        one = sharded_trainer("bart", out, *terms, max_steps=4, save_steps=2, save_strategy="steps")
+        one.train(resume_from_checkpoint=checkpoint)
+        weights.append(whole_state(one.model, keep=True))
+    one.save_model(str(out / "final"))
+    one.accelerator.wait_for_everyone()
+    loaded = BartForConditionalGeneration.from_pretrained(out / "final")
+    return weights[0], weights[1], loaded.state_dict()
 
 
 def smoothed(logits: Tensor, labels: Tensor) -> Tensor:
@@ -135,6 +170,10 @@ def main(out: str) -> None:
         for key, gradient, log in through_trainer(world):
             gradients[key], logs[key] = gradient, log
         gradients["masks"] = masks()
+        if world > 1:
+            for key, gradient, log in under_fsdp2(world):
+                gradients[key], logs[key] = gradient, log
+            gradients["resumed"] = resumed(Path(out) / "fsdp2")  # type: ignore[assignment]
     torch.save((gradients, logs), f"{out}/{world}-{rank}.pt")
     accelerator.end_training()
 

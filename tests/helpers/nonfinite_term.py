@@ -1,7 +1,8 @@
-"""A term that is not finite at chosen steps."""
+"""A term that is not finite at chosen steps, on all ranks or on one."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -17,19 +18,23 @@ class Faulty(Term):
 
     at: list[int]
     how: str = "term"
+    rank: int | None = None
 
     @property
     def cost(self) -> Cost:
         return Cost(forwards=0, backwards=0)
 
+    def _is_due(self, step: int | None) -> bool:
+        return step in self.at and self.rank in (None, int(os.environ.get("RANK", "0")))
+
     def input_shift(self, ctx: Evaluation, weight: float) -> Perturbation | None:
-        if self.how != "loss" or ctx.step not in self.at:
+        if self.how != "loss" or not self._is_due(ctx.step):
             return None
         return Perturbation({ctx.sites("input")[0]: lambda embeds: torch.full_like(embeds, float("nan"))})
 
     def __call__(self, ctx: Evaluation) -> Tensor:
         nothing = torch.zeros((), device=ctx.mask.device)
-        if ctx.step not in self.at or self.how == "loss":
+        if not self._is_due(ctx.step) or self.how == "loss":
             return nothing
         if self.how == "gradient":
             logits = ctx.clean.logits.float()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -51,6 +52,25 @@ def test_gradient(seen: dict[int, Any], model: str, term: str, way: str) -> None
                 )
 
 
+@pytest.mark.parametrize("term", TERMS)
+@pytest.mark.parametrize(("model", "cuts"), [("bart", (1, 2)), ("roberta", (1,))])
+def test_gradient_under_fsdp2(seen: dict[int, Any], model: str, cuts: tuple[int, ...], term: str) -> None:
+    """The trainer of a sharded model has the gradient of one process."""
+    expected = seen[1][0][0][f"trainer/{model}/{term}/1"]
+    for (gradients, _), accumulate in itertools.product(seen[2], cuts):
+        error = (gradients[f"fsdp2/{model}/{term}/{accumulate}"] - expected).norm() / expected.norm()
+        assert error <= (1e-4 if term == "smart" else 1e-6), f"accumulation {accumulate}: {error:.1e}"
+
+
+def test_a_sharded_trainer_resumes_exactly_and_saves_a_plain_model(seen: dict[int, Any]) -> None:
+    for gradients, _ in seen[2]:
+        whole, resumed, saved = gradients["resumed"]
+        assert whole.keys() == resumed.keys() == saved.keys()
+        for name in whole:
+            assert torch.equal(whole[name], resumed[name]), name
+            assert torch.equal(whole[name], saved[name]), name
+
+
 def test_masks_of_an_update_are_the_same_on_every_rank(seen: dict[int, Any]) -> None:
     expected = seen[1][0][0]["masks"]
     assert 0.3 < (expected != 0).float().mean() < 0.6
@@ -71,7 +91,7 @@ def test_logged_loss_and_parts_do_not_depend_on_the_cut(seen: dict[int, Any]) ->
     for ranks in seen.values():
         for _, logs in ranks:
             for key, row in logs.items():
-                expected = seen[1][0][1][key.rpartition("/")[0] + "/1"]
+                expected = seen[1][0][1][key.replace("fsdp2/", "trainer/").rpartition("/")[0] + "/1"]
                 parts = {name: value for name, value in row.items() if name.startswith("part/")}
                 assert sum(parts.values()) == pytest.approx(row["loss"], rel=1e-6)
                 for name in ("loss", "value/nll", *parts):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,8 @@ from torch.distributed.fsdp import fully_shard
 from seqreg import BadInput, Criterion
 from seqreg.engines.detect import engine_of, is_sharded
 from seqreg.engines.shards import full
-from seqreg.integrations.hf import context, count
-from seqreg.selective_update import ChildTuningF
+from seqreg.integrations.hf import context, count, r4f, shard
+from seqreg.selective_update import ChildTuningF, StochasticUpdate
 from seqreg.terms.bregman import Bregman
 from seqreg.terms.r3f import R3F
 from seqreg.terms.rdrop import RDrop
@@ -162,20 +164,39 @@ def _accumulates_without_communication(rank: int, world: int) -> None:
         torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-6)
 
 
-def _the_trainer_stops(rank: int, world: int) -> None:
-    """Accelerate takes DDP on CPUs where FSDP is asked for, and wraps it around what FSDP2 has sharded."""
+@contextlib.contextmanager
+def _accelerates(rank: int, world: int) -> Iterator[Path]:
+    """What Accelerate reads where torchrun has started a rank, and a folder of this rank."""
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}
     with tempfile.TemporaryDirectory() as out, pytest.MonkeyPatch.context() as patch:
         for name, value in names.items():
             patch.setenv(name, str(value))
         patch.setenv("ACCELERATE_USE_FSDP", "false")
-        asked = trainer("bart", Path(out), max_steps=1, fsdp=True)
+        yield Path(out)
+
+
+def _the_trainer_stops(rank: int, world: int) -> None:
+    """Accelerate takes DDP on CPUs where FSDP is asked for."""
+    with _accelerates(rank, world) as out:
+        asked = trainer("bart", out, max_steps=1, fsdp=True)
         with pytest.raises(BadInput, match=r"^fsdp=True asks for FSDP, and Accelerate gave DDP: on CPUs it does so"):
             asked.train()
-        patch.setenv("ACCELERATE_USE_FSDP", "false")
-        case = Case("bart", "", "fsdp2")
-        with pytest.raises(BadInput, match="the model is sharded by FSDP2 already, and Accelerate wraps it"):
-            trainer("bart", Path(out), max_steps=1, net=wrap(make(case), case, world))
+
+
+def _what_is_sharded_is_refused(rank: int, world: int) -> None:
+    with _accelerates(rank, world) as out:
+        net = tiny_models.make("bart")
+        with pytest.raises(BadInput, match="cpu_offload: the weights are in the memory of the CPU already"):
+            shard(net, cpu_offload=True)
+        shard(net)
+        with pytest.raises(BadInput, match="the model is under FSDP2 already"):
+            shard(net)
+        with pytest.raises(BadInput, match="optim='adafactor' averages rows and columns"):
+            trainer("bart", out, net=net, optim="adafactor")
+        with pytest.raises(BadInput, match="StochasticUpdate needs whole gradients"):
+            trainer("bart", out, net=net, update=StochasticUpdate())
+        with pytest.raises(BadInput, match="an R4F head cannot be exported"):
+            trainer("roberta", out, net=shard(r4f(tiny_models.make("roberta"))))
 
 
 CHECKS = [
@@ -184,6 +205,7 @@ CHECKS = [
     _average_is_sharded,
     _accumulates_without_communication,
     _the_trainer_stops,
+    _what_is_sharded_is_refused,
 ]
 
 

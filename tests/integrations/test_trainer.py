@@ -9,6 +9,7 @@ import transformers
 from torch import Tensor
 
 from seqreg import BadInput, Criterion, Every
+from seqreg.engines.shards import full
 from seqreg.integrations.hf import RegularizedSeq2SeqTrainer, RegularizedTrainer, r4f
 from seqreg.terms.r3f import R3F
 from tests.helpers import tiny_models
@@ -22,7 +23,7 @@ class Gradients(transformers.TrainerCallback):  # type: ignore[misc]
         self.steps: list[Tensor] = []
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        self.steps.append(torch.cat([p.grad.flatten().clone() for p in model.parameters() if p.grad is not None]))
+        self.steps.append(torch.cat([full(p.grad).flatten().clone() for p in model.parameters() if p.grad is not None]))
 
 
 class Watch(transformers.TrainerCallback):  # type: ignore[misc]

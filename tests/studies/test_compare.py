@@ -312,6 +312,20 @@ def test_the_command_of_a_plan_makes_the_same_plan(
     assert (made_again, folder) == (plan, tmp_path)
 
 
+def test_runs_in_several_processes(tmp_path: Path) -> None:
+    """`--nproc` reaches every run, not the arms that are made of them; it is part of the plan."""
+    plan, _ = comparison.make("quickstart", ["r3f"], "1", arms=["ema"], nproc=2)
+    *runs, arm = plan.jobs(tmp_path)
+    assert [plan.words(job)[:4] for job in runs] == [["launch", "--nproc", "2", "train"]] * 2
+    assert plan.words(arm)[0] == "soup"
+    assert "--nproc 2" in plan.command(tmp_path)
+    assert "; seqreg launch --nproc 2 train quickstart" in jobs.shell_lines(plan, runs)[0]
+    plan.write(tmp_path)
+    one, _ = comparison.make("quickstart", ["r3f"], "1", arms=["ema"])
+    with pytest.raises(BadInput, match="nproc: 2 there, 1 now"):
+        comparison.settle(tmp_path, one, extend=True)
+
+
 def test_a_launched_training_leaves_no_old_exit_code_while_it_runs(tmp_path: Path) -> None:
     plan, _ = comparison.make("quickstart", ["r3f"], "1")
     job = plan.jobs(tmp_path)[0]

@@ -4,6 +4,7 @@ from seqreg.integrations.hf.attach import attach, regularized
 from seqreg.integrations.hf.context import HFForward, context, count
 from seqreg.integrations.hf.model import r4f
 from seqreg.integrations.hf.optimizer_steps import optimizer_steps
+from seqreg.integrations.hf.sharding import shard
 from seqreg.integrations.hf.trainer import RegularizedSeq2SeqTrainer, RegularizedTrainer
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     "optimizer_steps",
     "r4f",
     "regularized",
+    "shard",
 ]

@@ -1,4 +1,4 @@
-"""The names of transformers, accelerate and TRL that seqreg relies on although no one promises them.
+"""The names of transformers, accelerate, TRL and torch that seqreg relies on although no one promises them.
 
 This is where an upgrade of these libraries breaks something first: the trainers override these methods or read these
 attributes to save and resume exactly, and to skip a step that is not finite. They were read in the versions below;
@@ -42,13 +42,16 @@ TRAINER_METHODS = {
 """Methods of `transformers.Trainer` with their parameters; the last two are public, and documented nowhere."""
 TRAINER_ATTRIBUTES = (
     "_globalstep_last_logged", "_signature_columns", "_total_loss_scalar", "_tr_loss",
-    "current_gradient_accumulation_steps",
+    "current_gradient_accumulation_steps", "is_distributed_loading_by_transformers",
 )  # fmt: skip
 """Attributes that `transformers.Trainer` assigns."""
 SFT_ATTRIBUTES = ("_metrics", "_total_train_tokens", "_tp_size", "aux_loss_enabled", "router_aux_loss_coef")
 """Attributes that TRL's `SFTTrainer` assigns: where its metrics are kept until they are logged."""
 FUNCTIONS = (
     "accelerate.utils.broadcast_object_list",
+    "torch.distributed.run.parse_args",
+    "torch.distributed.run.run",
+    "transformers.distributed.fsdp.is_fsdp_managed_module",
     "transformers.trainer_callback.TrainerState.compute_steps",
     "transformers.trainer_pt_utils.get_length_grouped_indices",
     "transformers.trainer_pt_utils.safe_globals",

@@ -9,6 +9,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import safetensors.torch
@@ -20,8 +21,9 @@ from transformers.trainer_utils import has_length
 from seqreg import spectral_norm
 from seqreg.context import Context, Count, Evaluation
 from seqreg.criterion import Criterion, LossReport
-from seqreg.engines.detect import check_engine, engine_of
-from seqreg.engines.shards import full
+from seqreg.engines import checkpoint as sharded
+from seqreg.engines.detect import check_engine, engine_of, is_sharded
+from seqreg.engines.shards import whole_state
 from seqreg.errors import BadInput
 from seqreg.integrations.hf.callbacks import CheckedStep, UnlabelledStepCallback, UpdateCallback
 from seqreg.integrations.hf.context import ContextBuilder, context, count
@@ -37,6 +39,8 @@ RAW_HEAD = "seqreg_head.safetensors"
 TERM_STATE = "seqreg_terms.safetensors"
 """State of the terms of a criterion, of the update and of the reference of the smoothness measurements."""
 UPDATE, REFERENCE = "#update", "#reference"
+SHARDS, SHARDED_OPTIMIZER, SHARDED_TERMS = "sharded/model", "sharded/optimizer", "sharded/terms"
+"""Folders of a checkpoint under FSDP2: the weights, and what the optimizer and the terms remember of each."""
 
 
 def check_criterion(criterion: Any) -> None:
@@ -99,7 +103,11 @@ class RegularizedTrainer(Trainer):
     ) -> None:
         """All that a trainer with a criterion has beyond the one that it is made from; called once."""
         check_criterion(criterion)
+        self.sharded = engine_of(self.model) == "FSDP2"
+        """Whether the model was sharded, by `seqreg.integrations.hf.shard`, before the trainer was made."""
         self._check_settings(update)
+        if self.sharded:
+            self.is_distributed_loading_by_transformers = True  # it is neither wrapped nor moved
         for name, steps in (("diagnostics_steps", diagnostics_steps), ("smoothness_steps", smoothness_steps)):
             if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
                 raise BadInput(f"{name}={steps!r}: expected a whole number >= 0")
@@ -153,12 +161,15 @@ class RegularizedTrainer(Trainer):
         cut = getattr(self.accelerator, "parallelism_config", None)
         if cut is not None and (cut.cp_enabled or cut.sp_enabled):
             raise BadInput("context and sequence parallelism cut sequences, which is not supported: use DDP")
-        if spectral_norm.raw_state(self.model) and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+        if self.sharded and self.is_fsdp_enabled:
+            raise BadInput(f"{self._asked_for_fsdp}: the model is sharded by FSDP2 already: leave the setting out")
+        spread = self.sharded or self.is_fsdp_enabled or self.is_deepspeed_enabled
+        if spectral_norm.raw_state(self.model) and spread:
             raise BadInput("an R4F head cannot be exported under FSDP or DeepSpeed yet: train it with DDP")
-        if self.accelerator.num_processes > 1 and engine_of(self.model) == "FSDP2":
-            raise BadInput("the model is sharded by FSDP2 already, and Accelerate wraps it: write a loop of your own")
-        if update is not None and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+        if update is not None and spread:
             raise BadInput(f"{type(update).__name__} needs whole gradients, not those of FSDP or DeepSpeed: use DDP")
+        if self.sharded and settings.optim == "adafactor":
+            raise BadInput("optim='adafactor' averages rows and columns, which FSDP2 cuts: use adamw_torch")
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         self._window, self._measured_at, self._reference = Window(self.criterion), -1, None
@@ -378,11 +389,27 @@ class RegularizedTrainer(Trainer):
         return indices
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        super()._save_optimizer_and_scheduler(output_dir)
+        if self.sharded:
+            self._save_shards(Path(output_dir))
+        else:
+            super()._save_optimizer_and_scheduler(output_dir)
         self._save_terms(output_dir)
 
+    def _save_shards(self, folder: Path) -> None:
+        """The weights and the state of the optimizer, each rank its own; settings of the optimizer beside them."""
+        sharded.save(folder / SHARDS, sharded.weights(self.model))
+        sharded.save(folder / SHARDED_OPTIMIZER, sharded.optimizer_state(self.optimizer))
+        if self.args.should_save:
+            groups = self.optimizer.state_dict()["param_groups"]
+            torch.save({"state": {}, "param_groups": groups}, folder / "optimizer.pt")
+            torch.save(self.lr_scheduler.state_dict(), folder / "scheduler.pt")
+
     def _save_terms(self, output_dir: str) -> None:
-        state = {key: full(value) for key, value in self.criterion.state_dict().items()}  # on every rank
+        state = self.criterion.state_dict()
+        cut = {key: value for key, value in state.items() if is_sharded(value)}
+        if cut:
+            sharded.save(Path(output_dir) / SHARDED_TERMS, cut)
+        state = {key: value for key, value in state.items() if key not in cut}
         if self._reference is not None:
             state |= {f"{REFERENCE}/{key}": value for key, value in self._reference.items()}
         if self.update is not None:
@@ -393,8 +420,14 @@ class RegularizedTrainer(Trainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None:
-            self._load_terms(checkpoint)
+        if checkpoint is None:
+            return
+        folder = Path(checkpoint) / SHARDED_OPTIMIZER
+        if folder.exists():
+            sharded.load_optimizer_state(sharded.read(folder, self.model), self.optimizer)
+        elif self.sharded:
+            sharded.load_optimizer_state(sharded.optimizer_state(self.optimizer), self.optimizer)
+        self._load_terms(checkpoint)
 
     def _load_terms(self, checkpoint: str, *, changed: bool = False) -> None:
         """The state of the terms and of the update.
@@ -405,6 +438,8 @@ class RegularizedTrainer(Trainer):
         path = os.path.join(checkpoint, TERM_STATE)
         if os.path.exists(path):
             state = safetensors.torch.load_file(path)
+            if (folder := Path(checkpoint) / SHARDED_TERMS).exists():
+                state |= sharded.read(folder, self.model)
             self._reference = _pop_prefixed(state, REFERENCE) or None
             update_state = _pop_prefixed(state, UPDATE)
             if changed:
@@ -417,6 +452,10 @@ class RegularizedTrainer(Trainer):
             raise BadInput(f"{path} is missing: a term of this criterion has a state, and cannot resume without it")
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        if self.sharded:
+            state_dict = whole_state(self.model, keep=self.args.should_save)
+            if not self.args.should_save:
+                return
         raw = spectral_norm.raw_state(self.model)
         if raw and state_dict is None:
             state_dict = spectral_norm.folded_state(self.model)
@@ -428,12 +467,23 @@ class RegularizedTrainer(Trainer):
             )
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-        self._load_head(resume_from_checkpoint, self.model if model is None else model)
+        model = self.model if model is None else model
+        if not self._load_shards(resume_from_checkpoint, model):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self._load_head(resume_from_checkpoint, model)
 
     def _load_best_model(self) -> None:
-        super()._load_best_model()
+        if not self._load_shards(self.state.best_model_checkpoint, self.model):
+            super()._load_best_model()
         self._load_head(self.state.best_model_checkpoint, self.model)
+
+    def _load_shards(self, folder: str, model: nn.Module) -> bool:
+        """Load the weights where a checkpoint has shards, or where the model is sharded; whether that is so."""
+        shards = Path(folder) / SHARDS
+        if shards.exists() or self.sharded:
+            sharded.load_weights(shards if shards.exists() else Path(folder), model)
+            return True
+        return False
 
     def _load_head(self, folder: str, model: nn.Module) -> None:
         path = os.path.join(folder, RAW_HEAD)

@@ -88,6 +88,7 @@ class ComparisonPlan:
         primary_late: whether they were named after the comparison was begun
         arms: the free arms among the methods
         search: trials on the validation set that choose settings of the methods, and what they chose
+        nproc: processes of every run and trial
     """
 
     recipe: str
@@ -105,6 +106,7 @@ class ComparisonPlan:
     primary_late: bool = False
     arms: list[str] = field(default_factory=list)
     search: Search = field(default_factory=Search)
+    nproc: int = 1
 
     @property
     def baseline(self) -> str:
@@ -161,7 +163,8 @@ class ComparisonPlan:
         variants = [word for name in self.variants for word in ("--variant", name)]
         settings = methods.reaching(self.settings, self.terms.get(job.method, []))
         place = [f"seed={job.seed}", assigned("output", job.folder)]
-        return ["train", self.recipe, *terms, *variants, *settings, *own, *place]
+        launch = ["launch", "--nproc", str(self.nproc)] if self.nproc > 1 else []
+        return [*launch, "train", self.recipe, *terms, *variants, *settings, *own, *place]
 
     def command(self, folder: Path) -> str:
         """What repeats the comparison."""
@@ -172,7 +175,7 @@ class ComparisonPlan:
         words = ["seqreg", "compare", self.recipe, *terms, *first, *variants, *self.settings]
         words += [word for arm in self.arms for word in ("--arm", arm)]
         words += ["--search", str(self.search.budget)] if self.search.budget else []
-        words += ["--seeds", write_seeds(self.seeds)]
+        words += ["--seeds", write_seeds(self.seeds), *(["--nproc", str(self.nproc)] if self.nproc > 1 else [])]
         level = [] if self.alpha == 0.05 else ["--alpha", f"{self.alpha:g}"]
         keep = [] if self.keep_models == "best" else ["--keep-models", self.keep_models]
         keep += ["--primary", ",".join(self.primary)] if self.primary else []
@@ -186,7 +189,7 @@ class ComparisonPlan:
 def make(
     recipe: str, terms: Sequence[str], seeds: str, *, variants: Sequence[str] = (), settings: Sequence[str] = (),
     alpha: float = 0.05, baseline: str = BASELINE, arms: Sequence[str] = (), search: int = 0,
-    primary: Sequence[str] = (),
+    primary: Sequence[str] = (), nproc: int = 1,
 ) -> tuple[ComparisonPlan, Run]:  # fmt: skip
     """A plan whose every method is known to resolve, and the run of its baseline."""
     from seqreg.workbench.run.run_directory import settings_of
@@ -213,7 +216,7 @@ def make(
         {name: without_seed(settings_of(run)) for name, run in runs.items()},
         given={name: text for name, text in given.items() if text != name},
         terms={name: list(run.config.terms) for name, run in runs.items()}, arms=arms,
-        primary=list(dict.fromkeys(primary)),
+        primary=list(dict.fromkeys(primary)), nproc=nproc,
     )  # fmt: skip
     if search:
         check_budget(search, plan.seeds)
@@ -335,7 +338,9 @@ def settle(folder: Path, plan: ComparisonPlan, extend: bool) -> ComparisonPlan:
 def differences(old: ComparisonPlan, new: ComparisonPlan, skip: Sequence[str] = ()) -> list[str]:
     """One line for every setting that differs."""
     keys = [
-        key for key in ("recipe", "variants", "settings", "methods", "seeds", "alpha", "primary") if key not in skip
+        key
+        for key in ("recipe", "variants", "settings", "methods", "seeds", "alpha", "primary", "nproc")
+        if key not in skip
     ]
     pairs = [(key, getattr(old, key), getattr(new, key)) for key in keys]
     pairs.append(("search", old.search.budget, new.search.budget))

@@ -37,7 +37,8 @@ def compare(
     recipe: str, methods: Sequence[str], seeds: str, folder: Path, *, variants: Sequence[str] = (),
     settings: Sequence[str] = (), alpha: float = 0.05, baseline: str = BASELINE, arms: Sequence[str] = (),
     search: int = 0, at_a_time: int = 1, launcher: str | None = None, collect: bool = False, extend: bool = False,
-    retry: bool = False, keep_models: str | None = None, primary: Sequence[str] = (), trust: bool = False,
+    retry: bool = False, keep_models: str | None = None, primary: Sequence[str] = (), nproc: int = 1,
+    trust: bool = False,
 ) -> ComparisonPlan | None:  # fmt: skip
     """Train what is missing; the plan if there is something to judge, None if the runs were left to a launcher.
 
@@ -53,6 +54,7 @@ def compare(
         retry: train runs again that have failed
         keep_models: see `ComparisonPlan`; by default as the comparison was begun, "best" for a new one
         primary: the methods whose difference is tested; all by default
+        nproc: processes of every run, by `seqreg launch`
         trust: let code run that comes with a model
     """
     if at_a_time < 1:
@@ -62,7 +64,7 @@ def compare(
         jobs.launcher_words(launcher)
     wanted, run = plan.make(
         recipe, methods, seeds, variants=variants, settings=settings, alpha=alpha, baseline=baseline, arms=arms,
-        search=search, primary=primary,
+        search=search, primary=primary, nproc=nproc,
     )  # fmt: skip
     exists = (folder / plan.PLAN).exists()
     chosen = plan.settle(folder, wanted, extend)

@@ -386,6 +386,37 @@ class Checkpoints(Section):
     save_total_limit: Count = 2
 
 
+class EngineSettings(Section):
+    """What spreads the model over the processes of torchrun; one process needs no engine.
+
+    Args:
+        name: "ddp": every process holds the whole model; "fsdp2": a shard of it (torch's `fully_shard`, on every layer)
+        reshard_after_forward: of fsdp2: free the whole weights of a layer after its forward pass, and gather them again
+            for the backward one; false takes memory, and saves a third of the communication
+        param_dtype: of fsdp2: what weights are cast to in every pass; shards and gradients stay float32
+        cpu_offload: of fsdp2: keep the shards in the memory of the CPU
+    """
+
+    name: Literal["ddp", "fsdp2"] = "ddp"
+    reshard_after_forward: bool = True
+    param_dtype: Literal["fp32", "bf16"] = "fp32"
+    cpu_offload: bool = False
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _is_exact(cls, value: Any) -> Any:
+        if value == "deepspeed":
+            raise ValueError("not shown to give the gradient of one process: use fsdp2, or ddp")
+        return value
+
+    @model_validator(mode="after")
+    def _fsdp2_alone(self) -> EngineSettings:
+        for key, default in type(self).model_fields.items():
+            if self.name == "ddp" and getattr(self, key) != default.default:
+                raise ValueError(f"engine.{key}={getattr(self, key)}: a setting of fsdp2: set engine.name=fsdp2")
+        return self
+
+
 class Config(Section):
     """All settings of a run.
 
@@ -407,6 +438,7 @@ class Config(Section):
     evaluation: EvaluationSettings = EvaluationSettings()
     logging: Logging = Logging()
     checkpoints: Checkpoints = Checkpoints()
+    engine: EngineSettings = EngineSettings()
     seed: Natural = 1
     output: str
 
@@ -435,6 +467,27 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _can_be_sharded(self) -> Config:
+        if self.engine.name == "ddp":
+            return self
+        model, optimisation = self.model, self.optimisation
+        refused = {
+            "model.lora": model.lora is not None and "adapters are not taken into weights in shards: set it to null",
+            "model.head=r4f": model.head == "r4f" and "a normalised head is not saved from shards: set it to plain",
+            "optimisation.ema_decay": optimisation.ema_decay is not None
+            and "weights in shards are not averaged: set it to null",
+            "optimisation.update": optimisation.update is not None and "it needs whole gradients: set it to null",
+            "optimisation.optim=adafactor": optimisation.optim == "adafactor"
+            and "it averages rows and columns, which are cut: set it to adamw",
+            "optimisation.precision=fp16": optimisation.precision == "fp16"
+            and "its scale has not been tested on shards: set it to bf16 or fp32",
+        }
+        for key, reason in refused.items():
+            if reason:
+                raise ValueError(f"{key}: {reason}, or engine.name=ddp")
+        return self
+
     @property
     def method(self) -> str:
         """What tables call the run: its terms, R4F for R3F with a normalised head, RoAST for its FreeLB, and DFT."""
@@ -446,7 +499,7 @@ class Config(Section):
     def for_evaluation(self, model: str) -> Config:
         """The same for a trained model that is only evaluated: no terms, no checkpoints, no evaluation by steps."""
         evaluation = self.evaluation.updated(eval_steps=0, load_best_model_at_end=False, early_stopping_patience=0)
-        plain = {"terms": {}, "evaluation": evaluation, "checkpoints": Checkpoints()}
+        plain = {"terms": {}, "evaluation": evaluation, "checkpoints": Checkpoints(), "engine": EngineSettings()}
         return self.updated(model=Model(name=model), logging=self.logging.updated(report_to=[]), **plain)
 
     def criterion(self) -> Criterion:

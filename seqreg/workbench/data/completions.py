@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import BatchEncoding
-from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
 from seqreg.errors import BadInput
 from seqreg.integrations.hf.model import task_of, unwrap
@@ -123,8 +122,7 @@ def complete(model: Any, batch: Batch, **options: Any) -> Tensor:
     pad = model.generation_config.pad_token_id
     given = pad_sequence(rows := prompts(batch), batch_first=True, padding_value=pad, padding_side="left")
     mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
-    sharded = is_deepspeed_zero3_enabled()
-    ids: Tensor = model.generate(input_ids=given, attention_mask=mask, synced_gpus=sharded, **options)
+    ids: Tensor = model.generate(input_ids=given, attention_mask=mask, **options)
     return ids[:, given.shape[1] :]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from seqreg.engines.shards import local
 from seqreg.errors import BadInput
 
 SHOWN = 3
@@ -71,8 +72,11 @@ def misfit(model: Any, missing: Iterable[str], unexpected: Collection[str]) -> s
 
 
 def not_finite(model: Any) -> str:
-    """How many parameters hold a value that is infinite or not a number, and the first few; "" for none."""
-    bad = [name for name, value in model.named_parameters() if not bool(torch.isfinite(value).all())]
+    """How many parameters hold a value that is infinite or not a number, and the first few; "" for none.
+
+    Of a model in shards these are the parameters whose shard on this rank does.
+    """
+    bad = [name for name, value in model.named_parameters() if not bool(torch.isfinite(local(value)).all())]
     return _listed("weights are not finite", bad)
 
 

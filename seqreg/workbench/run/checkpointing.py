@@ -68,10 +68,6 @@ class CheckpointingTrainer(RegularizedTrainer):
         self.not_better = 0
         """Evaluations since the best one, of the checkpoint that is loaded."""
         decay = options.config.optimisation.ema_decay
-        if decay is not None and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
-            raise BadInput(f"optimisation.ema_decay={decay:g}: weights in shards are not averaged: train it with DDP")
-        if options.config.model.lora is not None and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
-            raise BadInput("model.lora: adapters are not taken into weights in shards: train it with DDP")
         self.ema = None if decay is None else WeightEMA(decay)
         self._source = ""
         """The folder that is loaded from."""
@@ -91,7 +87,8 @@ class CheckpointingTrainer(RegularizedTrainer):
     def check_weights(self) -> None:
         """Stop a run whose last update made weights infinite, before they are saved or called finished."""
         bad = weights.not_finite(self.model)
-        if bad:
+        if self._on_any_process(bool(bad))[0]:
+            bad = bad or "weights are not finite on another process"
             raise NotFinite(
                 f"{self.args.output_dir}: after step {self.state.global_step} {bad}; they are not saved, and "
                 f"{self._last_checkpoint()}. Lower optimisation.learning_rate (with --allow-change)"
@@ -131,7 +128,8 @@ class CheckpointingTrainer(RegularizedTrainer):
 
     def _write_checkpoint(self, aside: Path) -> None:
         self.store_flos()
-        self.save_model(str(aside), _internal_call=True)
+        if not self.sharded:  # whose weights are in shards, beside those of the optimizer
+            self.save_model(str(aside), _internal_call=True)
         self._save_optimizer_and_scheduler(str(aside))
         self._save_scaler(str(aside))
         self._save_rng_state(str(aside))
@@ -247,8 +245,10 @@ class CheckpointingTrainer(RegularizedTrainer):
         step, last, options, device = self.state.global_step, self.state.max_steps, self.options, self.args.device
         if step > last:
             raise BadInput(f"{self._folder(step)}: {step} steps are made, and the run is to end after {last}")
-        stored = self._source and (Path(self._source) / self._progress_file).exists()
-        progress = self._read(stored_json.Progress, self._progress_file) if stored else None
+        # a process that was not there counts on from the first: what comes next is the same in all
+        names = (self._progress_file, "progress_0.json") if self._source else ()
+        stored = next((name for name in names if (Path(self._source) / name).exists()), None)
+        progress = self._read(stored_json.Progress, stored) if stored else None
         if options.directory is not None:
             options.directory.settle()
         if self.ema is not None:

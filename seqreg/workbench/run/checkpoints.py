@@ -21,6 +21,7 @@ from seqreg.workbench.text.terminal import warn
 MANIFEST = "manifest.json"
 PREFIX, OLD = "checkpoint-", ".old-"
 WEIGHTS, ADAPTER_WEIGHTS = "model.safetensors", "adapter_model.safetensors"
+SHARDED_WEIGHTS = "sharded/model/"
 NEEDED = (WEIGHTS, "optimizer.pt", "scheduler.pt", "trainer_state.json")
 
 
@@ -60,9 +61,15 @@ def fault(folder: Path, needed: Sequence[str] = NEEDED) -> str | None:
     if files is None:
         return "it was never completed: its manifest is missing or cannot be read"
     for name in needed:
-        if name not in files and not (name == WEIGHTS and {f"{name}.index.json", ADAPTER_WEIGHTS} & files.keys()):
+        if name not in files and not (name == WEIGHTS and _has_other_weights(files)):
             return f"{name} is not in its manifest"
     return damage(folder, files)
+
+
+def _has_other_weights(files: Mapping[str, Any]) -> bool:
+    """Whether the weights are in several files, those of adapters, or shards."""
+    others = {f"{WEIGHTS}.index.json", ADAPTER_WEIGHTS}
+    return any(name in others or name.startswith(SHARDED_WEIGHTS) for name in files)
 
 
 def damage(folder: Path, files: Mapping[str, Any]) -> str | None:

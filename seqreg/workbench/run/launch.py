@@ -77,6 +77,14 @@ def check_environment(precision: str) -> None:
     for name in _ENGINES:
         if os.environ.get(name, "").lower() not in _OFF:
             raise BadInput(f"{name}={os.environ[name]} in the environment: it is in no recipe: unset it")
+    if (
+        os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    ):
+        raise BadInput(
+            "torchrun --max-restarts without TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment: ranks that are "
+            "started again may look for those that are gone: set it, or use seqreg launch"
+        )
     for name in _FLAGS:
         if (value := os.environ.get(name, "")).lower() not in (*_ON, *_OFF):
             raise BadInput(f"{name}={value[:40]} in the environment: expected true or false: unset it")

@@ -141,7 +141,8 @@ def write_crash(trainer: Any, attempt: StepAttempt, skip: bool) -> Path | None:
             safetensors.torch.save_file(tensors, folder / BATCHES)
             torch.save(attempt.rng_state, folder / RNG_STATE)
             (folder / REPORT).write_text(to_json(report, indent=1) + "\n", encoding="utf-8")
-            if sum(p.numel() * p.element_size() for p in trainer.model.parameters()) <= MAX_WEIGHTS:
+            size = sum(p.numel() * p.element_size() for p in trainer.model.parameters())
+            if size <= MAX_WEIGHTS and not trainer.sharded:  # which other processes hold too
                 trainer.save_weights(folder)
             checkpoints.seal(folder, {"step": step})
     except DiskError as error:

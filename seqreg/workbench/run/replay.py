@@ -6,7 +6,7 @@ import contextlib
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from rich.table import Table
 from seqreg.errors import BadInput
 from seqreg.integrations.hf import RegularizedTrainer, count
 from seqreg.workbench.config import run_config
+from seqreg.workbench.config.settings import EngineSettings
 from seqreg.workbench.run import checkpoints, nonfinite, rng, train
 from seqreg.workbench.run.run_directory import RunRecord
 from seqreg.workbench.text.stored_json import CrashReport
@@ -49,6 +50,7 @@ def replay(folder: Path, *, trust: bool = False) -> Replayed:
     report, rng_state, batches = nonfinite.read_crash(folder)
     home = folder.absolute().parent.parent
     run = run_config.load(home, trust=trust)
+    run = replace(run, config=run.config.updated(engine=EngineSettings()))  # in this process alone
     weights = _weights(home, folder, report)
     replayed = Replayed(
         report.step + 1, [f"weights of {weights}", f"training examples {', '.join(map(str, report.rows))}"]
@@ -75,7 +77,7 @@ def _weights(home: Path, folder: Path, report: CrashReport) -> Path:
         return folder
     sealed = [path for path in checkpoints.sealed(home, report.run) if checkpoints.step_of(path) <= report.step]
     if not sealed:
-        raise BadInput(f"{folder}: the model was too large to be stored, and there is no checkpoint before this step")
+        raise BadInput(f"{folder}: its weights were not stored, and there is no checkpoint before this step")
     return sealed[-1]
 
 

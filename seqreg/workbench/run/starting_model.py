@@ -14,6 +14,7 @@ import transformers
 from torch import nn
 from transformers import TrainerCallback
 
+from seqreg.engines.shards import full
 from seqreg.errors import BadInput
 from seqreg.spectral_norm import fold
 from seqreg.workbench.config.run_config import Run
@@ -30,7 +31,7 @@ def digest(model: nn.Module) -> str:
     """SHA-256 of the names, shapes and values of all parameters, without those of adapters."""
     sha = hashlib.sha256()
     for name, parameter in sorted(adapters.plain_parameters(model).items()):
-        values = parameter.detach().cpu().contiguous().flatten()
+        values = full(parameter.detach()).cpu().contiguous().flatten()
         sha.update(f"{name} {list(parameter.shape)} {parameter.dtype}\n".encode())
         sha.update(values.view(torch.uint8).numpy().data)
     return sha.hexdigest()
@@ -77,9 +78,14 @@ class DriftMonitor(TrainerCallback):
         self.examples = loading.sample(examples, self.config.evaluation.drift_examples) if examples else []
         self.start, self.left_out = functools.cache(start), ""
 
+    @property
+    def measures(self) -> bool:
+        """Whether this process has to take part: the first one, and all where each holds a shard."""
+        return bool(self.trainer.is_world_process_zero() or self.trainer.sharded)
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         steps = self.config.logging.drift_steps
-        if steps and state.global_step % steps == 0 and state.is_world_process_zero and not self.left_out:
+        if steps and state.global_step % steps == 0 and self.measures and not self.left_out:
             numbers = drift_numbers({"drift": self.section()})
             self.trainer._diagnostics |= {f"drift/{key}": value for key, value in numbers.items()}
 

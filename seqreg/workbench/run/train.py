@@ -17,6 +17,7 @@ import transformers
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
 from seqreg.errors import BadInput, Interrupted
+from seqreg.integrations.hf import shard
 from seqreg.integrations.hf.reference import adapted
 from seqreg.integrations.hf.trainer import RAW_HEAD
 from seqreg.workbench.config import run_config
@@ -251,13 +252,13 @@ def _evaluate(
 def _against_start(
     monitor: DriftMonitor, scores: Mapping[str, Scored], before: Mapping[str, Mapping[str, Any]], score: str
 ) -> dict[str, Any]:
-    """The sections `drift` and `retention` of metrics.json, without those that are empty; measured by one process.
+    """The sections `drift` and `retention` of metrics.json, without those that are empty.
 
     Args:
         before: the numbers of the starting model on the tasks of data.also
         score: what the score is called
     """
-    if not monitor.trainer.is_world_process_zero():
+    if not monitor.measures:
         return {}
     after = {name: scored.metrics for name, scored in scores.items()}
     sections = {"drift": monitor.section(), "retention": retention(before, after, score)}
@@ -312,6 +313,10 @@ def make_trainer(loaded: LoadedRun, folder: Path, scorer: Scorer | None = None, 
     kind = FaultTolerantSeq2SeqTrainer if seq2seq else FaultTolerantCausalTrainer if generates else FaultTolerantTrainer
     args = arguments(config, folder, seq2seq, greater_is_better=run.card.greater_is_better)
     grouped = config.data.group_by_length and "train" in sets
+    if config.engine.name == "fsdp2":
+        low = torch.bfloat16 if config.engine.param_dtype == "bf16" else None
+        passed = config.engine.model_dump(include={"reshard_after_forward", "cpu_offload"})
+        shard(loaded.model, param_dtype=low, **passed)
     return kind(
         loaded.model,
         args,

@@ -13,6 +13,7 @@ from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 
 from seqreg.context import Context, Count
 from seqreg.criterion import LossReport
+from seqreg.engines.shards import full
 from seqreg.errors import Interrupted
 from seqreg.integrations.hf import RegularizedSeq2SeqTrainer
 from seqreg.selective_update import MeasuredUpdate
@@ -76,6 +77,11 @@ class FaultTolerantTrainer(CheckpointingTrainer):
         with self.options.signals.deferred(self.args.world_size > 1):
             super().measure(update)
 
+    @property
+    def _asked_for_fsdp(self) -> str:
+        engine = self.options.config.engine.name
+        return "" if engine == "ddp" else f"engine.name={engine}"
+
     # Steps that are not finite
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
@@ -93,24 +99,33 @@ class FaultTolerantTrainer(CheckpointingTrainer):
         report, ctx = super().report(model, inputs, step_count, **options)
         if not ctx.training:
             return report, ctx
-        bad = not_finite(report)
+        bad = self._agreed(not_finite(report))
         if bad and "base" not in bad:  # a term alone: the step is made without it
             self.attempt.dropped.update(bad)
             rng.set_rng_state(before)
             rest = self.criterion.without(*bad)
             report, ctx = super().report(model, inputs, step_count, criterion=rest, **options)
-            bad = not_finite(report)
+            bad = self._agreed(not_finite(report))
         self.attempt.faults.update(bad)
-        if self.attempt.faults:  # also of an earlier micro-batch: the step will be skipped
+        if self.attempt.faults and not self.sharded:  # also of an earlier micro-batch: the step will be skipped
             zeros = ((p * 0).sum() for p in model.parameters() if p.requires_grad)
             report = dataclasses.replace(report, total=sum(zeros, report.total.new_zeros(())))
         return report, ctx
+
+    def _agreed(self, bad: list[str]) -> list[str]:
+        """Parts that are not finite on any process, where each holds a shard: all have to make the same passes."""
+        if not self.sharded:
+            return bad
+        names = ["base", *(term.name for term in self.criterion.terms)]
+        flags = self._on_any_process(*(name in bad for name in names))
+        return [name for name, flag in zip(names, flags, strict=True) if flag]
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """Where the gradient is complete and nothing has been done with it yet: the step is made or skipped."""
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         scaler = self.accelerator.scaler
-        if not torch.isfinite(torch.as_tensor(norm)) and (scaler is None or scaler.get_scale() <= 1):
+        bad = not torch.isfinite(full(torch.as_tensor(norm))) and not (self.sharded and self.attempt.faults)
+        if bad and (scaler is None or scaler.get_scale() <= 1):
             self.attempt.faults.add("gradient")  # float16 finds its scale by overflows, and skips those steps itself
         skip, drop = self._on_any_process(bool(self.attempt.faults), bool(self.attempt.dropped))
         if skip:

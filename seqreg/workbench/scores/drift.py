@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from seqreg.context import Context
 from seqreg.divergences import kl
+from seqreg.engines.shards import full, reshard
 from seqreg.forward import Pass
 from seqreg.integrations.hf import context
 from seqreg.integrations.hf.reference import adapted
@@ -52,7 +53,7 @@ def measure(
     state = _state(trained)
     for name, parameter in start.named_parameters():
         if name in new:
-            parameter.copy_(state[name])
+            parameter.copy_(full(state[name]))
     sums, positions, pairs, stack = torch.zeros(2, dtype=torch.float64), 0, list[tuple[Tensor, Tensor]](), ""
     for batch in batches:
         ctx, other = context(trained, batch), context(start, batch)
@@ -128,7 +129,7 @@ def weight_distance(trained: nn.Module, start: nn.Module, left_out: Collection[s
     for name, before in start.named_parameters():
         if name in left_out:
             continue
-        after, first = (torch.split(values.detach().flatten(), ELEMENTS) for values in (state[name], before))
+        after, first = (torch.split(full(values.detach()).flatten(), ELEMENTS) for values in (state[name], before))
         for new, old in zip(after, first, strict=True):
             moved += float((new.double() - old.double()).square().sum())
             size += float(old.double().square().sum())
@@ -137,7 +138,8 @@ def weight_distance(trained: nn.Module, start: nn.Module, left_out: Collection[s
 
 
 def _state(model: nn.Module) -> Mapping[str, Tensor]:
-    """The weights of a model as it computes: a normalised head as its value, adapters taken in."""
+    """The weights of a model as it computes: a normalised head as its value, adapters taken in; shards as they are."""
+    reshard(model)
     return folded_state(model) if adapted(model) is None else merged_state(model)
 
 

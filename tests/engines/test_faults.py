@@ -1,0 +1,15 @@
+"""Ranks that are killed at random instants: what torchrun starts again ends with the same weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import faults
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_p1_killed_ranks(engine: str, tmp_path: Path) -> None:
+    tally = faults.run(4, seed=20, folder=tmp_path, engine=engine)
+    assert (tally.kills, tally.same, tally.lost) == (4, 4, 0), str(tally)
