@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
-from seqreg.bench.steps import HEAVY, HF, SIZES, Variant, variants
+from seqreg.bench.sizes import SIZES
+from seqreg.bench.steps import HEAVY, HF, Variant, variants
 from seqreg.bench.worker_process import Worker
 from seqreg.errors import BadInput, nearest
 
@@ -70,7 +71,7 @@ def measure(
     """All variants, in turns.
 
     Args:
-        size: "tiny", "small", "long" or "bart-base"
+        size: a name of `SIZES`
         terms: only these; all by default
         rounds: every variant is timed once in each
         threads: of torch
@@ -81,8 +82,8 @@ def measure(
         raise BadInput(f"unknown size {size!r}; {nearest(size, SIZES)}")
     if rounds < 1 or threads < 1:
         raise BadInput(f"rounds={rounds}, threads={threads}: expected whole numbers >= 1")
-    plain, *others = variants(terms, presets)
-    if size == "bart-base":  # a quarter of an hour each
+    plain, *others = variants(terms, presets, SIZES[size].kind)
+    if SIZES[size].large:  # a quarter of an hour each
         others = [variant for variant in others if not variant.heavy]
     groups = _groups(others, SIZES[size].together - 1)
     total = sum(sum(1 if variant.heavy else rounds + 2 for variant in (plain, *group)) for group in groups)

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import time
+import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
@@ -22,8 +23,9 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from seqreg.bench.steps import SIZES, StepFunction, Variant
-from seqreg.errors import Stopped
+from seqreg.bench.sizes import SIZES
+from seqreg.bench.steps import StepFunction, Variant
+from seqreg.errors import Advice, Stopped
 from seqreg.fused.head import release_buffers
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler is silent
@@ -92,6 +94,7 @@ def _work(pipe: Connection, size: str, variant: Variant, threads: int) -> None:
     """Answer questions about a step until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which stops its processes
     torch.set_num_threads(threads)
+    warnings.simplefilter("ignore", Advice)  # random weights are not to be trained
     model = SIZES[size].model()
     batch = SIZES[size].batch()
     step = variant.step(model, batch)

@@ -27,9 +27,10 @@ app = typer.Typer()
 @app.command()
 def bench(
     size: Annotated[
-        Literal["tiny", "small", "long", "bart-base"],
+        Literal["tiny", "small", "long", "bart-base", "causal", "classifier"],
         typer.Option(
-            help="The model and batch; `tiny` takes minutes, `bart-base` an hour; `long`: 1,024 source tokens."
+            help="The model and batch; `tiny` takes minutes, `bart-base` an hour; `long`: 1,024 source tokens; "
+            "`causal`: the shape of SmolLM-135M; `classifier`: of RoBERTa-base."
         ),
     ] = "small",
     terms: Annotated[
