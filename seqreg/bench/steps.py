@@ -33,8 +33,10 @@ CHEAPER: dict[str, dict[str, dict[str, Any]]] = {
         "r3f example_fraction=0.5": {"example_fraction": 0.5},
         "r3f token_fraction=0.5": {"token_fraction": 0.5},
         "r3f where=decoder, dropout=shared": {"where": "decoder", "dropout": "shared", "scale": 1e-3},
+        "r3f where=decoder, layer=0": {"where": "decoder", "layer": 0, "scale": 1e-3},
     },
     "jachess": {"jachess hessian=0.1": {"hessian": 0.1}},
+    "rdrop": {"rdrop where=decoder, layer=0": {"where": "decoder", "layer": 0}},
     "smart": {"smart steps=2": {"steps": 2}, "smart where=decoder": {"where": "decoder"}},
 }
 """Settings of terms that are measured besides the defaults."""

@@ -247,7 +247,7 @@ def test_measure_and_plot(tmp_path: Path) -> None:
     assert names[:3] == [bench_steps.HF, bench_steps.PLAIN, "rdrop"]
     presets = ["rdrop preset=fairseq_rdrop", "rdrop preset=fairseq_rdrop, from logits"]
     torchs = [bench_steps.LINEAR] if hasattr(torch.nn.functional, "linear_cross_entropy") else []
-    assert names[3:] == [*presets, bench_steps.TWO_PASSES, *torchs]
+    assert names[3:] == ["rdrop where=decoder, layer=0", *presets, bench_steps.TWO_PASSES, *torchs]
     assert found.rows[0].time == found.rows[0].flops == found.rows[0].memory == 1.0
     assert all(0 < row.of_peak < 1.5 for row in found.rows)
     assert told[-1] == "done"
