@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from seqreg.cli.options import Json, print_result
+from seqreg.cli.options import Json, Settings, print_result
 from seqreg.errors import BadInput
 from seqreg.workbench.text.atomic_files import writable
 from seqreg.workbench.text.escape import plain
-from seqreg.workbench.text.terminal import console
+from seqreg.workbench.text.terminal import console, quiet
 
 if TYPE_CHECKING:
     from seqreg.bench.measure import Bench
@@ -52,6 +52,15 @@ def bench(
         Optional[Literal["fsdp2", "ddp"]],
         typer.Option(help="Measure R3F on two ranks of this engine instead, with a plain head and a fused one."),
     ] = None,
+    frontier: Annotated[
+        Optional[str],
+        typer.Option(
+            metavar="RECIPE",
+            help="Measure cheaper forms of R3F and of R-Drop's divergence instead, on the model and the first batch "
+            "of this recipe: what they cost, and what is left of the gradient. `--rounds`: gradients of each.",
+        ),
+    ] = None,
+    settings: Settings = None,
     as_json: Json = False,
     plot: Annotated[Optional[Path], typer.Option(help="Also draw the table: a .png, .svg or .pdf file.")] = None,
 ) -> None:
@@ -66,11 +75,17 @@ def bench(
     seqreg bench --rouge
 
     seqreg bench --engine fsdp2
+
+    seqreg bench --frontier gigaword model.name=FOLDER data.path=FILE.jsonl --plot frontier.png
     """
     if rouge and batches:
         raise BadInput("--rouge and --batches: each is measured alone")
     if engine and (rouge or batches):
         raise BadInput("--engine is measured alone: leave out --rouge and --batches")
+    if settings and not frontier:
+        raise BadInput(f"{settings[0]}: settings change the recipe of --frontier, which is not given")
+    if frontier and (rouge or batches or engine or terms or size != "small" or threads != 1):
+        raise BadInput("--frontier is measured alone: leave out all other options but --rounds, --plot and --json")
     if (rouge or batches) and (terms or rounds or plot):
         raise BadInput("--rouge and --batches measure no steps: leave out --terms, --rounds and --plot")
     if engine and (terms or rounds or plot or size != "small" or threads != 1):
@@ -85,6 +100,8 @@ def bench(
         _padding(as_json)
     elif engine is not None:
         _engine(engine, as_json)
+    elif frontier is not None:
+        _frontier(frontier, settings or [], rounds or 32, as_json, plot)
     else:
         _steps(size, terms, rounds or (9 if size == "bart-base" else 5), threads, presets, as_json, plot)
 
@@ -190,3 +207,34 @@ def _engine(engine: str, as_json: bool) -> None:
     )
     result = {**dataclasses.asdict(measured), "memory": measured.memory, "seconds": measured.seconds}
     print_result(result, table, setting, as_json=as_json)
+
+
+def _frontier(recipe: str, settings: list[str], draws: int, as_json: bool, path: Path | None) -> None:
+    """Cheaper forms of consistency terms: operations, and cosine and norm of the gradient."""
+    from seqreg.workbench.config import run_config
+
+    run = run_config.resolve(recipe, overrides=settings, paths=run_config.PATHS)
+    from seqreg.bench import frontier
+
+    quiet()
+    measured = frontier.measure(run, draws, lambda what: console.print(f"  {plain(what)}", markup=False))
+    tables = []
+    for difference, rows in measured.rows.items():
+        table = Table(title=f"R3F, passes that differ in {difference}", width=80)
+        table.add_column("form", no_wrap=True)
+        for name in ("FLOPs", "cosine", "norm", "cosine of one"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in rows:
+            one = f"{row.step_cosine:.2f} ± {row.error:.2f}"
+            table.add_row(row.name, f"{row.flops:.2f}x", f"{row.cosine:.2f}", f"{row.norm:.2f}", one)
+        tables.append(table)
+    note = (
+        f"{measured.model}, one batch of {measured.examples} examples, {measured.draws} gradients of each form. FLOPs: "
+        "of a step, over a plain one. Cosine and norm: of the mean gradient, with and over that of the whole term, "
+        "estimated (a cosine above 1 is an error of the estimate: more --rounds). Cosine of one: of a single gradient "
+        "with the mean of the whole term, and its standard error."
+    )
+    print_result(measured, *tables, note, as_json=as_json)
+    if path is not None:
+        frontier.plot(measured, str(path))
+        console.print(f"Drawn in {plain(path)}", markup=False)
