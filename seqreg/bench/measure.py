@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
+from seqreg.bench.profile_step import StepProfile
 from seqreg.bench.sizes import SIZES
-from seqreg.bench.steps import HEAVY, HF, Variant, variants
+from seqreg.bench.steps import HEAVY, HF, PLAIN, Variant, variants
 from seqreg.bench.worker_process import Worker
 from seqreg.errors import BadInput, nearest
 
@@ -110,6 +111,27 @@ def measure(
     of_peak = statistics.median(achieved) / max(peaks)
     compared = tuple(dataclasses.replace(row, of_peak=of_peak * row.flops / row.time) for row in rows.values())
     return Bench(size, rounds, threads, max(peaks), compared)
+
+
+def profile(
+    size: str, terms: Sequence[str], threads: int = 1, progress: Callable[[str], None] | None = None
+) -> list[StepProfile]:
+    """Where the time of the plain steps goes, and of those with these terms; each in a process of its own.
+
+    Args:
+        size: a name of `SIZES`
+        progress: told what is being done
+    """
+    profiles = []
+    for variant in variants(terms, presets=False, kind=SIZES[size].kind):
+        if variant.heavy or variant.name not in (HF, PLAIN, variant.term):
+            continue
+        if progress is not None:
+            progress(variant.name)
+        with closing(Worker(size, variant, threads)) as worker:
+            worker.wait()
+            profiles.append(worker.ask("profile"))
+    return profiles
 
 
 def _groups(items: Sequence[Variant], most: int) -> list[Sequence[Variant]]:

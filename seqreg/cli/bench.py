@@ -60,6 +60,13 @@ def bench(
             "of this recipe: what they cost, and what is left of the gradient. `--rounds`: gradients of each.",
         ),
     ] = None,
+    growth: Annotated[
+        bool,
+        typer.Option("--growth", help="Measure how steps grow with vocabulary, lengths, batch and layers instead."),
+    ] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Show instead where the time of a step goes, by kinds of operators.")
+    ] = False,
     settings: Settings = None,
     as_json: Json = False,
     plot: Annotated[Optional[Path], typer.Option(help="Also draw the table: a .png, .svg or .pdf file.")] = None,
@@ -76,10 +83,20 @@ def bench(
 
     seqreg bench --engine fsdp2
 
+    seqreg bench --profile --size bart-base --terms r3f
+
+    seqreg bench --growth --terms r3f --plot growth.png
+
     seqreg bench --frontier gigaword model.name=FOLDER data.path=FILE.jsonl --plot frontier.png
     """
     if rouge and batches:
         raise BadInput("--rouge and --batches: each is measured alone")
+    if (growth or profile) and (rouge or batches or engine or frontier or rounds or growth is profile):
+        raise BadInput("--growth and --profile: each is measured alone, once")
+    if growth and (size != "small" or threads != 1):
+        raise BadInput("--growth has sizes of its own: leave out --size and --threads")
+    if profile and plot:
+        raise BadInput("--profile draws nothing: leave out --plot")
     if engine and (rouge or batches):
         raise BadInput("--engine is measured alone: leave out --rouge and --batches")
     if settings and not frontier:
@@ -100,6 +117,10 @@ def bench(
         _padding(as_json)
     elif engine is not None:
         _engine(engine, as_json)
+    elif growth:
+        _growth(terms, as_json, plot)
+    elif profile:
+        _profile(size, terms, threads, as_json)
     elif frontier is not None:
         _frontier(frontier, settings or [], rounds or 32, as_json, plot)
     else:
@@ -238,3 +259,55 @@ def _frontier(recipe: str, settings: list[str], draws: int, as_json: bool, path:
     if path is not None:
         frontier.plot(measured, str(path))
         console.print(f"Drawn in {plain(path)}", markup=False)
+
+
+def _growth(terms: list[str] | None, as_json: bool, path: Path | None) -> None:
+    """Exponents of operations, memory and time over every size."""
+    from seqreg.bench import growth
+
+    curves = growth.measure(terms, progress=lambda what: console.print(f"  {what}"))
+    tables = []
+    for of, title in (("flops", "FLOPs"), ("memory", "peak memory"), ("seconds", "CPU time of one step")):
+        table = Table(title=f"{title}: exponents over a size")
+        table.add_column("step", no_wrap=True)
+        for axis in growth.POINTS:
+            table.add_column(axis, justify="right")
+        for name in dict.fromkeys(curve.name for curve in curves):
+            found = [curve for curve in curves if curve.name == name]
+            table.add_row(name, *(f"{curve.exponent(of):.2f}" for curve in found))  # type: ignore[arg-type]
+        tables.append(table)
+    base = growth.BASE
+    note = (
+        f"BART, d {base.width}, {base.layers} + {base.layers} layers, V {base.classes}, {base.rows} examples of "
+        f"{base.source} source and {base.target} target tokens; one of these is changed at a time. Fitted to the "
+        f"{growth.LAST} largest points of each: 1 is linear."
+    )
+    result = [dataclasses.asdict(curve) for curve in curves]
+    print_result(result, *tables, note, as_json=as_json)
+    if path is not None:
+        growth.plot(curves, str(path))
+        console.print(f"Drawn in {plain(path)}", markup=False)
+
+
+def _profile(size: str, terms: list[str] | None, threads: int, as_json: bool) -> None:
+    """Shares of the time of every step."""
+    from seqreg.bench import measure
+
+    profiles = measure.profile(size, terms or [], threads, lambda what: console.print(f"  {what}"))
+    table = Table(title=f"Where the time of a step goes, {size}")
+    table.add_column("step", no_wrap=True)
+    kinds = list(profiles[0].shares)
+    for name in (*kinds, "products of peak", "in the system"):
+        table.add_column(name, justify="right")
+    for each in profiles:
+        shares = (f"{each.shares[kind]:.0%}" for kind in kinds)
+        table.add_row(each.name, *shares, f"{each.of_peak:.0%}", f"{each.system:.0%}")
+    note = (
+        f"A step with an update of AdamW (fused); {threads} thread(s). Products of peak: operations a second of the "
+        f"matrix products, over the {max(each.peak for each in profiles) / 1e9:.0f} GFLOP/s of a large one; those "
+        "inside attention count as attention. In the system: share of the CPU time there, of new pages most of all."
+    )
+    busy = max(each.waiting for each in profiles)
+    warning = f"The machine was busy ({busy:.1f} times the CPU time passed): shares and rates are not to be trusted."
+    result = [{**dataclasses.asdict(each), "of_peak": each.of_peak} for each in profiles]
+    print_result(result, table, note, *([warning] if busy > 1.2 else []), as_json=as_json)
