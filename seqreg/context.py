@@ -214,12 +214,12 @@ class Evaluation(Context):
         return self.eval_view if dropout == "off" else self.clean
 
     def draw(self, extra: ExtraPass) -> Perturbation:
-        """What a declared pass adds to the embeddings of its reference."""
+        """What a declared pass adds to the embeddings of its reference, or to the input of a layer."""
         reference, deltas = self.reference(extra.dropout), {}
         for site, noise in extra.noise.items():
-            embeds = reference.embeds[site, "embedding"]
+            embeds = reference.embeds[site, extra.point]
             deltas[site] = noise(embeds if extra.rows is None else embeds[extra.rows], reference.dtype)
-        return Perturbation(deltas)
+        return Perturbation(deltas, extra.point)
 
     def run(self, extra: ExtraPass) -> Pass:
         """A declared pass, made alone."""

@@ -281,7 +281,11 @@ class Criterion:
         evaluation = Evaluation(ctx, self.base, memory=memory, fused=self.fused, hidden=hidden)
         shifts = [term.input_shift(evaluation, weight) for term, weight in active]
         input_shifts = [shift for shift in shifts if shift is not None]
-        alone = input_shifts or ctx.forward.drops_layers or any(t.shares_dropout and not t.batchable for t in terms)
+        resumed = [point for term in terms if (point := term.resumes_at(evaluation)) is not None]
+        for site, layer in resumed:
+            ctx.forward.keep_input(site, layer)
+        shared = resumed or any(term.shares_dropout and not term.batchable for term in terms)
+        alone = input_shifts or ctx.forward.drops_layers or shared
         batched = batched and self.fused and ctx.forward.batch_size is not None and not alone
         extras = {term.name: term.extra_pass(evaluation) for term in terms if batched and term.batchable}
         evaluation.before_clean(input_shifts, extras)

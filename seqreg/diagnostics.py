@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,11 +25,11 @@ def sources(
     has no float32 pass to compare with, and no rounding_over_value.
     """
     same: Dropout = "off" if dropout == "off" else "shared"
-    forward = ctx.forward
+    forward, new_masks = ctx.forward, dropout == "independent"
     nothing = float(value(clean, clean))  # not 0 for a divergence that contains entropies
     total = float(value(clean, forward(shift, dropout=dropout))) - nothing
     noise = exact = float(value(clean, forward(shift, dropout=same))) - nothing
-    masks = float(value(clean, forward(dropout=dropout))) - nothing if dropout == "independent" else 0.0
+    masks = float(value(clean, forward(_without_noise(shift), dropout=dropout))) - nothing if new_masks else 0.0
     numbers = {"dropout_over_value": _ratio(masks, total)}
     if ctx.full_precision_weights:
         if clean.dtype not in (None, ctx.weight_dtype):
@@ -37,6 +38,11 @@ def sources(
                 exact = float(value(base, forward(shift, dropout=same))) - float(value(base, base))
         numbers["rounding_over_value"] = _ratio(abs(noise - exact), total)
     return {"noise_over_value": _ratio(exact, total), **numbers}
+
+
+def _without_noise(shift: Perturbation) -> Perturbation | None:
+    """A pass that begins where this perturbation is added, and adds nothing."""
+    return replace(shift, delta=dict.fromkeys(shift.delta, torch.zeros_like)) if isinstance(shift.point, int) else None
 
 
 def size(ctx: Evaluation, clean: Pass, shift: Perturbation) -> Numbers:

@@ -27,7 +27,8 @@ from seqreg.losses import at_least_float32
 from seqreg.overrides import dropout_rate, generator_state, replay, swapped_weights, trained, training_off
 
 Dropout = Literal["independent", "shared", "off"]
-Point = Literal["embedding", "normalised", "layernorm"]
+Point = Literal["embedding", "normalised", "layernorm"] | int
+"""Where a perturbation is added; a number is the input of that layer, `hidden_states[layer]` in transformers."""
 EmbeddingDelta = Tensor | Callable[[Tensor], Tensor]
 """What to add, or a function of what it is added to."""
 
@@ -59,7 +60,8 @@ class Perturbation:
         delta: what to add, site by site; a function is given what it is added to    # [B, S, D]
         point: "embedding" adds to the embeddings, in the units that the stack consumes; "layernorm" to the output of
             the embedding's LayerNorm; "normalised" to the embeddings after normalising them to mean 0 and variance 1
-            and before that LayerNorm. A model without one is normalised by the RMS of each token instead
+            and before that LayerNorm. A model without one is normalised by the RMS of each token instead. A number
+            adds to the input of that layer: the pass begins there, with what the clean pass gave (`Forward.keep_input`)
         detach: let no gradient through to what is shifted
     """
 
@@ -170,12 +172,14 @@ class ExtraPass:
             coarsest dtype that they will meet
         rows: the rows of the batch that it is made of; None for all    # [n]
         dropout, grad: see `Forward.__call__`
+        point: where the noise is added, see `Perturbation`
     """
 
     noise: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
     rows: Tensor | None = None
     dropout: Dropout = "independent"
     grad: bool = True
+    point: Point = "embedding"
 
 
 _last_clean_step: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
@@ -228,6 +232,13 @@ class Forward(ABC):
         Args:
             rows: the rows of the batch to take, in this order; only where `Forward.batch_size` is set    # [n]
         """
+
+    def keep_input(self, site: str, layer: int) -> None:
+        """Keep what passes give up to the input of a layer, so that later ones can begin there.
+
+        To be called before the clean pass. `Pass.embeds` then has that input under the number of the layer.
+        """
+        raise BadInput(f"layer={layer}: passes of this kind of model cannot begin at a layer: leave layer out")
 
     def clean(self, *shifts: Perturbation, step: int | None = None, hidden: bool = False) -> Pass:
         """The pass that the base loss is taken of; remembers the generator's state for passes that share its dropout.

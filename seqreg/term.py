@@ -154,6 +154,13 @@ class Term(ABC, metaclass=_Settings):
         """A change of the training input itself, for a term that makes one."""
         return None
 
+    def resumes_at(self, ctx: Context) -> tuple[str, int] | None:
+        """The site and the layer at whose input `extra_pass` begins, with what the clean pass gave; None: at the start.
+
+        Such a pass is made after the clean one, which is made alone.
+        """
+        return None
+
     def extra_pass(self, ctx: Evaluation) -> ExtraPass:
         """The further pass that `run_pass` makes: by default with dropout masks of its own, else unchanged."""
         return ExtraPass()

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from seqreg import Cost, Criterion, build_term
 from seqreg.bench import steps as bench_steps
 from seqreg.bench import worker_process
+from seqreg.bench.sizes import SIZES
 from seqreg.build import UPDATES, term_class, term_names
 from seqreg.cli.main import app
 from seqreg.integrations.hf import r4f
@@ -148,7 +149,7 @@ def test_card_examples_print_what_they_say(path: Path) -> None:
 
 
 def test_every_term_has_a_card_with_its_measured_cost() -> None:
-    size = bench_steps.SIZES["tiny"]
+    size = SIZES["tiny"]
     model, batch = size.model(), size.batch()
     counted = {
         variant.name: worker_process.count_flops(variant.step(model, batch))

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from seqreg.bench.steps import SMOOTHING, Size
+from seqreg.bench.sizes import Size
+from seqreg.bench.steps import SMOOTHING
 from seqreg.bench.worker_process import clock, peak_of_step
 from seqreg.criterion import Criterion
 from seqreg.errors import Stopped

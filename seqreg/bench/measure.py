@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
-from seqreg.bench.steps import HEAVY, HF, SIZES, Variant, variants
+from seqreg.bench.profile_step import StepProfile
+from seqreg.bench.sizes import SIZES
+from seqreg.bench.steps import HEAVY, HF, PLAIN, Variant, variants
 from seqreg.bench.worker_process import Worker
 from seqreg.errors import BadInput, nearest
 
@@ -70,7 +72,7 @@ def measure(
     """All variants, in turns.
 
     Args:
-        size: "tiny", "small", "long" or "bart-base"
+        size: a name of `SIZES`
         terms: only these; all by default
         rounds: every variant is timed once in each
         threads: of torch
@@ -81,8 +83,8 @@ def measure(
         raise BadInput(f"unknown size {size!r}; {nearest(size, SIZES)}")
     if rounds < 1 or threads < 1:
         raise BadInput(f"rounds={rounds}, threads={threads}: expected whole numbers >= 1")
-    plain, *others = variants(terms, presets)
-    if size == "bart-base":  # a quarter of an hour each
+    plain, *others = variants(terms, presets, SIZES[size].kind)
+    if SIZES[size].large:  # a quarter of an hour each
         others = [variant for variant in others if not variant.heavy]
     groups = _groups(others, SIZES[size].together - 1)
     total = sum(sum(1 if variant.heavy else rounds + 2 for variant in (plain, *group)) for group in groups)
@@ -109,6 +111,27 @@ def measure(
     of_peak = statistics.median(achieved) / max(peaks)
     compared = tuple(dataclasses.replace(row, of_peak=of_peak * row.flops / row.time) for row in rows.values())
     return Bench(size, rounds, threads, max(peaks), compared)
+
+
+def profile(
+    size: str, terms: Sequence[str], threads: int = 1, progress: Callable[[str], None] | None = None
+) -> list[StepProfile]:
+    """Where the time of the plain steps goes, and of those with these terms; each in a process of its own.
+
+    Args:
+        size: a name of `SIZES`
+        progress: told what is being done
+    """
+    profiles = []
+    for variant in variants(terms, presets=False, kind=SIZES[size].kind):
+        if variant.heavy or variant.name not in (HF, PLAIN, variant.term):
+            continue
+        if progress is not None:
+            progress(variant.name)
+        with closing(Worker(size, variant, threads)) as worker:
+            worker.wait()
+            profiles.append(worker.ask("profile"))
+    return profiles
 
 
 def _groups(items: Sequence[Variant], most: int) -> list[Sequence[Variant]]:

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import time
+import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
@@ -22,8 +23,10 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from seqreg.bench.steps import SIZES, StepFunction, Variant
-from seqreg.errors import Stopped
+from seqreg.bench.profile_step import profile_step
+from seqreg.bench.sizes import SIZES
+from seqreg.bench.steps import StepFunction, Variant
+from seqreg.errors import Advice, Stopped
 from seqreg.fused.head import release_buffers
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler is silent
@@ -42,6 +45,13 @@ ATTENTION: dict[Any, Callable[..., int]] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }
 """Shapes to operations of what torch's counter knows on other devices and overlooks on the CPU."""
+
+
+def _count_products(step: StepFunction) -> int:
+    """Without the products inside attention, as torch counts on the CPU."""
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return int(counter.get_total_flops())
 
 
 def count_flops(step: StepFunction) -> int:
@@ -92,6 +102,7 @@ def _work(pipe: Connection, size: str, variant: Variant, threads: int) -> None:
     """Answer questions about a step until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which stops its processes
     torch.set_num_threads(threads)
+    warnings.simplefilter("ignore", Advice)  # random weights are not to be trained
     model = SIZES[size].model()
     batch = SIZES[size].batch()
     step = variant.step(model, batch)
@@ -111,6 +122,7 @@ def _work(pipe: Connection, size: str, variant: Variant, threads: int) -> None:
         "operations": operations,
         "memory": lambda: peak_memory(variant.step(model, batch), model),  # with what a term keeps from its first step
         "peak": matmul_peak,
+        "profile": lambda: profile_step(variant.name, step, model, _count_products, matmul_peak()),
     }
     with contextlib.suppress(EOFError, ConnectionError):  # nobody asks any more
         pipe.send("ready")
@@ -131,7 +143,7 @@ class Worker:
         theirs.close()
 
     def ask(self, question: str) -> Any:
-        """Its answer: "seconds", "operations", "memory" or "peak"."""
+        """Its answer: "seconds", "operations", "memory", "peak" or "profile"."""
         with contextlib.suppress(ConnectionError):  # if it is gone, there is no answer either
             self._pipe.send(question)
         return self.wait()

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from seqreg.cli.options import Json, print_result
+from seqreg.cli.options import Json, Settings, print_result
 from seqreg.errors import BadInput
 from seqreg.workbench.text.atomic_files import writable
 from seqreg.workbench.text.escape import plain
-from seqreg.workbench.text.terminal import console
+from seqreg.workbench.text.terminal import console, quiet
 
 if TYPE_CHECKING:
     from seqreg.bench.measure import Bench
@@ -27,9 +27,10 @@ app = typer.Typer()
 @app.command()
 def bench(
     size: Annotated[
-        Literal["tiny", "small", "long", "bart-base"],
+        Literal["tiny", "small", "long", "bart-base", "causal", "classifier"],
         typer.Option(
-            help="The model and batch; `tiny` takes minutes, `bart-base` an hour; `long`: 1,024 source tokens."
+            help="The model and batch; `tiny` takes minutes, `bart-base` an hour; `long`: 1,024 source tokens; "
+            "`causal`: the shape of SmolLM-135M; `classifier`: of RoBERTa-base."
         ),
     ] = "small",
     terms: Annotated[
@@ -51,6 +52,22 @@ def bench(
         Optional[Literal["fsdp2", "ddp"]],
         typer.Option(help="Measure R3F on two ranks of this engine instead, with a plain head and a fused one."),
     ] = None,
+    frontier: Annotated[
+        Optional[str],
+        typer.Option(
+            metavar="RECIPE",
+            help="Measure cheaper forms of R3F and of R-Drop's divergence instead, on the model and the first batch "
+            "of this recipe: what they cost, and what is left of the gradient. `--rounds`: gradients of each.",
+        ),
+    ] = None,
+    growth: Annotated[
+        bool,
+        typer.Option("--growth", help="Measure how steps grow with vocabulary, lengths, batch and layers instead."),
+    ] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Show instead where the time of a step goes, by kinds of operators.")
+    ] = False,
+    settings: Settings = None,
     as_json: Json = False,
     plot: Annotated[Optional[Path], typer.Option(help="Also draw the table: a .png, .svg or .pdf file.")] = None,
 ) -> None:
@@ -65,11 +82,27 @@ def bench(
     seqreg bench --rouge
 
     seqreg bench --engine fsdp2
+
+    seqreg bench --profile --size bart-base --terms r3f
+
+    seqreg bench --growth --terms r3f --plot growth.png
+
+    seqreg bench --frontier gigaword model.name=FOLDER data.path=FILE.jsonl --plot frontier.png
     """
     if rouge and batches:
         raise BadInput("--rouge and --batches: each is measured alone")
+    if (growth or profile) and (rouge or batches or engine or frontier or rounds or growth is profile):
+        raise BadInput("--growth and --profile: each is measured alone, once")
+    if growth and (size != "small" or threads != 1):
+        raise BadInput("--growth has sizes of its own: leave out --size and --threads")
+    if profile and plot:
+        raise BadInput("--profile draws nothing: leave out --plot")
     if engine and (rouge or batches):
         raise BadInput("--engine is measured alone: leave out --rouge and --batches")
+    if settings and not frontier:
+        raise BadInput(f"{settings[0]}: settings change the recipe of --frontier, which is not given")
+    if frontier and (rouge or batches or engine or terms or size != "small" or threads != 1):
+        raise BadInput("--frontier is measured alone: leave out all other options but --rounds, --plot and --json")
     if (rouge or batches) and (terms or rounds or plot):
         raise BadInput("--rouge and --batches measure no steps: leave out --terms, --rounds and --plot")
     if engine and (terms or rounds or plot or size != "small" or threads != 1):
@@ -84,6 +117,12 @@ def bench(
         _padding(as_json)
     elif engine is not None:
         _engine(engine, as_json)
+    elif growth:
+        _growth(terms, as_json, plot)
+    elif profile:
+        _profile(size, terms, threads, as_json)
+    elif frontier is not None:
+        _frontier(frontier, settings or [], rounds or 32, as_json, plot)
     else:
         _steps(size, terms, rounds or (9 if size == "bart-base" else 5), threads, presets, as_json, plot)
 
@@ -189,3 +228,86 @@ def _engine(engine: str, as_json: bool) -> None:
     )
     result = {**dataclasses.asdict(measured), "memory": measured.memory, "seconds": measured.seconds}
     print_result(result, table, setting, as_json=as_json)
+
+
+def _frontier(recipe: str, settings: list[str], draws: int, as_json: bool, path: Path | None) -> None:
+    """Cheaper forms of consistency terms: operations, and cosine and norm of the gradient."""
+    from seqreg.workbench.config import run_config
+
+    run = run_config.resolve(recipe, overrides=settings, paths=run_config.PATHS)
+    from seqreg.bench import frontier
+
+    quiet()
+    measured = frontier.measure(run, draws, lambda what: console.print(f"  {plain(what)}", markup=False))
+    tables = []
+    for difference, rows in measured.rows.items():
+        table = Table(title=f"R3F, passes that differ in {difference}", width=80)
+        table.add_column("form", no_wrap=True)
+        for name in ("FLOPs", "cosine", "norm", "cosine of one"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in rows:
+            one = f"{row.step_cosine:.2f} ± {row.error:.2f}"
+            table.add_row(row.name, f"{row.flops:.2f}x", f"{row.cosine:.2f}", f"{row.norm:.2f}", one)
+        tables.append(table)
+    note = (
+        f"{measured.model}, one batch of {measured.examples} examples, {measured.draws} gradients of each form. FLOPs: "
+        "of a step, over a plain one. Cosine and norm: of the mean gradient, with and over that of the whole term, "
+        "estimated (a cosine above 1 is an error of the estimate: more --rounds). Cosine of one: of a single gradient "
+        "with the mean of the whole term, and its standard error."
+    )
+    print_result(measured, *tables, note, as_json=as_json)
+    if path is not None:
+        frontier.plot(measured, str(path))
+        console.print(f"Drawn in {plain(path)}", markup=False)
+
+
+def _growth(terms: list[str] | None, as_json: bool, path: Path | None) -> None:
+    """Exponents of operations, memory and time over every size."""
+    from seqreg.bench import growth
+
+    curves = growth.measure(terms, progress=lambda what: console.print(f"  {what}"))
+    tables = []
+    for of, title in (("flops", "FLOPs"), ("memory", "peak memory"), ("seconds", "CPU time of one step")):
+        table = Table(title=f"{title}: exponents over a size")
+        table.add_column("step", no_wrap=True)
+        for axis in growth.POINTS:
+            table.add_column(axis, justify="right")
+        for name in dict.fromkeys(curve.name for curve in curves):
+            found = [curve for curve in curves if curve.name == name]
+            table.add_row(name, *(f"{curve.exponent(of):.2f}" for curve in found))  # type: ignore[arg-type]
+        tables.append(table)
+    base = growth.BASE
+    note = (
+        f"BART, d {base.width}, {base.layers} + {base.layers} layers, V {base.classes}, {base.rows} examples of "
+        f"{base.source} source and {base.target} target tokens; one of these is changed at a time. Fitted to the "
+        f"{growth.LAST} largest points of each: 1 is linear."
+    )
+    result = [dataclasses.asdict(curve) for curve in curves]
+    print_result(result, *tables, note, as_json=as_json)
+    if path is not None:
+        growth.plot(curves, str(path))
+        console.print(f"Drawn in {plain(path)}", markup=False)
+
+
+def _profile(size: str, terms: list[str] | None, threads: int, as_json: bool) -> None:
+    """Shares of the time of every step."""
+    from seqreg.bench import measure
+
+    profiles = measure.profile(size, terms or [], threads, lambda what: console.print(f"  {what}"))
+    table = Table(title=f"Where the time of a step goes, {size}")
+    table.add_column("step", no_wrap=True)
+    kinds = list(profiles[0].shares)
+    for name in (*kinds, "products of peak", "in the system"):
+        table.add_column(name, justify="right")
+    for each in profiles:
+        shares = (f"{each.shares[kind]:.0%}" for kind in kinds)
+        table.add_row(each.name, *shares, f"{each.of_peak:.0%}", f"{each.system:.0%}")
+    note = (
+        f"A step with an update of AdamW (fused); {threads} thread(s). Products of peak: operations a second of the "
+        f"matrix products, over the {max(each.peak for each in profiles) / 1e9:.0f} GFLOP/s of a large one; those "
+        "inside attention count as attention. In the system: share of the CPU time there, of new pages most of all."
+    )
+    busy = max(each.waiting for each in profiles)
+    warning = f"The machine was busy ({busy:.1f} times the CPU time passed): shares and rates are not to be trusted."
+    result = [{**dataclasses.asdict(each), "of_peak": each.of_peak} for each in profiles]
+    print_result(result, table, note, *([warning] if busy > 1.2 else []), as_json=as_json)

@@ -167,6 +167,7 @@ class TappedEmbeddings(Mapping[tuple[str, Point], Tensor]):
 
     def __init__(self, taps: Mapping[tuple[str, Point], EmbeddingTap]) -> None:
         self.taps = taps
+        self.layer_inputs: dict[tuple[str, Point], Tensor] = {}
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -174,6 +175,8 @@ class TappedEmbeddings(Mapping[tuple[str, Point], Tensor]):
         return next((tap.dtype for tap in self.taps.values() if tap.dtype is not None), None)
 
     def __getitem__(self, key: tuple[str, Point]) -> Tensor:
+        if key in self.layer_inputs:
+            return self.layer_inputs[key]
         if key not in self.taps:
             raise BadInput(f"the {key[0]} has no LayerNorm on its embeddings to perturb after: use 'scaled' or 'word'")
         embeds = self.taps[key].embeds

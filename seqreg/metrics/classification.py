@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from seqreg.errors import BadInput
 from seqreg.metrics import bootstrap
@@ -50,6 +49,8 @@ def pearson(predictions: Array, labels: Array) -> float:
 
 def spearman(predictions: Array, labels: Array) -> float:
     """Pearson's correlation of ranks; equal values share the mean of their ranks."""
+    from scipy.stats import rankdata  # slow to import, so only where it is used
+
     return pearson(rankdata(predictions), rankdata(labels))
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from seqreg import diagnostics
-from seqreg.context import Evaluation, Per, Where
+from seqreg.context import Context, Evaluation, Per, Where
 from seqreg.divergences import Divergence
 from seqreg.errors import BadInput
-from seqreg.forward import Dropout, ExtraPass, Pass
+from seqreg.forward import Dropout, ExtraPass, Pass, Point
 from seqreg.noise import Noise, rms, sample, too_small
 from seqreg.objective import Consistency
 from seqreg.schedules import Weight
@@ -41,6 +41,10 @@ class R3F(Term):
         noise: "normal" or "uniform"; the paper uses both. "clamped" is normal, cut at two standard deviations
         relative: multiply the scale by the RMS of the batch's embeddings
         where: "input" (the encoder, or the only stack), "encoder", "decoder" or "both"
+        layer: None adds the noise to the embeddings; a number to the input of that layer, `hidden_states[layer]` in
+            transformers: only the layers from there on run again, and new dropout masks are drawn there alone. Cheaper,
+            and another term: what lies below is not asked to be smooth. States have other sizes than embeddings: use
+            relative=True
         inject: "scaled" adds the noise to what the stack consumes; "word" to the word embeddings before the model
             multiplies them by sqrt(D) (PEGASUS, mBART, Marian ...), which multiplies the noise too
         dropout: masks of the noised pass: "independent" of the clean pass, "shared" with it, or "off" in both
@@ -57,7 +61,8 @@ class R3F(Term):
         preset: "fairseq" reproduces label_smoothed_cross_entropy_r3f, with its weight of 1
 
     Cost:
-        1 extra forward, 1 extra backward; dropout="off" 2 and 2; grad="clean" saves the noised backward.
+        1 extra forward, 1 extra backward; dropout="off" 2 and 2; grad="clean" saves the noised backward; layer=k the
+        layers below k of either.
 
     Differs from:
         fairseq counts padded target positions and divides by rows, so that its weight grows with the padded length;
@@ -79,6 +84,7 @@ class R3F(Term):
     noise: Noise = "normal"
     relative: bool = False
     where: Where = "input"
+    layer: int | None = None
     inject: Literal["scaled", "word"] = "scaled"
     dropout: Dropout = "independent"
     divergence: Divergence = "symmetric_kl"
@@ -104,9 +110,21 @@ class R3F(Term):
         for setting in ("example_fraction", "token_fraction"):
             if not 0 < getattr(self, setting) <= 1:
                 self.refuse(setting, "expected a share, more than 0 and at most 1")
+        if self.layer is not None:
+            self._check_layer(self.layer)
         if self.example_fraction < 1 and self.dropout == "shared":
             fix = "dropout masks are shared by all examples: use dropout='independent', or token_fraction="
             self.refuse("example_fraction", fix)
+
+    def _check_layer(self, layer: int) -> None:
+        if layer < 0:
+            self.refuse("layer", "expected the number of a layer, from 0")
+        if self.where == "both":
+            self.refuse("layer", "noise is added in one stack: use where='encoder' or where='decoder'")
+        if self.inject == "word":
+            self.refuse("layer", "word embeddings are below all layers: use inject='scaled'")
+        if self.example_fraction < 1:
+            self.refuse("layer", "what lies below is of all examples: use token_fraction=, or example_fraction=1")
 
     @property
     def cost(self) -> Cost:
@@ -119,18 +137,22 @@ class R3F(Term):
     def batchable(self) -> bool:
         """The RMS is that of all examples, which noise for some has to know."""
         whole = not self.relative or self.example_fraction == 1
-        return self.dropout == "independent" and self.grad != "clean" and whole
+        return self.dropout == "independent" and self.grad != "clean" and whole and self.layer is None
 
     @property
     def pass_dropout(self) -> Dropout:
         return self.dropout
+
+    def resumes_at(self, ctx: Context) -> tuple[str, int] | None:
+        return None if self.layer is None else (ctx.sites(self.where)[0], self.layer)
 
     def extra_pass(self, ctx: Evaluation) -> ExtraPass:
         return self._noised(ctx, self._rows(ctx))
 
     def _noised(self, ctx: Evaluation, rows: Tensor | None) -> ExtraPass:
         noise = {site: partial(self._noise, ctx, site, rows) for site in ctx.sites(self.where)}
-        return ExtraPass(noise, rows, self.dropout, self.grad != "clean")
+        point: Point = "embedding" if self.layer is None else self.layer
+        return ExtraPass(noise, rows, self.dropout, self.grad != "clean", point)
 
     def __call__(self, ctx: Evaluation) -> Consistency:
         noised = self.run_pass(ctx)

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from seqreg.context import Evaluation, Per
+from torch import Tensor
+
+from seqreg.context import Context, Evaluation, Per
 from seqreg.divergences import Divergence
-from seqreg.forward import Dropout
+from seqreg.forward import Dropout, ExtraPass
 from seqreg.objective import BaseLoss, Consistency, WeightedSum
 from seqreg.term import Cost, Term
 
@@ -29,10 +31,14 @@ class RDrop(Term):
             "none" leaves it out
         divergence: "symmetric_kl", which is halved as in the paper, or another
         per: averaged per "token" or per "sequence"
+        layer: None draws new masks everywhere; a number in the layers from there on (counted from 0), which alone run
+            again: cheaper, and another term, as what lies below has one mask
+        where: the stack that layer counts in: "input" (the encoder, or the only stack), "encoder" or "decoder", whose
+            second pass keeps the encoder's output
         preset: "fairseq_rdrop", the authors' criterion for BART on CNN/DM
 
     Cost:
-        1 extra forward, 1 extra backward.
+        1 extra forward, 1 extra backward; layer=k saves the layers below k of either.
 
     Differs from:
         the authors' Hugging Face code takes the mean of the task loss and the sum of the KL, so that its alpha depends
@@ -53,6 +59,8 @@ class RDrop(Term):
     task: Literal["sum", "mean", "none"] = "sum"
     divergence: Divergence = "symmetric_kl"
     per: Per = "token"
+    layer: int | None = None
+    where: Literal["input", "encoder", "decoder"] = "input"
 
     remedy: ClassVar[str] = (
         "give the model dropout in its configuration, such as attention_dropout=0.1, or its adapters, lora_dropout=0.1"
@@ -64,6 +72,10 @@ class RDrop(Term):
         super().__post_init__()
         if self.alpha <= 0:
             self.refuse("alpha", "expected a number > 0")
+        if self.layer is not None and self.layer < 0:
+            self.refuse("layer", "expected the number of a layer, from 0")
+        if self.layer is None and self.where != "input":
+            self.refuse("where", "it is the stack that layer counts in: set layer=0, or leave where out")
 
     @property
     def cost(self) -> Cost:
@@ -71,11 +83,19 @@ class RDrop(Term):
 
     @property
     def batchable(self) -> bool:
-        return True
+        return self.layer is None
 
     @property
     def pass_dropout(self) -> Dropout:
         return "independent"
+
+    def resumes_at(self, ctx: Context) -> tuple[str, int] | None:
+        return None if self.layer is None else (ctx.sites(self.where)[0], self.layer)
+
+    def extra_pass(self, ctx: Evaluation) -> ExtraPass:
+        if self.layer is None:
+            return ExtraPass()
+        return ExtraPass(dict.fromkeys(ctx.sites(self.where), _no_noise), point=self.layer)
 
     def __call__(self, ctx: Evaluation) -> WeightedSum:
         clean, second = ctx.clean, self.run_pass(ctx)
@@ -83,3 +103,7 @@ class RDrop(Term):
         tasks = {"sum": [(1.0, second)], "mean": [(0.5, second), (-0.5, clean)], "none": []}[self.task]
         agreement = Consistency(clean, second, self.divergence, per=self.per)
         return WeightedSum((alpha, agreement), *((factor, BaseLoss(view)) for factor, view in tasks))
+
+
+def _no_noise(states: Tensor, dtype: object = None) -> Tensor:
+    return states.new_zeros(())

@@ -8,7 +8,7 @@ import pytest
 
 from seqreg import BadInput
 from seqreg.bench import engine_steps
-from seqreg.bench.steps import Size
+from seqreg.bench.sizes import Size
 from seqreg.cli import bench as cli_bench
 
 

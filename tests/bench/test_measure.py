@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,63 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from seqreg import BadInput, Criterion, build_term
 from seqreg.bench import measure as bench
+from seqreg.bench import sizes, worker_process
 from seqreg.bench import steps as bench_steps
-from seqreg.bench import worker_process
 from seqreg.cli import bench as cli_bench
-from seqreg.errors import Stopped
+from seqreg.errors import Advice, Stopped
 from seqreg.integrations.hf import context
+from seqreg.terms.rdrop import RDrop
+
+TINY = {
+    "seq2seq": sizes.Size(width=32, layers=2, heads=2, classes=200, source=12, target=8, rows=3, together=1),
+    "causal": sizes.Size(
+        width=48, layers=2, heads=3, classes=200, source=4, target=8, rows=3, together=1, kind="causal", key_heads=1
+    ),
+    "classifier": sizes.Size(
+        width=32, layers=2, heads=2, classes=200, source=12, target=0, rows=3, together=1, kind="classifier"
+    ),
+}
+
+
+def with_dropout(model: Any) -> Any:
+    """A Llama has dropout in its attention alone, and none unless it is asked for."""
+    for module in model.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.2
+    return model
+
+
+@pytest.mark.parametrize("kind", ["causal", "classifier"])
+def test_every_step_of_another_kind_of_model_can_be_made(kind: Any) -> None:
+    """The plain step is that of transformers, and two passes cost twice as much."""
+    size = TINY[kind]
+    model, batch = size.model(), size.batch()
+    counted = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Advice)
+        for variant in bench_steps.variants(kind=kind):
+            if not variant.heavy:
+                counted[variant.name] = worker_process.count_flops(variant.step(model, batch))
+    plain, seqreg = counted[bench_steps.HF], counted[bench_steps.PLAIN]
+    head = 3 * 2 * size.width * size.classes * size.rows * size.source  # positions without a label
+    assert seqreg == (plain - head if kind == "causal" else plain)
+    assert counted["r3f"] == counted["rdrop"] == 2 * seqreg
+    assert counted[bench_steps.TWO_PASSES] == 2 * plain
+    assert not any("where" in name for name in counted)
+    one, other = (
+        gradients_of(model.eval(), step)
+        for step in (
+            bench_steps.transformers_step(model, batch),
+            bench_steps.criterion_step(Criterion(label_smoothing=bench_steps.SMOOTHING), model, batch),
+        )
+    )
+    for name, gradient in one.items():
+        torch.testing.assert_close(other[name], gradient, rtol=1e-4, atol=1e-6)
 
 
 @pytest.fixture(scope="module")
 def small() -> Any:
-    size = bench_steps.SIZES["small"]
+    size = sizes.SIZES["small"]
     return size, size.model()
 
 
@@ -47,7 +95,7 @@ def test_operations_of_the_small_step(small: Any) -> None:
 
 
 def test_a_reference_costs_one_more_forward() -> None:
-    size = bench_steps.SIZES["tiny"]
+    size = sizes.SIZES["tiny"]
     model, batch = size.model(), size.batch()
     plain = worker_process.count_flops(bench_steps.transformers_step(model, batch))
     with torch.no_grad():
@@ -92,7 +140,7 @@ def test_operations_of_terms_that_spare_layers(small: Any, term: str, layers: fl
     assert found <= layers * plain + attention * (whole - plain)
 
 
-def without_attention(step: bench_steps.Step) -> int:
+def without_attention(step: bench_steps.StepFunction) -> int:
     """As torch counts on the CPU."""
     with FlopCounterMode(display=False) as counter:
         step()
@@ -125,7 +173,7 @@ def test_padding_costs_the_head_nothing(small: Any) -> None:
 
 def test_the_plain_step_is_that_of_transformers() -> None:
     """Two ways to one loss, with every gradient."""
-    size = bench_steps.SIZES["tiny"]
+    size = sizes.SIZES["tiny"]
     model, batch = size.model().eval(), size.batch(0.25)
     found = []
     for step in (
@@ -148,7 +196,7 @@ def test_what_others_compute_is_the_same_loss(name: str, criterion: Criterion) -
     """Without dropout R-Drop's two passes are one: the divergence is 0, the task losses are equal."""
     if name == bench_steps.LINEAR and not hasattr(torch.nn.functional, "linear_cross_entropy"):
         pytest.skip("torch before 2.13")
-    size = bench_steps.SIZES["tiny"]
+    size = sizes.SIZES["tiny"]
     model, batch = size.model().eval(), size.batch(0.25)
     found = []
     (variant,) = [some for some in bench_steps.variants(["anchor", "rdrop"], presets=False) if some.name == name]
@@ -158,6 +206,27 @@ def test_what_others_compute_is_the_same_loss(name: str, criterion: Criterion) -
         found.append({key: parameter.grad.clone() for key, parameter in model.named_parameters()})
     for key, gradient in found[0].items():
         torch.testing.assert_close(found[1][key], gradient, rtol=1e-4, atol=1e-7)
+
+
+def gradients_of(model: Any, step: Any) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    torch.manual_seed(7)
+    step()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", ["seq2seq", "causal", "classifier"])
+def test_the_divergence_of_r_drop_by_hand_is_that_of_the_term(kind: Any) -> None:
+    """With dropout, from the same masks: both task losses, and the KL both ways, halved."""
+    size = dataclasses.replace(TINY[kind], target=8 if kind != "classifier" else 0)
+    model, batch = with_dropout(size.model()), size.batch(0.25)
+    criterion = Criterion(RDrop(alpha=5.0, task="mean"), label_smoothing=bench_steps.SMOOTHING, fused=False)
+    expected = gradients_of(model, bench_steps.criterion_step(criterion, model, batch))
+    found = gradients_of(model, bench_steps.two_pass_step(model, batch, weight=5.0))
+    without = gradients_of(model, bench_steps.two_pass_step(model, batch, weight=0.0))
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+    assert any(not torch.allclose(without[name], gradient, rtol=0.05) for name, gradient in expected.items())
 
 
 def test_memory_counts_what_a_step_holds() -> None:
@@ -178,7 +247,7 @@ def test_measure_and_plot(tmp_path: Path) -> None:
     assert names[:3] == [bench_steps.HF, bench_steps.PLAIN, "rdrop"]
     presets = ["rdrop preset=fairseq_rdrop", "rdrop preset=fairseq_rdrop, from logits"]
     torchs = [bench_steps.LINEAR] if hasattr(torch.nn.functional, "linear_cross_entropy") else []
-    assert names[3:] == [*presets, bench_steps.TWO_PASSES, *torchs]
+    assert names[3:] == ["rdrop where=decoder, layer=0", *presets, bench_steps.TWO_PASSES, *torchs]
     assert found.rows[0].time == found.rows[0].flops == found.rows[0].memory == 1.0
     assert all(0 < row.of_peak < 1.5 for row in found.rows)
     assert told[-1] == "done"

@@ -18,6 +18,7 @@ from transformers.models.t5 import modeling_t5
 
 from seqreg import Criterion, build_term
 from seqreg.bench import steps, worker_process
+from seqreg.bench.sizes import SIZES
 from seqreg.forward import Perturbation
 from seqreg.integrations.hf import context
 
@@ -154,7 +155,7 @@ def test_new_weights_are_seen() -> None:
 
 def test_operations_on_long_sources() -> None:
     """Of articles with 1,024 tokens the encoder is nearly all of the work."""
-    size = steps.SIZES["long"]
+    size = SIZES["long"]
     model, inputs = size.model(), {key: value[:1] for key, value in size.batch().items()}
     plain = worker_process.count_flops(steps.transformers_step(model, inputs))
     for term, settings, most in (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import numpy as np
 import pytest
 import scipy.stats
@@ -61,3 +63,9 @@ def test_bad_input() -> None:
         classification(["acuracy"], [1], [1])
     with pytest.raises(BadInput, match="not finite"):
         classification(["pearson"], [float("nan"), 1.0], [1.0, 2.0])
+
+
+def test_what_is_slow_to_import_is_imported_where_it_is_used() -> None:
+    code = "import sys, seqreg.metrics.classification; print('scipy.stats' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"

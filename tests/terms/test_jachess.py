@@ -14,6 +14,7 @@ from torch.nn import functional
 from seqreg import BadInput, Criterion, Evaluation, Perturbation, StartAt
 from seqreg.bench import steps as bench_steps
 from seqreg.bench import worker_process
+from seqreg.bench.sizes import SIZES
 from seqreg.integrations.hf import context, count
 from seqreg.terms.bregman import Bregman
 from seqreg.terms.jachess import JacHess
@@ -200,7 +201,7 @@ def test_dropout_masks_are_replayed(attention: str, checkpointing: bool, monkeyp
 
 
 def test_flops() -> None:
-    size = bench_steps.SIZES["tiny"]
+    size = SIZES["tiny"]
     model, batch = size.model(), size.batch()
 
     def flops(*terms: JacHess) -> int:

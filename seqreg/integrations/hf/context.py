@@ -19,11 +19,12 @@ from seqreg.context import Context, Count, Kind
 from seqreg.engines.detect import Engine, engine_of, refusal, world_size
 from seqreg.engines.shards import Shards, kept_whole
 from seqreg.errors import BadInput
-from seqreg.forward import Forward, Pass, Perturbation, PerturbationSite
+from seqreg.forward import Forward, Pass, Perturbation, PerturbationSite, Point
 from seqreg.integrations.embedding_hook import Lookup, Stack, perturbed
 from seqreg.integrations.hf import model as hf
 from seqreg.integrations.hf import reference
 from seqreg.integrations.hf.encoder_reuse import EncoderReuse
+from seqreg.integrations.hf.layer_input import LayerInput
 from seqreg.integrations.hf.lazy_logits import Pending, deferred, head_of
 from seqreg.losses import IGNORE, check_labels
 
@@ -64,12 +65,25 @@ class HFForward(Forward):
         self.head_owner = None if self.head is None or self.shards is None else self.shards.owner(self.head)
         self.batch_size = None if self.packed or hf.routes(module, self.inputs) else _batch_size(self.inputs)
         self.lookups = self._lookups(self.inputs)
+        self.kept_inputs: dict[tuple[str, Point], LayerInput] = {}
         self.adapted = reference.adapted(model)
         self.adapters = self.adapted is not None
         possible = task == "seq2seq" and model is module and not self.packed and not self.recomputes
         self.reuse = (
             EncoderReuse.of(module, self.stacks) if possible and not self.drops_layers and self.shards is None else None
         )
+
+    def keep_input(self, site: str, layer: int) -> None:
+        if (site, layer) in self.kept_inputs:
+            return
+        if self.drops_layers or self.recomputes or self.engine not in ("", "DDP"):
+            fault = "layerdrop" if self.drops_layers else "gradient checkpointing" if self.recomputes else self.engine
+            raise BadInput(f"layer={layer}: passes cannot begin at a layer under {fault}: leave layer out")
+        layers = hf.layers(self.stacks[site])
+        if layer >= len(layers):
+            raise BadInput(f"layer={layer}: the {site} has {len(layers)} layers: expected 0 to {len(layers) - 1}")
+        before = [self.stacks["encoder"].module] if site == "decoder" and "encoder" in self.stacks else []
+        self.kept_inputs[site, layer] = LayerInput(layers[layer], [*before, *layers[:layer]], self._device)
 
     def run(self, shifts: Sequence[Perturbation], *, hidden: bool, rows: Tensor | None = None) -> Pass:
         inputs: Mapping[str, Any] = self.inputs
@@ -80,11 +94,20 @@ class HFForward(Forward):
             if torch.is_grad_enabled() and not self.observing:
                 for lookup in self.lookups if rows is None else self._lookups(inputs):
                     exits.enter_context(lookup)
-            embeds = exits.enter_context(perturbed(self.stacks, shifts))
+            at_embeddings = [shift for shift in shifts if not isinstance(shift.point, int)]
+            for shift in shifts:
+                if isinstance(shift.point, int):
+                    at_embeddings = self._resume(exits, shift, shift.point, at_embeddings)
+            unperturbed = len(shifts) == len(self._input_perturbations) and self._masks is not None
+            kept_inputs = self.kept_inputs if unperturbed else {}
+            for kept in kept_inputs.values():
+                exits.enter_context(kept.keeping(self._masks or "shared"))
+            embeds = exits.enter_context(perturbed(self.stacks, at_embeddings))
             exits.enter_context(deferred(self.head, self.head_owner, copied=self._swapped))
             if self.reuse is not None and self._masks is not None and not hidden:
                 inputs = exits.enter_context(self.reuse(inputs, self._masks, shifts))
             output = (self.module if self.observing else self.model)(**inputs, **options)
+        embeds.layer_inputs |= {key: kept.states(self._masks or "shared") for key, kept in kept_inputs.items()}
         states = _hidden_states(output, self.stacks) if hidden else {}
         aux = hf.aux_loss(self.module, output, inputs)
         causal = self.task == "causal"  # what follows the last token has no label
@@ -103,6 +126,18 @@ class HFForward(Forward):
             return output
 
         return Pass(projection.logits, embeds, states, whole, embeds.dtype, projection, rows, aux)
+
+    def _resume(
+        self, exits: contextlib.ExitStack, shift: Perturbation, layer: int, others: Sequence[Perturbation]
+    ) -> list[Perturbation]:
+        """Begin the pass at the input of a layer; returns the other perturbations, without stacks that do not run."""
+        ((site, delta),) = shift.delta.items()
+        exits.enter_context(self.kept_inputs[site, layer].resumed(self._masks or "independent", delta, shift.detach))
+        runs = self.stacks.keys() - ({"encoder"} if site == "decoder" else set())
+        return [
+            dataclasses.replace(other, delta={key: value for key, value in other.delta.items() if key in runs})
+            for other in others
+        ]
 
     def _lookups(self, inputs: Mapping[str, Any]) -> list[Lookup]:
         """One lookup per stack, or one for both where the decoder's tokens are known and its table is the encoder's."""

@@ -165,6 +165,16 @@ def _stack(module: Any) -> Stack:
     )
 
 
+def layers(stack: Stack) -> list[nn.Module]:
+    """The layers of a stack, first to last: its longest list of modules that is not inside another one."""
+    lists = [module for module in stack.module.modules() if isinstance(module, nn.ModuleList)]
+    inner = {id(part) for module in lists for child in module for part in child.modules()}
+    outer = [module for module in lists if id(module) not in inner]
+    if not outer:
+        raise BadInput(f"{type(stack.module).__name__} has no list of layers to begin a pass in: leave layer out")
+    return max((list(module) for module in outer), key=len)
+
+
 def special(model: PreTrainedModel, name: str) -> int | None:
     """A special token of the configuration; the first where there are several."""
     value = getattr(model.config, name, None)

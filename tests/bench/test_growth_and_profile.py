@@ -1,0 +1,90 @@
+"""`seqreg bench --growth` and `--profile`: exponents and shares on steps whose answer is known."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from seqreg import BadInput
+from seqreg.bench import growth, measure, profile_step
+from seqreg.bench import steps as bench_steps
+from seqreg.cli import bench as cli_bench
+
+
+def test_exponents_of_powers() -> None:
+    points = (1, 2, 4, 8)
+    for power in (0.0, 1.0, 2.0):
+        values = tuple(round(1000 * point**power) for point in points)
+        curve = growth.Curve("", "rows", points, values, values, tuple(map(float, values)))
+        assert [curve.exponent(of) for of in ("flops", "memory", "seconds")] == pytest.approx([power] * 3, abs=1e-6)
+
+
+def test_operations_grow_as_the_formula_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Linear in rows; in vocabulary and layers a line with an offset; attention alone is above linear in lengths."""
+    small = dataclasses.replace(growth.BASE, width=16, classes=200, source=8, target=8, rows=2, layers=1)
+    monkeypatch.setattr(growth, "BASE", small)
+    monkeypatch.setattr(growth, "POINTS", {"rows": (1, 2, 4), "classes": (100, 200, 300), "source": (8, 16, 32)})
+    curves = growth.measure(["r3f"])
+    assert [(curve.axis, curve.name) for curve in curves[:3]] == [
+        ("rows", bench_steps.HF), ("rows", bench_steps.PLAIN), ("rows", "r3f")
+    ]  # fmt: skip
+    for curve in curves:
+        first, second, third = curve.flops
+        if curve.axis == "rows":
+            assert curve.exponent("flops") == pytest.approx(1.0, abs=1e-9)
+        if curve.axis == "classes":
+            assert third - second == second - first > 0
+            assert curve.exponent("flops") < 1.0
+        if curve.axis == "source":
+            assert (third - second) > 2 * (second - first)
+        assert min(curve.memory) > 0
+        assert min(curve.seconds) > 0
+    growth.plot(curves, str(tmp_path / "growth.png"))
+    assert (tmp_path / "growth.png").stat().st_size > 10_000
+
+
+def test_kinds_of_operators() -> None:
+    kinds = {
+        "aten::mm": "matrix products",
+        "aten::addmm": "matrix products",
+        "aten::_scaled_dot_product_flash_attention_for_cpu_backward": "attention",
+        "aten::_fused_adamw_": "optimizer",
+        "aten::gelu": "other operators",
+    }
+    assert {name: profile_step.kind_of(name) for name in kinds} == kinds
+
+
+def test_a_step_of_products_is_one() -> None:
+    model = torch.nn.Linear(400, 400, bias=False)
+    data = torch.randn(4000, 400)
+
+    def step() -> None:
+        model(data).sum().backward()
+
+    found = profile_step.profile_step("linear", step, model, lambda step: 2 * 2 * 4000 * 400 * 400, 1e12)
+    assert sum(found.shares.values()) == pytest.approx(1.0)
+    assert found.shares["matrix products"] == max(found.shares.values())
+    assert found.shares["attention"] == 0.0
+    assert found.of_peak == found.product_flops / found.product_seconds / 1e12
+    assert 0 < found.shares["optimizer"] < 1
+
+
+def test_plain_steps_and_terms_are_profiled() -> None:
+    told: list[str] = []
+    found = measure.profile("tiny", ["r3f"], progress=told.append)
+    assert told == [each.name for each in found] == [bench_steps.HF, bench_steps.PLAIN, "r3f"]
+    assert found[0].product_flops == found[1].product_flops == found[2].product_flops // 2
+    assert all(0 < each.of_peak < 1.5 and each.shares["attention"] > 0 for each in found)
+
+
+def test_each_is_measured_alone() -> None:
+    for options in ({"growth": True, "profile": True}, {"growth": True, "rounds": 3}, {"profile": True, "rouge": True}):
+        with pytest.raises(BadInput, match="measured alone"):
+            cli_bench.bench("small", **options)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="sizes of its own"):
+        cli_bench.bench("tiny", growth=True)
+    with pytest.raises(BadInput, match="draws nothing"):
+        cli_bench.bench("tiny", profile=True, plot=Path("x.png"))
