@@ -86,7 +86,7 @@ class Browser:
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.call("Emulation.setEmulatedMedia", media="", features=[scheme])
         self.events.clear()
         self.call("Page.navigate", url=page.resolve().as_uri())
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):

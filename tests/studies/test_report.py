@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Finding("calibrate", "Calibration", "seqreg calibrate x", [f"ECE is 0.02. {fake_comparison.NASTY}"]).write(of_run)
     assert report([folder]) == folder / "report.html"
     return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One for all tests: it takes seconds to start."""
+    with Browser() as browser:
+        yield browser
 
 
 def test_the_page_is_whole_and_safe(folder: Path) -> None:
@@ -76,109 +84,102 @@ def choose(browser: Browser, name: str, value: str, event: str = "change") -> No
 
 
 @needs_chromium
-def test_the_page_in_a_browser(folder: Path) -> None:
+def test_the_page_in_a_browser(folder: Path, browser: Browser) -> None:
     back = "getComputedStyle(document.body).backgroundColor"
-    with Browser() as browser:
-        browser.open(folder / "report.html")
-        assert browser.run("document.title").startswith("seqreg: quickstart")  # and not what a model wrote
-        assert browser.run("[...document.images].every(one => one.complete && one.naturalWidth > 100)")
-        light = browser.run(back)
-        browser.click("#theme")
-        assert browser.run(back) != light
-        browser.click("#theme")
-        assert browser.run(back) == light
-        firsts = (
-            "[...document.querySelectorAll('#scores table')[0].tBodies[0].rows].map(row => row.cells[0].textContent)"
-        )
-        assert browser.run(firsts) == ["baseline", "r3f", "smart"]
-        browser.click("#scores table th:nth-child(4)")
-        assert browser.run(firsts)[0] == "r3f"
-        browser.click("#repeat details summary")
-        assert browser.run("document.querySelector('#repeat details').open")
-        for place in ("#cost", "#repeat"):
-            browser.click(f"nav a[href='{place}']")
-            assert browser.run("location.hash") == place
-        assert browser.faults() == []
-        browser.open(folder / "report.html", dark=True)
-        assert browser.run(back) != light
+    browser.open(folder / "report.html")
+    assert browser.run("document.title").startswith("seqreg: quickstart")  # and not what a model wrote
+    assert browser.run("[...document.images].every(one => one.complete && one.naturalWidth > 100)")
+    light = browser.run(back)
+    browser.click("#theme")
+    assert browser.run(back) != light
+    browser.click("#theme")
+    assert browser.run(back) == light
+    firsts = "[...document.querySelectorAll('#scores table')[0].tBodies[0].rows].map(row => row.cells[0].textContent)"
+    assert browser.run(firsts) == ["baseline", "r3f", "smart"]
+    browser.click("#scores table th:nth-child(4)")
+    assert browser.run(firsts)[0] == "r3f"
+    browser.click("#repeat details summary")
+    assert browser.run("document.querySelector('#repeat details').open")
+    for place in ("#cost", "#repeat"):
+        browser.click(f"nav a[href='{place}']")
+        assert browser.run("location.hash") == place
+    assert browser.faults() == []
+    browser.open(folder / "report.html", dark=True)
+    assert browser.run(back) != light
 
 
 @needs_chromium
-def test_examples_are_read_filtered_and_searched(folder: Path) -> None:
-    with Browser() as browser:
-        browser.open(folder / "report.html")
-        assert browser.run(COUNT) == "10 of 60 examples"
-        assert browser.run(SHOWN)[:2] == ["example 0", "example 1"]
-        outputs = browser.run(OUTPUTS)
-        assert outputs[1].startswith("baseline")
-        assert "seed 1 won it 0" in outputs[1]
-        assert any(fake_comparison.NASTY in text for text in outputs)  # as text, and none of it has run
-        assert browser.run("document.title").startswith("seqreg: quickstart")
-        choose(browser, "seed", "3")
-        assert "seed 3 won it 0" in browser.run(OUTPUTS)[1]
-        assert len(browser.run(OUTPUTS)) == 40
-        choose(browser, "seed", "2")
-        assert len(browser.run(OUTPUTS)) == 30  # that run of smart failed
-        marks = "[...document.querySelectorAll('.example del')].filter(one => one.offsetParent).length"
-        assert browser.run(marks) == 0
-        choose(browser, "marks", "both")
-        assert browser.run(marks) > 0
-        choose(browser, "search", "IT 17", "input")
-        assert browser.run(SHOWN) == ["example 17"]
-        browser.click("[name=clear]")
-        browser.click(".more")
-        assert browser.run(COUNT) == "20 of 60 examples"
-        choose(browser, "show", "worse 1")
-        worse = int(browser.run(COUNT).split(" of ")[1].split()[0])
-        counts = browser.run("[...document.querySelectorAll('.bin[data-method=r3f]')].map(one => one.textContent)")
-        assert worse == sum(int(count) for count in counts[:4])
-        choose(browser, "show", "all")
-        for place, count in enumerate(counts):
-            if count != "0":
-                browser.click(f".bin[data-method=r3f][data-bin='{place}']")
-                assert browser.run(COUNT).split(" of ")[1].startswith(f"{count} examples that match")
-        choose(browser, "order", "low")
-        browser.click("[name=clear]")
-        scores = [float(text.split("(")[1].split(")")[0]) for text in browser.run(OUTPUTS) if text.startswith("base")]
-        assert scores == sorted(scores)
-        assert browser.faults() == []
+def test_examples_are_read_filtered_and_searched(folder: Path, browser: Browser) -> None:
+    browser.open(folder / "report.html")
+    assert browser.run(COUNT) == "10 of 60 examples"
+    assert browser.run(SHOWN)[:2] == ["example 0", "example 1"]
+    outputs = browser.run(OUTPUTS)
+    assert outputs[1].startswith("baseline")
+    assert "seed 1 won it 0" in outputs[1]
+    assert any(fake_comparison.NASTY in text for text in outputs)  # as text, and none of it has run
+    assert browser.run("document.title").startswith("seqreg: quickstart")
+    choose(browser, "seed", "3")
+    assert "seed 3 won it 0" in browser.run(OUTPUTS)[1]
+    assert len(browser.run(OUTPUTS)) == 40
+    choose(browser, "seed", "2")
+    assert len(browser.run(OUTPUTS)) == 30  # that run of smart failed
+    marks = "[...document.querySelectorAll('.example del')].filter(one => one.offsetParent).length"
+    assert browser.run(marks) == 0
+    choose(browser, "marks", "both")
+    assert browser.run(marks) > 0
+    choose(browser, "search", "IT 17", "input")
+    assert browser.run(SHOWN) == ["example 17"]
+    browser.click("[name=clear]")
+    browser.click(".more")
+    assert browser.run(COUNT) == "20 of 60 examples"
+    choose(browser, "show", "worse 2")
+    worse = int(browser.run(COUNT).split(" of ")[1].split()[0])
+    counts = browser.run("[...document.querySelectorAll('.bin[data-method=smart]')].map(one => one.textContent)")
+    assert 0 < worse == sum(int(count) for count in counts[:4]) < 60
+    choose(browser, "show", "all")
+    for place, count in enumerate(counts):
+        if count != "0":
+            browser.click(f".bin[data-method=smart][data-bin='{place}']")
+            assert f" of {count} examples" in browser.run(COUNT)
+    choose(browser, "order", "low")
+    browser.click("[name=clear]")
+    scores = [float(text.split("(")[1].split(")")[0]) for text in browser.run(OUTPUTS) if text.startswith("base")]
+    assert scores == sorted(scores)
+    assert browser.faults() == []
 
 
 @needs_chromium
-def test_numbers_stand_below_their_heads(folder: Path) -> None:
+def test_numbers_stand_below_their_heads(folder: Path, browser: Browser) -> None:
     ends = (
         "[...document.querySelectorAll('table')].flatMap(table => [...table.tBodies[0].rows].flatMap(row => "
         "[...row.cells].map((cell, place) => [cell, table.tHead.rows[0].cells[place]])))"
         ".filter(([cell]) => cell.textContent.trim()).map(([cell, head]) => "
         "[getComputedStyle(cell).textAlign, getComputedStyle(head).textAlign])"
     )
-    with Browser() as browser:
-        browser.open(folder / "report.html")
-        pairs = browser.run(ends)
-        assert len(pairs) > 50
-        assert all(cell == head for cell, head in pairs)
-        assert {cell for cell, _ in pairs} == {"left", "right"}
+    browser.open(folder / "report.html")
+    pairs = browser.run(ends)
+    assert len(pairs) > 50
+    assert all(cell == head for cell, head in pairs)
+    assert {cell for cell, _ in pairs} == {"left", "right"}
 
 
 @needs_chromium
 @pytest.mark.parametrize("width", [360, 390, 800])
-def test_nothing_is_wider_than_a_phone(folder: Path, width: int) -> None:
-    with Browser() as browser:
-        browser.open(folder / "report.html", width=width, height=800)
-        assert browser.run("document.documentElement.scrollWidth") <= width
-        assert browser.run("document.querySelector('#scores .wide').scrollWidth") > 0
+def test_nothing_is_wider_than_a_phone(folder: Path, browser: Browser, width: int) -> None:
+    browser.open(folder / "report.html", width=width, height=800)
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    assert browser.run("document.querySelector('#scores .wide').scrollWidth") > 0
 
 
 @needs_chromium
-def test_b11_all_columns_are_on_paper(folder: Path) -> None:
-    with Browser() as browser:
-        browser.open(folder / "report.html", width=1030, height=700)  # A4 across, without its margins
-        browser.call("Emulation.setEmulatedMedia", media="print")
-        wide = "[...document.querySelectorAll('table')].map(one => one.scrollWidth)"
-        assert max(browser.run(wide)) <= 1030
-        assert browser.run("getComputedStyle(document.querySelector('#scores .wide')).overflowX") == "visible"
-        said = browser.run("document.querySelector('.about').textContent")
-        assert all(one in said for one in ("bart from scratch", "60 examples (test)", "trained"))
+def test_b11_all_columns_are_on_paper(folder: Path, browser: Browser) -> None:
+    browser.open(folder / "report.html", width=1030, height=700)  # A4 across, without its margins
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    wide = "[...document.querySelectorAll('table')].map(one => one.scrollWidth)"
+    assert max(browser.run(wide)) <= 1030
+    assert browser.run("getComputedStyle(document.querySelector('#scores .wide')).overflowX") == "visible"
+    said = browser.run("document.querySelector('.about').textContent")
+    assert all(one in said for one in ("bart from scratch", "60 examples (test)", "trained"))
 
 
 def test_markdown_and_latex(folder: Path, tmp_path: Path) -> None:

@@ -38,9 +38,12 @@ def reader(compared: Results, budget: int = BUDGET) -> dict[str, Any] | None:
     if not compared.texts and "correct" not in first[0]:
         return None
     scores = {method.name: _scores(compared, method) for method in compared.scored}
-    examples = [_example(compared, index, scores) for index in _chosen(compared, scores, budget)]
     base, sign = scores[compared.plan.baseline].mean(0), 1 if compared.greater_is_better else -1
-    changes = {name: sign * (some.mean(0) - base) for name, some in scores.items() if name != compared.plan.baseline}
+    binned = {name: bins(sign * (some.mean(0) - base)) for name, some in scores.items()}
+    examples = [
+        _example(compared, index, scores) | {"bins": [int(some[index]) for some in binned.values()]}
+        for index in _chosen(compared, scores, budget)
+    ]
     return {
         "metric": compared.metric, "texts": compared.texts, "greater": compared.greater_is_better,
         "baseline": compared.plan.baseline, "seeds": list(compared.plan.seeds), "total": len(first),
@@ -50,8 +53,8 @@ def reader(compared: Results, budget: int = BUDGET) -> dict[str, Any] | None:
         ],
         "examples": examples,
         "bins": [
-            {"name": name, "counts": np.bincount(bins(change), minlength=len(BINS)).tolist()}
-            for name, change in changes.items()
+            {"name": name, "counts": np.bincount(some, minlength=len(BINS)).tolist()}
+            for name, some in binned.items() if name != compared.plan.baseline
         ],
     }  # fmt: skip
 

@@ -22,10 +22,8 @@ const make = (name, className, text) => {
   if (text !== undefined) node.textContent = text;
   return node;
 };
-const EDGES = [-50, -25, -10, 0, 0, 10, 25, 50], PAGE = 10;
+const PAGE = 10, EQUAL = 4;  // examples that are shown at first; the bin of those without a difference
 const mean = (numbers) => { const known = numbers.filter((number) => number !== null); return known.reduce((a, b) => a + b, 0) / known.length; };
-const binOf = (change) => change < 0 ? EDGES.slice(0, 4).filter((edge) => edge <= change).length
-  : change > 0 ? 4 + EDGES.slice(4).filter((edge) => edge < change).length : 4;
 
 function readerOf(section) {
   const data = JSON.parse(section.querySelector("script").textContent), find = (name) => section.querySelector(`[name=${name}]`);
@@ -33,16 +31,17 @@ function readerOf(section) {
   const base = data.methods.findIndex((method) => method.name === data.baseline), sign = data.greater ? 1 : -1;
   data.examples.forEach((example) => {
     example.means = example.scores.map(mean);
-    example.changes = example.means.map((score) => Math.round(1e6 * sign * (score - example.means[base])) / 1e6);
-    example.all = [example.source, ...example.references, ...example.outputs.flat().filter(Boolean).flat().filter((piece) => piece[0] !== "-").map((piece) => piece.slice(1))].join("").toLowerCase();
+    example.changes = example.means.map((score) => score - example.means[base]);
+    const texts = example.outputs.flat().filter(Boolean).map((pieces) => pieces.filter((piece) => piece[0] !== "-").map((piece) => piece.slice(1)).join(""));
+    example.all = [example.source, ...example.references, ...texts].join("\n").toLowerCase();
   });
   let chosen = null, shown = PAGE;
 
   const kept = (example) => {
-    const [kind, method] = find("show").value.split(" "), change = example.changes[method];
-    if (chosen && binOf(example.changes[chosen.method]) !== chosen.bin) return false;
-    if (kind === "differ" && new Set(example.means).size === 1) return false;
-    if ((kind === "better" && !(change > 0)) || (kind === "worse" && !(change < 0))) return false;
+    const [kind, method] = find("show").value.split(" "), bin = example.bins[method];
+    if (chosen && example.bins[chosen.method] !== chosen.bin) return false;
+    if (kind === "differ" && example.bins.every((one) => one === EQUAL)) return false;
+    if ((kind === "better" && bin <= EQUAL) || (kind === "worse" && bin >= EQUAL)) return false;
     return example.all.includes(find("search").value.trim().toLowerCase());
   };
   const orders = {
