@@ -246,27 +246,31 @@ def _share(text: str | None) -> float | str | None:
 
 @app.command(rich_help_panel=PANEL)
 def report(
-    folder: Annotated[Path, typer.Argument(help="The folder of a comparison.")],
+    folders: Annotated[list[Path], typer.Argument(help="The folder of a comparison; several for one page of all.")],
     output: Annotated[
-        Optional[Path], typer.Option("--output", "-o", help="A file; by default report.html in the folder.")
+        Optional[Path],
+        typer.Option("--output", "-o", help="A file; by default report.html in the folder. Needed for several."),
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Markdown for a paper or a pull request.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="The tables in LaTeX.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write one page about a comparison: the verdict, every number, figures, texts, and how to repeat it.
+    """Write one page about a comparison: the verdict, every number, figures, examples, and how to repeat it.
 
     The page is one file that needs no network. Findings of other studies of the comparison or of its runs are on it
-    too.
+    too. Several comparisons are on one page, with their verdicts at its top.
 
     seqreg report runs/compare
 
+    seqreg report runs/rte runs/mrpc --output both.html
+
     seqreg report runs/compare --markdown --output results.md
     """
-    comparison_plan.read(folder)
+    for folder in folders:
+        comparison_plan.read(folder)
     from seqreg.studies.compare import report
 
-    path = report.report(folder, output, markdown=markdown, latex=latex)
+    path = report.report(folders, output, markdown=markdown, latex=latex)
     console.print(f"Written: {plain(path)}", soft_wrap=True)
     print_result({"written": str(path)}, as_json=as_json)
 

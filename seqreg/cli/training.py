@@ -1,4 +1,4 @@
-"""Commands that train a model, and use it: train, launch, check, quickstart, evaluate, predict, replay."""
+"""Commands that train a model, and use it: train, launch, check, quickstart, evaluate, predict, serve, replay."""
 
 from __future__ import annotations
 
@@ -223,6 +223,44 @@ def predict(
     if output != "-":
         console.print(f"{count} predictions in {plain(output)}")
         print_result({"predictions": count, "output": output}, as_json=as_json)
+
+
+@app.command()
+def serve(
+    runs: Annotated[list[Path], typer.Argument(help="Output folders of finished runs.")],
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for a free one.")] = 8765,
+    allow_remote: Annotated[
+        bool,
+        typer.Option("--allow-remote", help="Listen where other machines can reach the models; there is no login."),
+    ] = False,
+    as_json: Json = False,
+    trust: Trust = False,
+) -> None:
+    """Open a local page to type a source into: outputs of runs side by side, with the probability of every token.
+
+    The page also shows the outputs under noise on the embeddings, with the tokens that it changes. It is for this
+    machine alone. Ctrl-C ends it.
+
+    seqreg serve runs/gigaword-tiny/baseline runs/gigaword-tiny/r3f
+    """
+    for run in runs:
+        run_config.check_trained(run)
+        run_config.load(run, build_terms=False)
+    from seqreg.cli import serve
+    from seqreg.studies.common.trained_model import load_all
+
+    serve.check_address(host, allow_remote)
+    quiet()
+    models = load_all(runs, trust=trust)
+    for model in models.values():
+        _ = model.model  # what is wrong with it is told before there is a page
+    server = serve.PageServer(models, host, port, allow_remote=allow_remote)
+    reach = "; other machines can reach it" if allow_remote else ""
+    console.print(f"{', '.join(map(plain, models))}: {server.url} (Ctrl-C ends it{reach})", soft_wrap=True)
+    print_result({"url": server.url, "runs": list(models)}, as_json=as_json)
+    serve.serve(server)
+    console.print("Stopped.")
 
 
 @app.command()

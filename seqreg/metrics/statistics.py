@@ -168,6 +168,16 @@ def welch(first: Sequence[float], second: Sequence[float], *, confidence: float 
     return Difference(mean, (float(ends.low), float(ends.high)), float(test.pvalue), "Welch")
 
 
+def paired(first: Sequence[float], second: Sequence[float], *, confidence: float = 0.95) -> Difference:
+    """The mean difference of pairs with Student's interval, and without a test.
+
+    >>> paired([1.0, 2.0, 3.0], [2.0, 3.0, 4.0]).interval
+    (1.0, 1.0)
+    """
+    d = _finite(second) - _finite(first)
+    return Difference(float(d.mean()), student(d, confidence) if len(d) > 1 else None, None, "paired")
+
+
 def permutation(
     first: Sequence[float] | Array, second: Sequence[float] | Array, *, resamples: int = 9999, seed: int = 0
 ) -> Difference:

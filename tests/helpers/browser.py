@@ -20,7 +20,7 @@ def find() -> str | None:
 
 
 class Browser:
-    """One page of a browser of its own, which cannot reach any network."""
+    """One page of a browser of its own, which cannot reach any network but this machine."""
 
     def __init__(self) -> None:
         program = find()
@@ -80,15 +80,15 @@ class Browser:
         found: dict[str, Any] = json.loads(text)
         return found
 
-    def open(self, page: Path, width: int = 1200, height: int = 900, dark: bool = False) -> None:
-        """Open a file in a window of this size, and wait until it is there."""
+    def open(self, page: Path | str, width: int = 1200, height: int = 900, dark: bool = False) -> None:
+        """Open a file or an address of this machine in a window of this size, and wait until it is there."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.call("Emulation.setEmulatedMedia", media="", features=[scheme])
         self.events.clear()
-        self.call("Page.navigate", url=page.resolve().as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._next())
 
@@ -107,14 +107,14 @@ class Browser:
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
 
-    def faults(self) -> list[str]:
-        """Errors of scripts, and everything that was asked of a network."""
+    def faults(self, own: str = "file:") -> list[str]:
+        """Errors of scripts, and everything that was asked of a network; `own` begins the addresses of the page."""
         found = []
         for event in self.events:
             kind, what = event.get("method"), event.get("params", {})
             if kind == "Runtime.exceptionThrown" or (kind == "Log.entryAdded" and what["entry"]["level"] == "error"):
                 found.append(json.dumps(what))
-            if kind == "Network.requestWillBeSent" and not what["request"]["url"].startswith(("file:", "data:")):
+            if kind == "Network.requestWillBeSent" and not what["request"]["url"].startswith((own, "data:")):
                 found.append(what["request"]["url"])
         return found
 

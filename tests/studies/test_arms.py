@@ -87,7 +87,7 @@ def test_the_search_is_in_the_verdict_the_page_and_the_export(tmp_path: Path) ->
     assert [row[0] for row in table.rows] == ["baseline"] * 3 + ["r3f"] * 3
     assert [row[-1] for row in table.rows] == ["", "", "chosen"] * 2
     assert finding.values["search"]["scores"] == {"baseline": [50.0, 51.0, 52.0], "r3f": [50.0, 51.0, 52.0]}
-    page, text = (report(tmp_path, None, markdown=markdown).read_text() for markdown in (False, True))
+    page, text = (report([tmp_path], markdown=markdown).read_text() for markdown in (False, True))
     for shown in (page, text):
         assert "Trials of the search" in shown
         assert "best free arm" in shown

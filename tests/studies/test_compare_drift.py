@@ -53,9 +53,23 @@ def test_numbers_are_over_seeds(folder: Path) -> None:
             assert measured[name][method]["student"] == pytest.approx(expected)
     changed = measured["old <task>: loss change"]["r3f"]
     assert changed["mean"] == pytest.approx(sum(LOSSES["r3f"]) / 3 - 2.0)
-    test = stats.ttest_ind(LOSSES["r3f"], LOSSES["baseline"], equal_var=False)
-    assert changed["difference"]["p"] == pytest.approx(test.pvalue)
+    test = stats.ttest_rel(LOSSES["r3f"], LOSSES["baseline"])  # the same seeds: paired, and described alone
+    assert changed["difference"]["interval"] == pytest.approx(tuple(test.confidence_interval(0.95)))
+    assert changed["difference"]["p"] is None
     assert json.loads((folder / FOLDER / "compare.json").read_text())["values"]["drift"]["KL(trained || start)"]
+
+
+def test_only_seeds_that_both_have_are_paired_and_one_model_with_none() -> None:
+    def runs(*values: float, first: int = 1) -> dict[int, dict[str, Any]]:
+        return {seed: {"drift": {"cka": value}} for seed, value in enumerate(values, start=first)}
+
+    methods = {"baseline": runs(0.1, 0.2, 0.6), "late": runs(0.3, 0.5, first=2), "soup": runs(0.7)}
+    measured = drift.measure(methods, "baseline", ["soup"])["CKA to the start"]
+    late, soup = measured["late"]["difference"], measured["soup"]["difference"]
+    assert late["difference"] == pytest.approx((0.1 - 0.1) / 2)
+    assert late["interval"] == pytest.approx(stats.t.interval(0.95, 1, 0.0, stats.sem([0.1, -0.1])))
+    assert soup["difference"] == pytest.approx(0.7 - 0.3)  # the mean of the baseline, not its first seed
+    assert soup["interval"] is None
 
 
 def test_a_line_for_every_number_and_method(folder: Path) -> None:
@@ -73,13 +87,13 @@ def test_a_line_for_every_number_and_method(folder: Path) -> None:
 
 
 def test_every_output_has_the_table(folder: Path, tmp_path: Path) -> None:
-    page = report(folder, tmp_path / "page.html").read_text()
+    page = report([folder], tmp_path / "page.html").read_text()
     assert '<section id="drift">' in page
     assert page.count("KL(trained || start)") == 2
     assert "old &lt;task&gt;: loss change" in page
     assert page.index('id="drift"') > page.index('id="cost"')
-    markdown = report(folder, tmp_path / "page.md", markdown=True).read_text()
-    latex = report(folder, tmp_path / "page.tex", latex=True).read_text()
+    markdown = report([folder], tmp_path / "page.md", markdown=True).read_text()
+    latex = report([folder], tmp_path / "page.tex", latex=True).read_text()
     assert markdown.count(drift.TITLE) == latex.count(drift.TITLE) == 1
     assert "0.1133" in markdown
     assert "0.1133" in latex
@@ -94,7 +108,7 @@ def test_runs_without_numbers_have_no_table(tmp_path: Path) -> None:
     finding = conclusions.judge(tmp_path)
     assert finding.values["drift"] == {}
     assert not any(table.title == drift.TITLE for table in finding.tables)
-    assert 'id="drift"' not in report(tmp_path, tmp_path / "page.html").read_text()
+    assert 'id="drift"' not in report([tmp_path], tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize("section", [{"drift": {"cka": "high"}}, {"retention": {"task": {"loss": {"before": 1.0}}}}])

@@ -16,7 +16,7 @@ from rich.console import Console
 from seqreg.errors import BadInput
 from seqreg.metrics import statistics
 from seqreg.studies.common.findings import FOLDER, Finding
-from seqreg.studies.compare import conclusions, results
+from seqreg.studies.compare import conclusions, judgement, results
 from seqreg.studies.compare import plan as comparison
 from seqreg.studies.compare.significance import agreement
 from seqreg.workbench.scores.results import main_split
@@ -68,7 +68,7 @@ def test_too_few_seeds_never_give_the_word(seeds: str, more: int, tmp_path: Path
     assert "significant" not in json.dumps([finding.summary, [table.rows for table in finding.tables]])
     said = about(finding, "r3f")
     assert "not enough seeds for a verdict" in said
-    assert f"{conclusions._count(more, 'seed')} more needed (--extend --seeds 4)" in said
+    assert f"{judgement.counted(more, 'seed')} more needed (--extend --seeds 4)" in said
 
 
 def test_failures_are_counted_and_quoted(tmp_path: Path) -> None:

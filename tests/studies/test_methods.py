@@ -74,7 +74,7 @@ def test_w16_their_settings_are_in_the_tables(tmp_path: Path) -> None:
     table = next(one for one in finding.tables if one.title == conclusions.CHANGES)
     assert [row[:2] for row in table.rows] == [["baseline"] * 2, ["strong", "strong=r3f:weight=1.0"], ["r3f", "r3f"]]
     assert "terms.r3f.weight = 1.0" in table.rows[1][2]
-    page = report.report(tmp_path, None).read_text()
+    page = report.report([tmp_path]).read_text()
     assert "strong=r3f:weight=1.0" in page
     assert "terms.r3f.weight = 1.0" in page
 
@@ -198,7 +198,7 @@ def test_b11_models_that_are_not_kept(keep: str, kept: set[str], tmp_path: Path)
         assert {path.parent.name for path in (tmp_path / name).glob("*/checkpoint-5")} == kept
     assert compares.compare("quickstart", ["r3f"], "3", tmp_path) is not None  # as it was begun
     assert len(list(tmp_path.glob("*/*/model.safetensors"))) == 2 * len(kept)
-    assert report.report(tmp_path, None).is_file()
+    assert report.report([tmp_path]).is_file()
     if keep != "all":
         gone = tmp_path / "r3f" / "seed-1"
         assert "seqreg train quickstart --terms r3f seed=1" in (gone / REMOVED).read_text()
@@ -291,7 +291,7 @@ def test_w11_a_verdict_between_collapsed_methods_means_nothing(kind: str, tmp_pa
     head, row = finding.tables[1].columns, finding.tables[1].rows[1]
     assert row[head.index("collapsed")] == "5 of 5"
     assert row[head.index("most common prediction (%)")] > 95
-    assert "has collapsed with 5 of 5 seeds" in report.report(tmp_path / "one", None).read_text()
+    assert "has collapsed with 5 of 5 seeds" in report.report([tmp_path / "one"]).read_text()
 
 
 @pytest.mark.parametrize("kind", ["texts", "classes"])

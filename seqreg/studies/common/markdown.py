@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from seqreg.studies.common.findings import Table
@@ -32,6 +33,11 @@ def markdown_table(table: Table) -> str:
 
 
 def numeric(table: Table) -> list[bool]:
-    """Which columns hold numbers."""
+    """Which columns hold numbers, or text that begins with one: intervals, shares, p values.
+
+    >>> numeric(Table("t", ["a", "b", "c"], [["x", "1.2 to 3", None], ["2", "", "0.5"]]))
+    [False, True, True]
+    """
     columns = list(zip(*table.rows, strict=True)) if table.rows else [()] * len(table.columns)
-    return [any(isinstance(value, (int, float)) for value in column) for column in columns]
+    filled = [[str(value) for value in column if value not in (None, "")] for column in columns]
+    return [all(re.match(r"[+-]?[\d.]+\b", text) for text in texts) for texts in filled]

@@ -223,7 +223,9 @@ def load_all(folders: Sequence[Path], overrides: Sequence[str] = (), *, trust: b
     loaded = [TrainedModel.load(folder, overrides, trust=trust) for folder in folders]
     methods = [model.method for model in loaded]
     seeds = [f"{model.method}, seed {model.run.config.seed}" for model in loaded]
-    for names in (methods, seeds, [folder.resolve().name for folder in folders], list(map(str, folders))):
+    paths = [folder.resolve() for folder in folders]
+    last = [path.name for path in paths]
+    for names in (methods, seeds, last, [f"{path.parent.name}/{path.name}" for path in paths], list(map(str, folders))):
         if len(set(names)) == len(folders):
             break
     return dict(zip(names, loaded, strict=True))

@@ -17,6 +17,22 @@ from seqreg.studies.compare import results as stored
 from seqreg.studies.compare.arms import ARMS
 from seqreg.studies.compare.choices import against_free, search_table, searched
 from seqreg.studies.compare.jobs import JobState
+from seqreg.studies.compare.judgement import (
+    BETTER,
+    BOTH_COLLAPSED,
+    DESCRIBED,
+    FEW_EXAMPLES,
+    FEW_SEEDS,
+    NOT_SHOWN,
+    WORSE,
+    counted,
+    fallen,
+    headline,
+    is_better,
+    judgement,
+    judgement_words,
+    unjudged,
+)
 from seqreg.studies.compare.plan import Job
 from seqreg.studies.compare.results import MethodResults, Results
 from seqreg.studies.compare.significance import ONE_MODEL, TWO_LEVEL, measure, write_examples
@@ -25,8 +41,6 @@ from seqreg.workbench.text.escape import plain
 KIND = "compare"
 EXAMPLES = "examples.jsonl"
 CHANGES = "What the methods change"
-DESCRIBED = "described and not tested"
-"""Of a difference that is not one of the primary comparisons."""
 _NONE = object()
 
 
@@ -35,6 +49,7 @@ def judge(folder: Path) -> Finding:
     results = stored.load(folder)
     values = measure(results)
     text, tables = sentences(results, values), tables_of(results, values)
+    values |= {"headline": headline(results, values)}
     finding = Finding(KIND, "Comparison", results.plan.command(folder), text, tables, [], values)
     finding.write(folder / FOLDER)
     write_examples(results, folder / FOLDER / EXAMPLES)
@@ -52,7 +67,7 @@ def sentences(results: Results, values: dict[str, Any]) -> list[str]:
     lines += searched(values)
     lines.append(f"{base} has {metric} {describe(methods[base])} on {values['split']}.")
     lines += [_verdict(name, stats, values, plan.seeds) for name, stats in methods.items() if name != base]
-    judged = [name for name, stats in methods.items() if not stats.get("missing") and not _unjudged(stats, values)]
+    judged = [name for name, stats in methods.items() if not stats.get("missing") and not unjudged(stats, values)]
     lines += against_free(values, judged)
     planned = {**methods, **values["without"]}
     lines += [_failures(some, planned[some.name]["planned"]) for some in results.methods.values() if some.failed]
@@ -77,10 +92,6 @@ def _best_seed(methods: dict[str, Any], greater_is_better: bool) -> list[str]:
         f"The {word} mean is {best}'s ({methods[best]['mean']:.2f}), the {word} single seed {most}'s "
         f"({seeds[most]:.2f}): the {end} of several seeds rewards spread."
     ]
-
-
-def _is_better(difference: float, values: dict[str, Any]) -> bool:
-    return (difference > 0) is bool(values["greater_is_better"])
 
 
 def _title(values: dict[str, Any]) -> str:
@@ -126,22 +137,22 @@ def _verdict(name: str, stats: dict[str, Any], values: dict[str, Any], seeds: Se
             f"{name} has {values['metric']} {stats['mean']:.2f}, {plus['difference']:+.2f} against the mean of {base}: "
             "it is one model of all seeds, without a spread over them, so the difference is described and not tested."
         )
-    paid = "the free arm's own time is" if stats["free"] else "at"
-    cost = "" if stats["time"] is None else f", {paid} {stats['time']:.2f} times the {values['cost']}"
+    cost = "" if stats["time"] is None else f", at {stats['time']:.2f} times the {values['cost']}"
+    cost = f", without training (made and scored in {stats['seconds']:.1f} s)" if stats["free"] else cost
     if stats.get("described"):
         ends = f" (95% interval {plus['interval'][0]:+.2f} to {plus['interval'][1]:+.2f})" if plus["interval"] else ""
         return f"{name} against {base}, {DESCRIBED}: {plus['difference']:+.2f} {values['metric']}{ends}{cost}."
     if plus["p"] is None or stats["missing"]:
-        more, beyond = _count(stats["missing"], "seed"), stats["missing"] - stats["waiting"]
+        more, beyond = counted(stats["missing"], "seed"), stats["missing"] - stats["waiting"]
         further = [*seeds, *range(max(seeds) + 1, max(seeds) + 1 + beyond)]
         hint = f"--extend --seeds {write_seeds(further)}" if beyond > 0 else "the same command trains them"
         return (
-            f"{name} against {base}: not enough seeds for a verdict. With {_count(stats['pairs'], 'seed')} and "
-            f"{_count(values['tests'], 'test')} the smallest p that does not lean on normality is "
+            f"{name} against {base}: not enough seeds for a verdict. With {counted(stats['pairs'], 'seed')} and "
+            f"{counted(values['tests'], 'test')} the smallest p that does not lean on normality is "
             f"{stats['reachable']:.2g}, above {values['alpha']:g}: {more} more needed ({hint}). The difference so "
             f"far is {plus['difference']:+.2f}."
         )
-    why = _unjudged(stats, values)
+    why = unjudged(stats, values)
     if why:
         return f"{name} against {base}: {why}. The difference is {plus['difference']:+.2f}."
     low, high = plus["interval"]
@@ -150,27 +161,13 @@ def _verdict(name: str, stats: dict[str, Any], values: dict[str, Any], seeds: Se
         f"p = {stats['holm']:.2g}){cost}"
     )
     if plus["test"] == TWO_LEVEL and stats["pairs"] < max(stats["n"], values["methods"][base]["n"]):
-        text += f", over the {_count(stats['pairs'], 'seed')} that both have"
-    fallen = [who for who in (name, base) if _fallen(values["methods"][who])]
-    text += "".join(f"; but the output of {who} has collapsed" for who in fallen)
+        text += f", over the {counted(stats['pairs'], 'seed')} that both have"
+    collapsed = [who for who in (name, base) if fallen(values["methods"][who])]
+    text += "".join(f"; but the output of {who} has collapsed" for who in collapsed)
     if stats["holm"] <= values["alpha"]:
-        way = "better" if _is_better(plus["difference"], values) else "worse"
+        way = "better" if is_better(plus["difference"], values) else "worse"
         return f"{name} is significantly {way} than {base}: {text}."
     return f"{name} is not shown to differ from {base}: {text}."
-
-
-def _unjudged(stats: dict[str, Any], values: dict[str, Any]) -> str:
-    """Why a difference is not judged although there are seeds enough; "" if it is."""
-    if values["examples"] < values["examples_needed"]:
-        return f"too few test examples for a verdict: {values['examples']}, and {values['examples_needed']} are needed"
-    if _fallen(stats) and _fallen(values["methods"][values["baseline"]]):
-        return "the output of both has collapsed, so a verdict between them means nothing"
-    return ""
-
-
-def _fallen(stats: dict[str, Any]) -> bool:
-    """Whether the output of a method has collapsed with half of its seeds or more."""
-    return 2 * int(stats["collapse"]["collapsed"]) >= int(stats["collapse"]["of"])
 
 
 def _collapsed(name: str, stats: dict[str, Any]) -> str:
@@ -182,13 +179,9 @@ def _collapsed(name: str, stats: dict[str, Any]) -> str:
         else f"the predicted numbers have {collapse['spread']:.2g}% of the references' sd"
     )
     return (
-        f"The output of {name} has collapsed with {collapse['collapsed']} of {_count(collapse['of'], 'seed')} ({how}): "
-        "its differences say that a run broke down, not how good a method is."
+        f"The output of {name} has collapsed with {collapse['collapsed']} of {counted(collapse['of'], 'seed')} "
+        f"({how}): its differences say that a run broke down, not how good a method is."
     )
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}{'s' if count != 1 else ''}"
 
 
 def tables_of(results: Results, values: dict[str, Any]) -> list[Table]:
@@ -233,7 +226,9 @@ def _stability_table(values: dict[str, Any], texts: bool) -> Table:
         for name, stats in values["without"].items()
     ]
     free = (
-        "; of free arms the time is that of making and scoring them" if any(s["free"] for s in methods.values()) else ""
+        "; free arms are not trained: their seconds are those of making and scoring them"
+        if any(stats["free"] for stats in methods.values())
+        else ""
     )
     return Table(f"Stability and cost{free}", columns, rows)
 
@@ -288,25 +283,10 @@ def _setting(key: str, value: Any) -> str:
 def _difference_cells(stats: dict[str, Any], values: dict[str, Any]) -> list[Any]:
     if "difference" not in stats:
         return ["", "", "", "", "baseline"]
-    plus = stats["difference"]
-    p, corrected = ("" if value is None else f"{value:.2g}" for value in (plus["p"], stats["holm"]))
-    if plus["test"] == ONE_MODEL:
-        word = "one model: not tested"
-    elif stats.get("described"):
-        word = DESCRIBED
-    elif plus["p"] is None or stats["missing"]:
-        word = f"{_count(stats['missing'], 'seed')} more needed"
-    elif values["examples"] < values["examples_needed"]:
-        word = f"none: {values['examples']} test examples"
-    elif _unjudged(stats, values):
-        word = "means nothing: both collapsed"
-    elif stats["holm"] <= values["alpha"]:
-        word = "significantly better" if _is_better(plus["difference"], values) else "significantly worse"
-    else:
-        word = "no difference shown"
-    if _fallen(stats) != _fallen(values["methods"][values["baseline"]]):
-        word += f" ({'it' if _fallen(stats) else values['baseline']} collapsed)"
-    return [f"{plus['difference']:+.2f}", pair(plus["interval"]), p, corrected, word]
+    plus, kind = stats["difference"], judgement(stats, values)
+    judged = kind in (BETTER, WORSE, NOT_SHOWN)  # a p that no verdict may rest on is not shown
+    p, corrected = (f"{value:.2g}" if judged else "" for value in (plus["p"], stats["holm"]))
+    return [f"{plus['difference']:+.2f}", pair(plus["interval"]), p, corrected, judgement_words(stats, values)]
 
 
 def pair(ends: Any) -> str:
@@ -320,21 +300,17 @@ def verdict_table(values: dict[str, Any]) -> rich.table.Table:
               if stats["collapse"]["collapsed"]]  # fmt: skip
     caption = f"{values['examples']} test examples; time is the {values['cost']} over {base}'s"
     free = [name for name, stats in methods.items() if stats["free"]]
-    caption += f", of {', '.join(free)} that of making and scoring it" if free else ""
+    caption += f"; {', '.join(free)}: made of {base}'s weights" if free else ""
     caption += f"; collapsed: {', '.join(fallen)} seeds" if fallen else ""
     table = rich.table.Table(title=plain(_title(values)), caption=plain(caption))
     for place, head in enumerate(["method", "seeds", "mean", "sd", "max", f"minus {base}", "p (Holm)", "time"]):
         table.add_column(plain(head), justify="right" if place else "left", no_wrap=place == 0)
     for name, stats in methods.items():
         plus, _, _, corrected, _ = _difference_cells(stats, values)
-        if stats.get("described"):
-            corrected = "not tested"
-        elif "difference" in stats:
-            one = stats["difference"]["test"] == ONE_MODEL
-            corrected = (
-                "one model" if one else "too few seeds" if stats["missing"] else
-                "no verdict" if _unjudged(stats, values) else corrected
-            )  # fmt: skip
+        if "difference" in stats:
+            words = {ONE_MODEL: "one model", DESCRIBED: "not tested", FEW_SEEDS: FEW_SEEDS}
+            words |= dict.fromkeys((FEW_EXAMPLES, BOTH_COLLAPSED), "no verdict")
+            corrected = words.get(judgement(stats, values), corrected)
         cells = [cell(stats[key]) for key in ("n", "mean", "sd", "max")]
         table.add_row(plain(name), *cells, plus, corrected, _times(stats) or "")
     for name, stats in values["without"].items():

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from seqreg.metrics import statistics
+from seqreg.metrics.statistics import Difference
 from seqreg.studies.common.findings import Table
 from seqreg.workbench.scores.results import DRIFT, drift_numbers
 
-TITLE = "Drift and retention, described and not tested"
+TITLE = "Drift and retention, described and not tested; differences are paired by seed"
 BEFORE = " before"
 """How the names of numbers end that belong to the starting model: the same for all methods."""
 Metrics = Mapping[str, Any]
@@ -33,30 +36,46 @@ def numbers_of(metrics: Metrics) -> dict[str, float]:
     return numbers
 
 
-def measure(runs: Mapping[str, Sequence[Metrics]], baseline: str) -> dict[str, dict[str, Any]]:
-    """Every number by method: n, mean, sd and intervals over runs, and the difference to the baseline's mean.
+def measure(
+    runs: Mapping[str, Mapping[int, Metrics]], baseline: str, one_model: Collection[str] = ()
+) -> dict[str, dict[str, Any]]:
+    """Every number by method: n, mean, sd and intervals over runs, and the difference to the baseline.
 
     Args:
-        runs: of every method, of whatever kind it is: the metrics of its runs, one per seed
+        runs: of every method, of whatever kind it is: the metrics of its runs by seed
+        one_model: methods that are one model of all seeds, which no seed of the baseline is paired with
     """
-    numbers = {method: [numbers_of(metrics) for metrics in some] for method, some in runs.items()}
-    names = dict.fromkeys(name for some in numbers.values() for run in some for name in run)
+    numbers = {method: {seed: numbers_of(run) for seed, run in some.items()} for method, some in runs.items()}
+    names = dict.fromkeys(name for some in numbers.values() for run in some.values() for name in run)
     measured = {}
     for name in names:
-        values = {method: [run[name] for run in some if name in run] for method, some in numbers.items()}
-        measured[name] = _by_method(values, baseline)
+        values = {
+            method: {seed: run[name] for seed, run in some.items() if name in run} for method, some in numbers.items()
+        }
+        measured[name] = _by_method(values, baseline, one_model)
     return measured
 
 
-def _by_method(values: Mapping[str, Sequence[float]], baseline: str) -> dict[str, Any]:
+def _by_method(
+    values: Mapping[str, Mapping[int, float]], baseline: str, one_model: Collection[str]
+) -> dict[str, Any]:  # fmt: skip
     """One number by method; methods without it are left out."""
-    described = {}
+    described, base = {}, values.get(baseline, {})
     for method, some in values.items():
         if some:
-            tested = method != baseline and values.get(baseline)
-            difference = asdict(statistics.welch(values[baseline], some)) if tested else None
-            described[method] = {**asdict(statistics.summary(some)), "difference": difference}
+            compared = method != baseline and base
+            difference = asdict(_difference(base, some, method in one_model)) if compared else None
+            described[method] = {**asdict(statistics.summary(list(some.values()))), "difference": difference}
     return described
+
+
+def _difference(base: Mapping[int, float], some: Mapping[int, float], one_model: bool) -> Difference:
+    """Paired by the seeds that both have; the difference of means where there are none."""
+    seeds = [] if one_model else [seed for seed in base if seed in some]
+    if seeds:
+        return statistics.paired([base[seed] for seed in seeds], [some[seed] for seed in seeds])
+    means = [float(np.mean(list(numbers.values()))) for numbers in (base, some)]
+    return Difference(means[1] - means[0], None, None, "of means")
 
 
 def tables(measured: Mapping[str, Mapping[str, Any]], baseline: str) -> list[Table]:

@@ -16,8 +16,10 @@ Curve = list[tuple[int, float]]
 """Steps and values."""
 Seeds = Sequence[Mapping[str, Curve]]
 """The curves of every seed of a method, by tag."""
-DIAGNOSTICS = ("train_diagnostics/", "train_diagnostics/")
-"""Prefixes of the tags of terms, that of older runs last."""
+DIAGNOSTICS = "train_diagnostics/"
+"""The prefix of the tags of terms."""
+_HOLLOW = {"markerfacecolor": "white", "markeredgewidth": 2}
+"""The marker of a free arm."""
 
 
 def read_curves(folder: Path) -> dict[str, Curve]:
@@ -61,15 +63,19 @@ def scores(values: Mapping[str, Any], folder: Path) -> str:
 
 
 def cost(values: Mapping[str, Any], folder: Path) -> str:
-    """Quality against training time."""
-    methods = {name: stats for name, stats in values["methods"].items() if stats["time"] is not None}
-    with figure(*files(folder, "cost"), width=7, height=5) as drawn:
-        axes = drawn.add_subplot()
-        for place, (name, stats) in enumerate(methods.items()):
+    """Quality against training time. Free arms are where the baseline is: they need its run, and no other."""
+    with figure(*files(folder, "cost"), width=7, height=4.5) as drawn:
+        axes, beside = drawn.add_subplot(), 0
+        for place, (name, stats) in enumerate(values["methods"].items()):
+            time = 1.0 if stats["free"] else stats["time"]
+            if time is None:
+                continue
             low, high = stats["student"] or (stats["mean"], stats["mean"])
             error = [[max(0.0, stats["mean"] - low)], [max(0.0, high - stats["mean"])]]
-            style = {"linestyle": "", "markersize": 10, **look(place)}
-            axes.errorbar(stats["time"], stats["mean"], error, label=name, **style)
+            style = {"linestyle": "", "markersize": 10, **look(place), **(_HOLLOW if stats["free"] else {})}
+            beside += stats["free"]
+            axes.errorbar(time + 0.02 * beside * stats["free"], stats["mean"], error,
+                          label=f"{name} (free)" if stats["free"] else name, **style)  # fmt: skip
         axes.set_xlabel(f"{values['cost']} / {values['baseline']}'s (median)")
         axes.set_ylabel(f"{values['metric']} (%), 95% interval")
         axes.set_title("Quality against cost")
@@ -83,15 +89,19 @@ def differences(values: Mapping[str, Any], folder: Path) -> str | None:
     if not methods:
         return None
     with figure(*files(folder, "differences"), width=7, height=0.7 * len(methods) + 1.8) as drawn:
-        axes = drawn.add_subplot()
-        for place, stats in enumerate(methods.values()):
-            colour = look(place + 1)["color"]
+        axes, colours = (
+            drawn.add_subplot(),
+            {name: look(place)["color"] for place, name in enumerate(values["methods"])},
+        )
+        axes.axvline(0, color="black", linewidth=1)
+        for place, (name, stats) in enumerate(methods.items()):
             plus = stats["difference"]
             if plus["interval"] is not None:
-                axes.plot(plus["interval"], [place] * 2, color=colour, linewidth=3)
-            axes.plot([plus["difference"]], [place], "o", color=colour, markersize=10)
-        axes.axvline(0, color="black", linewidth=1)
-        axes.set_yticks(range(len(methods)), list(methods))
+                axes.plot(plus["interval"], [place] * 2, color=colours[name], linewidth=3)
+            style = {"color": colours[name], "markersize": 10, **(_HOLLOW if stats["free"] else {})}
+            axes.plot([plus["difference"]], [place], "o", **style)
+        names = [f"{name} (free)" if stats["free"] else name for name, stats in methods.items()]
+        axes.set_yticks(range(len(methods)), names)
         axes.set_ylim(len(methods) - 0.5, -0.5)
         axes.set_xlabel(f"{values['metric']} minus {values['baseline']}'s, 95% interval ({values['chance']})")
     return "differences"
@@ -106,7 +116,7 @@ def validation(methods: Mapping[str, Seeds], score: str, folder: Path) -> str | 
 
 def loss_parts(methods: Mapping[str, Seeds], folder: Path) -> str | None:
     """A panel per method: the parts of its loss."""
-    return _panels(_by_method(methods, ("train/part/",)), "part of the loss", "parts", folder, log=True)
+    return _panels(_by_method(methods, "train/part/"), "part of the loss", "parts", folder, log=True)
 
 
 def diagnostics(methods: Mapping[str, Seeds], folder: Path) -> str | None:
@@ -116,16 +126,15 @@ def diagnostics(methods: Mapping[str, Seeds], folder: Path) -> str | None:
 
 
 def _by_method(
-    methods: Mapping[str, Seeds], prefixes: tuple[str, ...], quantities: Sequence[str] = ("",)
+    methods: Mapping[str, Seeds], prefix: str, quantities: Sequence[str] = ("",)
 ) -> dict[str, dict[str, Any]]:
     """The curves of every method by tag, without prefix."""
     panels: dict[str, dict[str, Any]] = {}
     for name, seeds in methods.items():
-        for prefix in prefixes:
-            tags = [tag for tag in (seeds[0] if seeds else {}) if tag.startswith(prefix)]
-            for tag in (tag for tag in tags if any(quantity in tag for quantity in quantities)):
-                lines = [curves[tag] for curves in seeds if tag in curves]
-                panels.setdefault(name, {})[tag.removeprefix(prefix)] = lines
+        tags = [tag for tag in (seeds[0] if seeds else {}) if tag.startswith(prefix)]
+        for tag in (tag for tag in tags if any(quantity in tag for quantity in quantities)):
+            lines = [curves[tag] for curves in seeds if tag in curves]
+            panels.setdefault(name, {})[tag.removeprefix(prefix)] = lines
     return panels
 
 
@@ -133,12 +142,14 @@ def _panels(
     panels: Mapping[str, Mapping[str, Sequence[Curve]]], label: str, name: str, folder: Path, *, log: bool = False
 ) -> str | None:  # fmt: skip
     """Lines in panels: the mean over seeds, and the range as a band."""
-    panels = {title: lines for title, lines in panels.items() if any(lines.values())}
+    panels = {title: {tag: seeds for tag, seeds in lines.items() if seeds} for title, lines in panels.items()}
+    panels = {title: lines for title, lines in panels.items() if lines}
     if not panels:
         return None
     across = min(2, len(panels))
     down = -(-len(panels) // across)
-    with figure(*files(folder, name), width=5.5 * across if across > 1 else 8, height=4 * down) as drawn:
+    height = 3.6 + 0.28 * max(len(lines) for lines in panels.values())
+    with figure(*files(folder, name), width=5.5 * across if across > 1 else 8, height=height * down) as drawn:
         for place, (title, lines) in enumerate(panels.items()):
             axes = drawn.add_subplot(down, across, place + 1)
             for index, (tag, seeds) in enumerate(lines.items()):
@@ -148,7 +159,8 @@ def _panels(
                 axes.fill_between(steps, low, high, color=look(index)["color"], alpha=0.15, linewidth=0)
             scale = f" ({_log_scale(axes, lines)})" if log else ""
             axes.set(title=title, xlabel="step", ylabel=f"{label}{scale}")
-            axes.legend(fontsize=10)
+            below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}  # there it covers no curve
+            axes.legend(fontsize=11, ncols=2 if len(lines) < 6 else 1, **below)
     return name
 
 

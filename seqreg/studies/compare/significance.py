@@ -46,7 +46,8 @@ def measure(results: Results) -> dict[str, Any]:
             "failed": len(method.failed), "open": len(method.open),
             "agreement": agreement(method, results.metric == "rougeL"),
             "seconds": float(np.median(list(costs[name].values()))),
-            "time": _relative_cost(costs[name], costs[base], results.common_seeds(name)),
+            "time": None if name in results.plan.arms else
+            _relative_cost(costs[name], costs[base], results.common_seeds(name)),
             "collapse": _collapse(method, results.texts), "planned": jobs[name], "free": name in results.plan.arms,
             "validation": results.validation(name), "choices": _choices(method),
         }  # fmt: skip
@@ -78,7 +79,9 @@ def measure(results: Results) -> dict[str, Any]:
         "signature": first["scores"][results.split].get("signature", ""),
         "others": {key: _other(results, key) for key in results.others},
         "free": against_free_arms(results), "search": _search(results.plan.search),
-        "drift": drift.measure({method.name: list(method.metrics.values()) for method in results.scored}, base),
+        "drift": drift.measure(
+            {method.name: method.metrics for method in results.scored}, base, {*SOUPS} & {*results.plan.arms}
+        ),
     }  # fmt: skip
 
 

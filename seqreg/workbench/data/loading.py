@@ -70,6 +70,8 @@ def _add_other(splits: Splits, card: Card, name: str, path: str | None, data: Da
         rest = str(error).removeprefix("data.path")  # which is not what was set
         raise BadInput(f"data.also.{name}{rest if rest != str(error) else f': {error}'}") from None
     short = Path(name).stem if name.endswith((".yaml", ".yml")) else name.replace("/", "-")
+    if path is not None and other == card:  # the card's name would say that it is the task itself
+        short = f"{short}-{Path(path).stem}"
     for split in others.evaluations(other):
         title = short if split in ("test", "validation") else f"{short}-{split}"
         if title in splits.sets:

@@ -19,11 +19,18 @@ from seqreg.schedules import weight_at
 from seqreg.workbench.config import overlay
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.scores.evaluate import Scored, Scorer
-from seqreg.workbench.scores.results import drift_numbers
+from seqreg.workbench.scores.results import drift_numbers, score_lines
 from seqreg.workbench.text import stored_json
-from seqreg.workbench.text.escape import code, fenced
+from seqreg.workbench.text.escape import code, fenced, prose
 from seqreg.workbench.text.terminal import warn
 
+CHANGE = "trained_retention/score_change"
+"""The score on the tasks of data.also after training minus before, in points: their mean."""
+RESULTS = (
+    "eval/score", "trained/test/score", CHANGE, "trained_drift/kl_trained_start", "trained_drift/weight_distance",
+    "trained_drift/cka",
+)  # fmt: skip
+"""What the table of hparams shows of every run: scores, then what training has changed."""
 _UNUSED = ("epoch", "num_input_tokens_seen", "total_flos", "train_runtime", "train_loss", "train_tokens_per_second")
 _NOT_SHOWN = ("epoch", "runtime", "per_second", "preparation_time", "_references", "_reference")
 
@@ -149,12 +156,17 @@ class TensorBoardWriter(TrainerCallback):
                 for key, value in scored.metrics.items():
                     self.writer.add_scalar(f"trained/{name}/{key}", value)
             for key, value in drift_numbers(metrics).items():
-                self.writer.add_scalar(f"trained_drift/{key}", value, step)
+                for at, number in ((0, 1.0 if key == "cka" else 0.0), (step, value)):  # the start is itself
+                    self.writer.add_scalar(f"trained_drift/{key}", number, at)
             for task, numbers in metrics.get("retention", {}).items():
                 for key, pair in numbers.items():
                     for at, value in ((0, pair["before"]), (step, pair["after"])):
                         if value is not None:
                             self.writer.add_scalar(f"trained_retention/{task}/{key}", value, at)
+            changes = score_changes(metrics, self.run.card.score)
+            if changes:
+                self.writer.add_scalar(CHANGE, sum(changes) / len(changes), step)
+            self.writer.add_text("result", result(self.run, metrics))  # the first of all texts, by its name
             _, _, end = _hparams(self.run)
             self.writer.file_writer.add_summary(end)
             self.writer.close()
@@ -171,7 +183,7 @@ def _unless_writing(failed: threading.ExceptHookArgs) -> None:
 
 def _hparams(run: Run) -> Any:
     """Summaries that declare the settings, start the session and end it, for the event file of the run itself."""
-    return hparams(hyperparameters(run), {"eval/score": 0})  # type: ignore[no-untyped-call]
+    return hparams(hyperparameters(run), dict.fromkeys(RESULTS, 0))  # type: ignore[no-untyped-call]
 
 
 def layout(run: Run) -> dict[str, dict[str, list[Any]]]:
@@ -183,53 +195,75 @@ def layout(run: Run) -> dict[str, dict[str, list[Any]]]:
     }
     return {
         "1 Scores on the validation set, with intervals": margins,
-        "2 Loss": {
+        "2 What training has changed: drift and retention": {
+            "scores on other tasks, before and after": ["Multiline", ["trained_retention/.+/(?!loss$).*"]],
+            "losses on other tasks, before and after": ["Multiline", ["trained_retention/.+/loss$"]],
+            "KL to the start, in both directions": ["Multiline", [".*drift/.*kl_.*"]],
+            "relative distance of the weights": ["Multiline", [".*drift/weight_distance$"]],
+            "CKA to the start": ["Multiline", [".*drift/cka$"]],
+        },
+        "3 Loss": {
             "loss and its parts": ["Multiline", ["train/loss$", "train/part/.*"]],
             "terms, unweighted": ["Multiline", ["train/value/.*"]],
             "validation loss": ["Multiline", ["eval/loss$"]],
-        },
-        "3 Optimisation": {
-            "gradient norm": ["Multiline", ["train/grad_norm$"]],
-            "learning rate": ["Multiline", ["train/learning_rate$"]],
-            "tokens per second": ["Multiline", ["train/tokens_per_second$"]],
         },
         "4 What the terms do": {
             "part over base loss": ["Multiline", ["train_diagnostics/.*/part_over_base$"]],
             "diagnostics": ["Multiline", ["train_diagnostics/.*"]],
             "weights of the terms": ["Multiline", ["train/weight/.*"]],
+            "smoothness": ["Multiline", ["train_smoothness/.*"]],
         },
-        "5 Text and smoothness": {
+        "5 What the model says": {
             "words of an output": ["Multiline", ["validation_outputs/gen_len$"]],
             "novelty and repetition": ["Multiline", ["validation_outputs/novelty$", "validation_outputs/repetition$"]],
             "distinct predictions and the most common one (%)": [
                 "Multiline",
                 ["validation_outputs/distinct$", "validation_outputs/most_common$"],
             ],
-            "smoothness": ["Multiline", ["train_smoothness/.*"]],
         },
-        "6 Drift and retention": {
-            "KL to the start, in both directions": ["Multiline", [".*drift/.*kl_.*"]],
-            "relative distance of the weights": ["Multiline", [".*drift/weight_distance$"]],
-            "CKA to the start": ["Multiline", [".*drift/cka$"]],
-            "other tasks, before and after": ["Multiline", ["trained_retention/.*"]],
+        "6 Optimisation": {
+            "gradient norm": ["Multiline", ["train/grad_norm$"]],
+            "learning rate": ["Multiline", ["train/learning_rate$"]],
+            "tokens per second": ["Multiline", ["train/tokens_per_second$"]],
         },
     }
 
 
+def score_changes(metrics: Mapping[str, Any], score: str) -> list[float]:
+    """How much the score on every task of data.also has changed, as far as it is known before and after."""
+    pairs = [numbers[score] for numbers in metrics.get("retention", {}).values() if score in numbers]
+    return [pair["after"] - pair["before"] for pair in pairs if None not in (pair["before"], pair["after"])]
+
+
+def result(run: Run, metrics: Mapping[str, Any]) -> str:
+    """What became of a run, in Markdown: what it was, its scores, drift and retention."""
+    config, steps = run.config, metrics.get("train", {}).get("steps", "?")
+    model = f"from {prose(config.model.name)}" if config.model.name else "from scratch"
+    about = f"**{prose(run.card.title)}: {prose(config.method)}**, {model}, {steps} steps, seed {config.seed}"
+    return "\n".join([about, "", *score_lines(metrics)])
+
+
 def hyperparameters(run: Run) -> dict[str, Any]:
-    """All settings as flat keys. The keys are the same in every run, or TensorBoard shows those of one run alone."""
+    """All settings as flat keys, the same in every run, or TensorBoard shows those of one run alone.
+
+    TensorBoard sorts them by name and opens with five columns: these have numbers.
+    """
     flat: dict[str, Any] = {}
     config = run.config.model_dump(mode="json")
     terms = config.pop("terms")
     for key, value in config.items():
         for inner, setting in value.items() if isinstance(value, dict) else [("", value)]:
             flat[f"{key}.{inner}" if inner else key] = _simple(setting)
-    built = {type(term).__name__.lower(): term for term in run.criterion.terms}
+    weights = {type(term).__name__.lower(): weight_at(term.weight, 0) for term in run.criterion.terms}
     for name in term_names():
-        flat[f"_weight.{name}"] = weight_at(built[name].weight, 0) if name in built else 0.0
+        flat[f"weight.{name}"] = weights.get(name, 0.0)
     flat["terms"] = _simple(terms)
-    flat["_method"] = run.config.method  # TensorBoard sorts by name, and shows the first columns
-    return flat
+    first = {
+        "method": run.config.method, "weights of terms": ", ".join(f"{k} {v:g}" for k, v in weights.items()) or "none",
+        "learning rate": run.config.optimisation.learning_rate, "steps": run.config.optimisation.max_steps,
+        "seed": run.config.seed,
+    }  # fmt: skip
+    return flat | {f"{place} {name}": _simple(value) for place, (name, value) in enumerate(first.items(), start=1)}
 
 
 def _simple(value: Any) -> Any:

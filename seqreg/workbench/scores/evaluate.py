@@ -28,6 +28,9 @@ from seqreg.workbench.data.examples import Example
 from seqreg.workbench.scores.drift import logits_at
 from seqreg.workbench.text.terminal import warn
 
+SOURCE = 500
+"""Characters of a source that are written beside its prediction: for readers, and not to repeat a dataset."""
+
 
 @dataclass
 class Scored:
@@ -142,7 +145,7 @@ def score_texts(texts: Sequence[str], examples: Sequence[Example], card: Card, *
     means = {name: 100 * mean for report in reports for name, mean in report.means.items()}
     columns = {name: column for report in reports for name, column in report.columns.items()}
     predictions = [
-        {"index": index, "prediction": text, "reference": accepted[0]}
+        {"index": index, "source": shown_source(scored[index]), "prediction": text, "reference": accepted[0]}
         | ({"references": list(accepted)} if len(accepted) > 1 else {})
         | {name: round(column[index].item(), 6) for name, column in columns.items()}
         for index, (text, accepted) in enumerate(zip(texts, references, strict=True))
@@ -154,6 +157,12 @@ def score_texts(texts: Sequence[str], examples: Sequence[Example], card: Card, *
         predictions,
         "; ".join(report.signature for report in reports),
     )
+
+
+def shown_source(example: Example) -> str:
+    """The beginning of a source, and of the second text of a pair after a tab."""
+    text = example.source if example.second is None else f"{example.source}\t{example.second}"
+    return text if len(text) <= SOURCE else f"{text[:SOURCE]} ..."
 
 
 def _lengths(texts: Sequence[str], examples: Sequence[Example], card: Card) -> dict[str, float]:
@@ -187,7 +196,9 @@ def score_classes(outputs: Any, examples: Sequence[Example], card: Card, **optio
     varied = spread(predicted, labels) if card.labels is None else variety(predicted.tolist(), labels, texts=False)
     means = {name: 100 * value for name, value in scores.items()}
     predictions = [
-        class_prediction(index, output, card) | _truth(output, label, card)
+        {"index": index, "source": shown_source(examples[index])}
+        | class_prediction(index, output, card)
+        | _truth(output, label, card)
         for index, (output, label) in enumerate(zip(outputs, labels, strict=True))
     ]
     return Scored(

@@ -167,13 +167,6 @@ def write_card(folder: Path, run: Run, metrics: Mapping[str, Any]) -> None:
     config, card = run.config, run.card
     criterion = code(run.criterion, most=2000)
     base = f"Fine-tuned from {prose(config.model.name)}" if config.model.name else "Trained from scratch"
-    lines = [
-        f"| {prose(split)} | {name} | {value:.2f} | {_interval(numbers['intervals'].get(name))} |"
-        for split, numbers in metrics["scores"].items()
-        for name, value in numbers.items()
-        if value is not None
-        and (name in numbers["intervals"] or (split == "average" and name != "score" and isinstance(value, float)))
-    ]
     signatures = sorted({numbers["signature"] for numbers in metrics["scores"].values() if numbers["signature"]})
     base_model = {"base_model": config.model.name} if config.model.name and "/" in config.model.name else {}
     causal = any("perplexity" in numbers for numbers in metrics["scores"].values())
@@ -183,14 +176,25 @@ def write_card(folder: Path, run: Run, metrics: Mapping[str, Any]) -> None:
         "---", f"{overlay.dump(about)}---", "", f"# {prose(card.title)}: {prose(config.method)}", "",
         f"{base} on {prose(card.title)} with seqreg {__version__}.",
         "", f"Loss: {criterion}", "",
-        "| split | score | value (%) | interval |", "|---|---|---|---|", *lines, "",
-        *_drift_page(metrics),
+        *score_lines(metrics),
         *(f"Signature: {code(signature).replace('¦', '|')}" for signature in signatures), "",
         f"Trained for {metrics.get('train', {}).get('steps', '?')} steps with seed {config.seed}. All settings are in "
         "config.yaml, which is a recipe: `seqreg train config.yaml`. The scores of every example are in "
         "predictions.jsonl.", "",
     ]  # fmt: skip
     write_text(folder / "README.md", "\n".join(page))
+
+
+def score_lines(metrics: Mapping[str, Any]) -> list[str]:
+    """Scores with intervals, then drift and retention, as tables in Markdown; of the contents of metrics.json."""
+    lines = [
+        f"| {prose(split)} | {name} | {value:.2f} | {_interval(numbers['intervals'].get(name))} |"
+        for split, numbers in metrics["scores"].items()
+        for name, value in numbers.items()
+        if value is not None
+        and (name in numbers["intervals"] or (split == "average" and name != "score" and isinstance(value, float)))
+    ]
+    return ["| split | score | value (%) | interval |", "|---|---|---|---|", *lines, "", *_drift_page(metrics)]
 
 
 def _drift_page(metrics: Mapping[str, Any]) -> list[str]:

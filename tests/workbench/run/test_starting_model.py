@@ -96,12 +96,18 @@ def test_every_file_has_the_same_numbers(pretrained: Path, finished: tuple[Path,
     events.Reload()
     for key in (*KL, "weight_distance", "cka"):
         assert [(one.step, one.value) for one in events.Scalars(f"trained_drift/{key}")] == [
-            (3, pytest.approx(section[key], rel=1e-5))
-        ]
+            (0, key == "cka"), (3, pytest.approx(section[key], rel=1e-5))  # the start is where it is itself
+        ]  # fmt: skip
     curve = events.Scalars("trained_retention/synthetic_news/loss")
     assert [(one.step, one.value) for one in curve] == [
         (0, pytest.approx(kept["loss"]["before"], rel=1e-5)), (3, pytest.approx(kept["loss"]["after"], rel=1e-5))
     ]  # fmt: skip
+    (change,) = events.Scalars("trained_retention/score_change")
+    assert change.value == pytest.approx(kept["rougeL"]["after"] - kept["rougeL"]["before"], rel=1e-5, abs=1e-5)
+    (final,) = events.Tensors("result/text_summary")
+    text = final.tensor_proto.string_val[0].decode()
+    assert "| retention: synthetic\\_news |" in text or "| retention: synthetic_news |" in text
+    assert f"{kept['loss']['before']:.4g}, {kept['loss']['after']:.4g}" in text
 
 
 def test_evaluate_computes_them_again(finished: tuple[Path, dict[str, Any]], pretrained: Path, tmp_path: Path) -> None:

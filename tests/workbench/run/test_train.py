@@ -16,6 +16,9 @@ import torch
 import transformers
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.hparams.metadata import EXPERIMENT_TAG
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from seqreg import build
 from seqreg.cli.check import check, relative_cost
@@ -25,7 +28,7 @@ from seqreg.workbench.config import cards, overlay, run_config
 from seqreg.workbench.data import loading
 from seqreg.workbench.data.tokenizers import train_tokenizer
 from seqreg.workbench.run import train
-from seqreg.workbench.run.tensorboard import hyperparameters
+from seqreg.workbench.run.tensorboard import CHANGE, RESULTS, hyperparameters
 from seqreg.workbench.scores.evaluate import tidy
 from seqreg.workbench.scores.results import score_table
 from tests.helpers import sample_files, tiny_tasks
@@ -194,7 +197,24 @@ def test_tensorboard_tells_the_story(summarizer: tuple[Path, dict[str, Any]]) ->
         assert total.value == pytest.approx(base.value + term.value, abs=1e-4)
     texts = set(events.Tags()["tensors"])
     assert {"samples/text_summary", "settings/text_summary", "custom_scalars__config__"} <= texts
-    assert min(name for name in texts if name.endswith("text_summary")) == "samples/text_summary"
+    shown = [name.removesuffix("/text_summary") for name in sorted(texts) if name.endswith("text_summary")]
+    assert shown == ["result", "samples", "scores_by_epoch", "settings"]  # the order in which TensorBoard has them
+    (final,) = events.Tensors("result/text_summary")
+    text = final.tensor_proto.string_val[0].decode()
+    assert all(said in text for said in ("r3f**, from scratch, 6 steps", "| test | rougeL |", "| drift | "))
+    (stored,) = events.Tensors("custom_scalars__config__")
+    layout = layout_pb2.Layout.FromString(stored.tensor_proto.string_val[0])  # as TensorBoard reads it
+    titles = [category.title for category in layout.category]
+    assert titles == sorted(titles)  # the order of the story
+    assert "Scores" in titles[0]
+    assert "drift and retention" in titles[1]
+    charts = {chart.title: chart.multiline.tag for category in layout.category for chart in category.chart}
+    matched = {title for title, tags in charts.items() if any(re.match(tag, name) for tag in tags for name in scalars)}
+    assert {"loss and its parts", "KL to the start, in both directions", "CKA to the start", "gradient norm"} <= matched
+    experiment = HParamsPluginData.FromString(events.SummaryMetadata(EXPERIMENT_TAG).plugin_data.content).experiment
+    metrics = [info.name.tag for info in experiment.metric_infos]
+    assert metrics == list(RESULTS)
+    assert set(metrics) - scalars == {CHANGE}  # there is no other task
     groups = list(dict.fromkeys(tag.partition("/")[0] for tag in sorted(scalars)))
     assert groups[:2] == ["eval", "train"]  # those that TensorBoard opens with
     assert [tag for tag in sorted(scalars) if tag.startswith("eval/")] == [
@@ -210,8 +230,11 @@ def test_hparams_have_the_same_keys_in_every_run() -> None:
     runs = [("gigaword", ["tiny"], ["r3f"]), ("glue", ["rte"], ["smart", "bregman"]), ("quickstart", [], [])]
     keys = [hyperparameters(run_config.resolve(name, variants=v, terms=t)) for name, v, t in runs]
     assert keys[0].keys() == keys[1].keys() == keys[2].keys()
-    assert (keys[0]["_weight.r3f"], keys[1]["_weight.r3f"], keys[1]["_weight.smart"]) == (0.1, 0.0, 1.0)
+    assert (keys[0]["weight.r3f"], keys[1]["weight.r3f"], keys[1]["weight.smart"]) == (0.1, 0.0, 1.0)
     assert all(isinstance(value, (bool, int, float, str)) for value in keys[0].values())
+    opened = ["1 method", "2 weights of terms", "3 learning rate", "4 steps", "5 seed"]
+    assert sorted(keys[0])[:5] == opened  # the columns that TensorBoard opens with
+    assert (keys[0]["2 weights of terms"], keys[2]["2 weights of terms"]) == ("r3f 0.1", "none")
 
 
 def test_two_runs_are_not_mixed(summarizer: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

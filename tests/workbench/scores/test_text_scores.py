@@ -38,7 +38,7 @@ def test_rouge_is_what_it_was() -> None:
     assert {key: scored.metrics[key] for key in report.counts} == report.counts
     assert scored.intervals["rouge2"] == tuple(100 * end for end in report.intervals["rouge2"])
     assert scored.signature == report.signature
-    keys = ["index", "prediction", "reference", "rouge1", "rouge2", "rougeL", "rougeLsum"]
+    keys = ["index", "source", "prediction", "reference", "rouge1", "rouge2", "rougeL", "rougeLsum"]
     assert list(scored.predictions[0]) == keys
     assert scored.predictions[1]["rougeL"] == round(float(report.scores["rougeL"][1, 2]), 6)
 
