@@ -47,6 +47,12 @@ def bench(
     presets: Annotated[bool, typer.Option(help="Also measure what released code computes, and how.")] = True,
     rouge: Annotated[bool, typer.Option("--rouge", help="Measure ROUGE beside rouge-score instead.")] = False,
     batches: Annotated[bool, typer.Option("--batches", help="Measure padding on Gigaword's lengths instead.")] = False,
+    data: Annotated[
+        bool, typer.Option("--data", help="Measure reading and tokenizing a generated CNN/DailyMail instead.")
+    ] = False,
+    examples: Annotated[
+        Optional[int], typer.Option(min=1, max=100_000_000, help="With --data: articles, 287,113 by default.")
+    ] = None,
     engine: Annotated[
         Optional[Literal["fsdp2", "ddp"]],
         typer.Option(help="Measure R3F on two ranks of this engine instead, with a plain head and a fused one."),
@@ -64,14 +70,19 @@ def bench(
 
     seqreg bench --rouge
 
+    seqreg bench --data --examples 2000
+
     seqreg bench --engine fsdp2
     """
-    if rouge and batches:
-        raise BadInput("--rouge and --batches: each is measured alone")
-    if engine and (rouge or batches):
-        raise BadInput("--engine is measured alone: leave out --rouge and --batches")
-    if (rouge or batches) and (terms or rounds or plot):
-        raise BadInput("--rouge and --batches measure no steps: leave out --terms, --rounds and --plot")
+    alone = [name for name, wanted in (("--rouge", rouge), ("--batches", batches), ("--data", data)) if wanted]
+    if len(alone) > 1:
+        raise BadInput(f"{' and '.join(alone)}: each is measured alone")
+    if engine and alone:
+        raise BadInput(f"--engine is measured alone: leave out {alone[0]}")
+    if alone and (terms or rounds or plot):
+        raise BadInput(f"{alone[0]} measures no steps: leave out --terms, --rounds and --plot")
+    if examples and not data:
+        raise BadInput("--examples is for --data: leave it out")
     if engine and (terms or rounds or plot or size != "small" or threads != 1):
         raise BadInput(
             "--engine measures one step of its own: leave out --size, --terms, --rounds, --threads and --plot"
@@ -82,6 +93,8 @@ def bench(
         _rouge(as_json)
     elif batches:
         _padding(as_json)
+    elif data:
+        _data(examples, as_json)
     elif engine is not None:
         _engine(engine, as_json)
     else:
@@ -169,6 +182,30 @@ def _padding(as_json: bool) -> None:
     for size, wastes in shares.items():
         table.add_row(str(size), *(f"{wastes[key]:.1%}" for key in ("random", "source", "sum", "ours")))
     print_result(shares, table, as_json=as_json)
+
+
+def _data(examples: int | None, as_json: bool) -> None:
+    """A large corpus, made ready for training twice."""
+    from seqreg.bench import data_at_size
+
+    readings = data_at_size.measure(examples or data_at_size.EXAMPLES, lambda what: console.print(f"  {what}"))
+    first = readings["first"]
+    table = Table(
+        title=f"{first.examples:,} articles of {first.tokens / first.examples:.0f} tokens, ready for training"
+    )
+    for name in ("", "seconds", "CPU seconds", "memory", "with mapped files"):
+        table.add_column(name, justify="right" if name else "left")
+    for turn, reading in readings.items():
+        own = "not known" if reading.own_memory is None else f"{reading.own_memory / 2**20:.0f} MB"
+        times = (f"{reading.seconds:.1f}", f"{reading.cpu_seconds:.1f}")
+        table.add_row(f"the {turn} time", *times, own, f"{reading.memory / 2**20:.0f} MB")
+    setting = (
+        f"JSONL is read, checked, cleaned, fingerprinted, tokenized (byte-level BPE, {os.cpu_count()} cores) and ordered "
+        "by length, each time by a new process. Memory is the peak; pages of mapped files are shared by processes."
+    )
+    print_result(
+        {turn: dataclasses.asdict(reading) for turn, reading in readings.items()}, table, setting, as_json=as_json
+    )
 
 
 def _engine(engine: str, as_json: bool) -> None:

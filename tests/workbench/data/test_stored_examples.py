@@ -176,7 +176,9 @@ def _on_disk(folder: Path) -> Splits:
 
 def test_a_cache_that_cannot_be_written_is_one_line(folder: Path) -> None:
     (folder / "cache").write_text("a file")
-    with pytest.raises(BadInput, match=r"data.cache_dir=.*: cannot be written \(File exists\): choose another") as error:
+    with pytest.raises(
+        BadInput, match=r"data.cache_dir=.*: cannot be written \(File exists\): choose another"
+    ) as error:
         _on_disk(folder)
     assert len(error.value.lines) == 1
 
