@@ -200,8 +200,8 @@ def _data(examples: int | None, as_json: bool) -> None:
         times = (f"{reading.seconds:.1f}", f"{reading.cpu_seconds:.1f}")
         table.add_row(f"the {turn} time", *times, own, f"{reading.memory / 2**20:.0f} MB")
     setting = (
-        f"JSONL is read, checked, cleaned, fingerprinted, tokenized (byte-level BPE, {os.cpu_count()} cores) and ordered "
-        "by length, each time by a new process. Memory is the peak; pages of mapped files are shared by processes."
+        f"JSONL is read, checked, cleaned, fingerprinted, tokenized (byte-level BPE, {os.cpu_count()} cores) and "
+        "ordered by length, each time by a new process. Memory is the peak; processes share mapped pages."
     )
     print_result(
         {turn: dataclasses.asdict(reading) for turn, reading in readings.items()}, table, setting, as_json=as_json
