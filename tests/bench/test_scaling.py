@@ -1,4 +1,4 @@
-"""The model of many GPUs: what it counts is counted, what it adds up is what it says, and the page is what it computes."""
+"""The model of many GPUs: what is counted, what it adds up, and the page that it writes."""
 
 from __future__ import annotations
 
