@@ -72,7 +72,7 @@ def compare(
 def corpus(pairs: int, words: tuple[int, int], seed: int) -> tuple[list[str], list[str]]:
     """Predictions and references of three or four lines, words by Zipf's law, about a third taken from the other."""
     random = Random(seed)
-    vocabulary = [_word(random, rank) for rank in range(30_000)]
+    vocabulary = [spoken_word(random, rank) for rank in range(30_000)]
     weights = list(accumulate(1 / (rank + 2.7) for rank in range(len(vocabulary))))
 
     def text(size: int, other: list[str]) -> list[str]:
@@ -92,7 +92,7 @@ def corpus(pairs: int, words: tuple[int, int], seed: int) -> tuple[list[str], li
     return [lines(tokens) for tokens in predicted], [lines(tokens) for tokens in wanted]
 
 
-def _word(random: Random, rank: int) -> str:
+def spoken_word(random: Random, rank: int) -> str:
     """A word that can be spoken; frequent ones are short, rare ones carry endings that a stemmer knows."""
     syllables = 1 if rank < 150 else random.choice((1, 2, 2, 3))
     spoken = "".join(random.choice("bcdfghlmnprstvw") + random.choice("aeiou") for _ in range(syllables))

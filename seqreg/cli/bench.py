@@ -48,6 +48,12 @@ def bench(
     presets: Annotated[bool, typer.Option(help="Also measure what released code computes, and how.")] = True,
     rouge: Annotated[bool, typer.Option("--rouge", help="Measure ROUGE beside rouge-score instead.")] = False,
     batches: Annotated[bool, typer.Option("--batches", help="Measure padding on Gigaword's lengths instead.")] = False,
+    data: Annotated[
+        bool, typer.Option("--data", help="Measure reading and tokenizing a generated CNN/DailyMail instead.")
+    ] = False,
+    examples: Annotated[
+        Optional[int], typer.Option(min=1, max=100_000_000, help="With --data: articles, 287,113 by default.")
+    ] = None,
     engine: Annotated[
         Optional[Literal["fsdp2", "ddp"]],
         typer.Option(help="Measure R3F on two ranks of this engine instead, with a plain head and a fused one."),
@@ -81,6 +87,8 @@ def bench(
 
     seqreg bench --rouge
 
+    seqreg bench --data --examples 2000
+
     seqreg bench --engine fsdp2
 
     seqreg bench --profile --size bart-base --terms r3f
@@ -89,22 +97,25 @@ def bench(
 
     seqreg bench --frontier gigaword model.name=FOLDER data.path=FILE.jsonl --plot frontier.png
     """
-    if rouge and batches:
-        raise BadInput("--rouge and --batches: each is measured alone")
-    if (growth or profile) and (rouge or batches or engine or frontier or rounds or growth is profile):
+    alone = [name for name, wanted in (("--rouge", rouge), ("--batches", batches), ("--data", data)) if wanted]
+    if len(alone) > 1:
+        raise BadInput(f"{' and '.join(alone)}: each is measured alone")
+    if (growth or profile) and (alone or engine or frontier or rounds or growth is profile):
         raise BadInput("--growth and --profile: each is measured alone, once")
     if growth and (size != "small" or threads != 1):
         raise BadInput("--growth has sizes of its own: leave out --size and --threads")
     if profile and plot:
         raise BadInput("--profile draws nothing: leave out --plot")
-    if engine and (rouge or batches):
-        raise BadInput("--engine is measured alone: leave out --rouge and --batches")
+    if engine and alone:
+        raise BadInput(f"--engine is measured alone: leave out {alone[0]}")
     if settings and not frontier:
         raise BadInput(f"{settings[0]}: settings change the recipe of --frontier, which is not given")
-    if frontier and (rouge or batches or engine or terms or size != "small" or threads != 1):
+    if frontier and (alone or engine or terms or size != "small" or threads != 1):
         raise BadInput("--frontier is measured alone: leave out all other options but --rounds, --plot and --json")
-    if (rouge or batches) and (terms or rounds or plot):
-        raise BadInput("--rouge and --batches measure no steps: leave out --terms, --rounds and --plot")
+    if alone and (terms or rounds or plot):
+        raise BadInput(f"{alone[0]} measures no steps: leave out --terms, --rounds and --plot")
+    if examples and not data:
+        raise BadInput("--examples is for --data: leave it out")
     if engine and (terms or rounds or plot or size != "small" or threads != 1):
         raise BadInput(
             "--engine measures one step of its own: leave out --size, --terms, --rounds, --threads and --plot"
@@ -115,6 +126,8 @@ def bench(
         _rouge(as_json)
     elif batches:
         _padding(as_json)
+    elif data:
+        _data(examples, as_json)
     elif engine is not None:
         _engine(engine, as_json)
     elif growth:
@@ -208,6 +221,30 @@ def _padding(as_json: bool) -> None:
     for size, wastes in shares.items():
         table.add_row(str(size), *(f"{wastes[key]:.1%}" for key in ("random", "source", "sum", "ours")))
     print_result(shares, table, as_json=as_json)
+
+
+def _data(examples: int | None, as_json: bool) -> None:
+    """A large corpus, made ready for training twice."""
+    from seqreg.bench import data_at_size
+
+    readings = data_at_size.measure(examples or data_at_size.EXAMPLES, lambda what: console.print(f"  {what}"))
+    first = readings["first"]
+    table = Table(
+        title=f"{first.examples:,} articles of {first.tokens / first.examples:.0f} tokens, ready for training"
+    )
+    for name in ("", "seconds", "CPU seconds", "memory", "with mapped files"):
+        table.add_column(name, justify="right" if name else "left")
+    for turn, reading in readings.items():
+        own = "not known" if reading.own_memory is None else f"{reading.own_memory / 2**20:.0f} MB"
+        times = (f"{reading.seconds:.1f}", f"{reading.cpu_seconds:.1f}")
+        table.add_row(f"the {turn} time", *times, own, f"{reading.memory / 2**20:.0f} MB")
+    setting = (
+        f"JSONL is read, checked, cleaned, fingerprinted, tokenized (byte-level BPE, {os.cpu_count()} cores) and "
+        "ordered by length, each time by a new process. Memory is the peak; processes share mapped pages."
+    )
+    print_result(
+        {turn: dataclasses.asdict(reading) for turn, reading in readings.items()}, table, setting, as_json=as_json
+    )
 
 
 def _engine(engine: str, as_json: bool) -> None:

@@ -158,7 +158,7 @@ class EmbeddingTap(_StackHooks):
         self.dtype = arithmetic_dtype(embeds)
         if self.delta is None:
             return embeds
-        delta = self.delta(embeds / unit) if callable(self.delta) else self.delta
+        delta = _computed(self.delta, embeds / unit) if callable(self.delta) else self.delta
         return ((embeds.detach() if self.detach else embeds) + delta * unit).to(embeds.dtype)
 
 
@@ -251,12 +251,24 @@ class Lookup(_StackHooks):
             both = embedding.forward(torch.cat([inputs[0].flatten(), tokens.flatten()]))
             self._embeds = both[: inputs[0].numel()].view(output.shape)
             later._embeds, later._tokens = both[inputs[0].numel() :].view(*tokens.shape, -1), tokens
-        foreign = self._tokens is not None and not torch.equal(self._tokens, inputs[0])
+        foreign = self._tokens is not None and not _same(self._tokens, inputs[0])
         if self._embeds is None or self._embeds.shape != output.shape or foreign:
             self._embeds, self._tokens = output, None
         return self._embeds.clone()  # some models change it in place
 
 
+@torch.compiler.disable
+def _computed(delta: Callable[[Tensor], Tensor], embeds: Tensor) -> Tensor:
+    """A perturbation that depends on the embeddings: it may look at numbers, which no graph of torch.compile can."""
+    return delta(embeds)
+
+
+@torch.compiler.disable
+def _same(tokens: Tensor, others: Tensor) -> bool:
+    return torch.equal(tokens, others)
+
+
+@torch.compiler.disable
 def _only_padding(embedding: nn.Module, ids: Tensor) -> bool:
     """LED looks up a second time: the padding that fills its attention window."""
     padding = getattr(embedding, "padding_idx", None)

@@ -194,8 +194,16 @@ def test_an_interrupt_inside_a_command_is_one_line(
 
 
 @pytest.mark.parametrize(
-    "options", [["--rouge", "--batches"], ["--batches", "--plot", "a.png"], ["--rouge", "-t", "r3f"]]
+    ("options", "message"),
+    [
+        (["--rouge", "--batches"], "--rouge and --batches: each is measured alone"),
+        (["--batches", "--data"], "--batches and --data: each is measured alone"),
+        (["--batches", "--plot", "a.png"], "--batches measures no steps: leave out --terms, --rounds and --plot"),
+        (["--rouge", "-t", "r3f"], "--rouge measures no steps: leave out"),
+        (["--data", "--engine", "ddp"], "--engine is measured alone: leave out --data"),
+        (["--examples", "9"], "--examples is for --data: leave it out"),
+    ],
 )
-def test_bench_options_that_would_be_ignored_are_refused(options: list[str]) -> None:
-    with pytest.raises(BadInput, match="--rouge and --batches"):
+def test_bench_options_that_would_be_ignored_are_refused(options: list[str], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         cli.app(["bench", *options], standalone_mode=False)

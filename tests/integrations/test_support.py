@@ -149,8 +149,42 @@ def accumulation(terms: tuple[Term, ...]) -> str:
     return compare(loss_and_gradient(nets[0], pieces, terms), loss_and_gradient(nets[1], [batch], terms), 1e-4)
 
 
+def compiled(terms: tuple[Term, ...]) -> str:
+    torch._dynamo.reset()
+    net, batch = llama(), [tiny_models.batch("llama")]
+    net.compile(backend="eager")
+    return compare(loss_and_gradient(net, batch, terms), loss_and_gradient(llama(), batch, terms), 1e-5)
+
+
+def adapters(**settings: Any) -> Callable[[tuple[Term, ...]], str]:
+    """Other adapters of PEFT: the loss from all logits is the reference."""
+
+    def work(terms: tuple[Term, ...]) -> str:
+        kind = settings.get("kind", peft.LoraConfig)
+        config = kind(**{key: value for key, value in settings.items() if key != "kind"})
+        torch.manual_seed(0)
+        net, batch = peft.get_peft_model(llama(), config).train(), [tiny_models.batch("llama")]
+        slow = loss_and_gradient(copy.deepcopy(net), batch, terms, fused=False)
+        return compare(loss_and_gradient(net, batch, terms, batched=False), slow, 1e-4)
+
+    return work
+
+
+_LAYERS: Any = {"target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
 WORK: dict[str, Callable[[tuple[Term, ...]], str]] = {
+    "compile": compiled,
     "LoRA": lora,
+    "DoRA": adapters(**_LAYERS, use_dora=True),
+    "IA3": adapters(
+        kind=peft.IA3Config,
+        target_modules=["k_proj", "down_proj"],
+        feedforward_modules=["down_proj"],
+        init_ia3_weights=False,
+    ),
+    "prefix": adapters(kind=peft.PrefixTuningConfig, task_type="CAUSAL_LM", num_virtual_tokens=3),
+    "LoRA on embeddings": adapters(**{**_LAYERS, "target_modules": ["embed_tokens", "q_proj"]}),
+    "LoRA on head": adapters(**{**_LAYERS, "target_modules": ["lm_head", "q_proj"]}),
+    "modules_to_save": adapters(**_LAYERS, modules_to_save=["lm_head"]),
     "checkpointing": checkpointing,
     "bf16 autocast": autocast,
     "bf16 weights": bf16_weights,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+
 import numpy as np
 import pytest
 import scipy.stats

@@ -144,13 +144,15 @@ def head_of(model: nn.Module, module: PreTrainedModel, shards: Shards | None = N
     while model is not module:
         if isinstance(model, DistributedDataParallel) and not model.find_unused_parameters:
             model = model.module
+        elif hasattr(model, "_orig_mod"):  # torch.compile, which sees that the head has another forward
+            model = model._orig_mod  # type: ignore[assignment]
         elif hasattr(model, "get_base_model"):  # PEFT
             break
-        else:  # FSDP1 and DeepSpeed shard the weight, torch.compile has compiled the head
+        else:  # FSDP1 and DeepSpeed shard the weight
             return None
     own_group = is_fsdp2(head)  # with a class made for it, and a hook before and after
     linear = type(head) is nn.Linear or (own_group and nn.Linear in type(head).__bases__)
-    if not linear or "forward" in vars(head) or getattr(module, "_compiled_call_impl", None) is not None:
+    if not linear or "forward" in vars(head):
         return None
     if type(head.weight) is not nn.Parameter and (shards is None or shards.owner(head) is None):
         return None

@@ -177,6 +177,10 @@ class Data(Section):
         max_target_length: the same for the target
         dataloader_num_workers: processes that read ahead
         max_empty_fraction: stop if a larger share of the training examples is left out because a text is empty
+        keep_in_memory: hold examples in memory, and tokenize each when it is read; false: write them and their token
+            ids to Arrow files once, and read those; by default false for files of more than 64 MB
+        cache_dir: the folder of these files, which may be removed at any time; `seqreg` in the cache of datasets by
+            default
     """
 
     path: str | None = None
@@ -197,6 +201,8 @@ class Data(Section):
     dataloader_num_workers: Few = 0
     group_by_length: bool = False
     max_empty_fraction: Share = 0.1
+    keep_in_memory: bool | None = None
+    cache_dir: str | None = None
 
     @field_validator("delimiter")
     @classmethod

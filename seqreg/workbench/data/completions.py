@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,12 +63,26 @@ class PromptEncoder:
 
     def prompt(self, source: str) -> list[int]:
         """The ids before the completion; at least one."""
+        return self.prompts([source])[0]
+
+    def prompts(self, sources: Sequence[str]) -> list[list[int]]:
+        """The same for several sources."""
         before, _, after = self.template.rstrip(" ").partition(SOURCE)
-        encoding = self.tokenizer(f"{before}{source}{after}", return_offsets_mapping=True)
-        tokens = list(zip(encoding["input_ids"], encoding["offset_mapping"], strict=True))
+        encoding = self.tokenizer([f"{before}{source}{after}" for source in sources], return_offsets_mapping=True)
+        rows = zip(sources, encoding["input_ids"], encoding["offset_mapping"], strict=True)
+        first = len(before)
+        return [self._cut(zip(ids, places, strict=True), first, first + len(source)) for source, ids, places in rows]
+
+    def _cut(self, row: Iterable[tuple[int, tuple[int, int]]], first: int, last: int) -> list[int]:
+        """The ids of a prompt without those at its end, and after `max_source_length` of its source.
+
+        Args:
+            row: ids, and the characters of each
+            first, last: the characters of the source
+        """
+        tokens = list(row)
         while tokens and tokens[-1][1][0] == tokens[-1][1][1] and tokens[-1][0] in self.tokenizer.all_special_ids:
             tokens.pop()
-        first, last = len(before), len(before) + len(source)
         inside = [place for place, (_, (a, b)) in enumerate(tokens) if first <= a < b <= last]
         cut = set() if self.max_source_length is None else set(inside[self.max_source_length :])
         ids = [token for place, (token, _) in enumerate(tokens) if place not in cut]
@@ -77,9 +91,14 @@ class PromptEncoder:
 
     def completion(self, target: str) -> tuple[list[int], int]:
         """The ids of a completion, and how many of it were cut."""
-        gap = self.template[len(self.template.rstrip(" ")) :]
-        ids = [*self.tokenizer(gap + target, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
-        return ids[: self.max_target_length], max(0, len(ids) - self.max_target_length)
+        return self.completions([target])[0]
+
+    def completions(self, targets: Sequence[str]) -> list[tuple[list[int], int]]:
+        """The same for several targets."""
+        gap, most = self.template[len(self.template.rstrip(" ")) :], self.max_target_length
+        encoding = self.tokenizer([gap + target for target in targets], add_special_tokens=False)
+        rows = ([*ids, self.tokenizer.eos_token_id] for ids in encoding["input_ids"])
+        return [(ids[:most], max(0, len(ids) - most)) for ids in rows]
 
     @property
     def overhead(self) -> int:

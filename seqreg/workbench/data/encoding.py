@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+import hashlib
+import itertools
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.compute
+import tokenizers
 import torch
+import transformers
 from torch.utils.data import Dataset
 from transformers import DataCollatorForSeq2Seq, DataCollatorWithPadding
 
 from seqreg.workbench.config.settings import Config
+from seqreg.workbench.data import arrow_cache, completions
+from seqreg.workbench.data.arrow_cache import StoredTable, TableWriter, key_of
 from seqreg.workbench.data.completions import CompletionCollator, PromptEncoder, features
 from seqreg.workbench.data.examples import Example
-from seqreg.workbench.text.terminal import warn
+from seqreg.workbench.data.stored_examples import OnDisk
+from seqreg.workbench.text.terminal import say, warn
 
 INDEX = "example_index"
 """The column with the number of a training example, on its way to a message about it."""
+_AT_ONCE = 1000
+"""Examples that are tokenized at once."""
+_PARALLEL = "TOKENIZERS_PARALLELISM"
 
 
 class Encoded(Dataset[dict[str, Any]]):
-    """Examples as token ids, encoded when they are read.
+    """Examples as token ids: encoded when they are read or, where the examples are on disk, once for all runs.
 
     Args:
         prompt: the template of a causal model; None for any other
@@ -51,28 +69,117 @@ class Encoded(Dataset[dict[str, Any]]):
         return len(self.examples)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        example = self.examples[index]
-        if self.prompt is not None:
-            return self._completion(example)
-        row = dict(encode(self.tokenizer, example, self.data.source_prefix, self.data.max_source_length))
-        if example.target is not None:
-            target = self.tokenizer(text_target=example.target, truncation=True, max_length=self.data.max_target_length)
-            row["labels"] = target["input_ids"]
-        elif example.label is not None:
-            row["labels"] = example.label
-        return row
+        if self.tokens is not None:
+            row: dict[str, Any] = self.tokens.dataset[int(index)]
+            return row
+        columns, cut = self._columns([self.examples[index]])
+        if cut and not self.quiet:
+            _tell_of_cut(self.data.max_target_length)
+        return {name: values[0] for name, values in columns.items()}
 
-    def _completion(self, example: Example) -> dict[str, Any]:
-        """A prompt with its completion, if there is one."""
+    @functools.cached_property
+    def tokens(self) -> StoredTable | None:
+        """All of it in an Arrow file of the cache, made if it is not there; None for examples in memory."""
+        if not isinstance(self.examples, OnDisk) or self.examples.key is None:
+            return None
+        limits = [self.data.source_prefix, self.data.max_source_length, self.data.max_target_length, self.prompt]
+        key = key_of(
+            "tokens",
+            self.examples.key,
+            limits,
+            tokenizer_digest(self.tokenizer),
+            code=(sys.modules[__name__], completions),
+        )
+        table = arrow_cache.table(self.examples.folder, key, self._write)
+        if table.facts["cut"] and not self.quiet:
+            _tell_of_cut(self.data.max_target_length)
+        return table
+
+    def lengths(self) -> list[tuple[int, int]]:
+        """Tokens of the source and of the target of every example; 1 where the target is a label."""
+        if self.tokens is None:
+            rows = (self[index] for index in range(len(self)))
+            return [
+                (len(row["input_ids"]), len(row["labels"]) if isinstance(row["labels"], list) else 1) for row in rows
+            ]
+        table = self.tokens.dataset.data
+        sizes = [
+            pyarrow.compute.list_value_length(column).to_pylist()
+            if pyarrow.types.is_list(column.type)
+            else [1] * len(column)
+            for column in (table.column("input_ids"), table.column("labels"))
+        ]
+        return list(zip(*sizes, strict=True))
+
+    def _write(self, writer: TableWriter) -> dict[str, Any]:
+        """Write the token ids of all examples; the tokenizer may use all cores."""
+        say(f"tokenizing {len(self):,} examples; their token ids are kept for the next time", "dim")
+        cut, examples = 0, iter(self.examples)
+        with _parallel_tokenizers():
+            while batch := list(itertools.islice(examples, _AT_ONCE)):
+                columns, more = self._columns(batch)
+                cut += more
+                writer.write({name: _arrow(values) for name, values in columns.items()})
+        return {"cut": cut}
+
+    def _columns(self, examples: Sequence[Example]) -> tuple[dict[str, list[Any]], int]:
+        """What a model takes, for several examples of one kind, and how many completions are cut."""
+        data, targets = self.data, [example.target for example in examples if example.target is not None]
+        sources = [data.source_prefix + example.source for example in examples]
+        if self.prompt is not None:
+            return self._completions(sources, targets)
+        seconds = [example.second for example in examples if example.second is not None]
+        limit = {"truncation": True, "max_length": data.max_source_length}
+        columns = dict(self.tokenizer(sources, seconds or None, **limit))
+        if targets:
+            limit["max_length"] = data.max_target_length
+            columns["labels"] = self.tokenizer(text_target=targets, **limit)["input_ids"]
+        elif examples[0].label is not None:
+            columns["labels"] = [example.label for example in examples]
+        return columns, 0
+
+    def _completions(self, sources: Sequence[str], targets: Sequence[str]) -> tuple[dict[str, list[Any]], int]:
+        """Prompts with their completions, if there are any, and how many of these are cut."""
         data = self.data
         encoder = PromptEncoder(self.tokenizer, self.prompt or "", data.max_source_length, data.max_target_length)
-        prompt = encoder.prompt(data.source_prefix + example.source)
-        if example.target is None:
-            return {"input_ids": prompt, "attention_mask": [1] * len(prompt)}
-        completion, cut = encoder.completion(example.target)
-        if cut and not self.quiet:
-            _tell_of_cut(data.max_target_length)
-        return features(prompt, completion)
+        prompts = encoder.prompts(sources)
+        if not targets:
+            return {"input_ids": prompts, "attention_mask": [[1] * len(prompt) for prompt in prompts]}, 0
+        pairs = encoder.completions(targets)
+        rows = [features(prompt, completion) for prompt, (completion, _) in zip(prompts, pairs, strict=True)]
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        return columns, sum(cut > 0 for _, cut in pairs)
+
+
+def _arrow(values: Sequence[Any]) -> pyarrow.Array:
+    """A column of token ids or labels."""
+    kind = None if not isinstance(values[0], list) else pyarrow.list_(pyarrow.int32())
+    return pyarrow.array(values, kind)
+
+
+@contextlib.contextmanager
+def _parallel_tokenizers() -> Iterator[None]:
+    """Let fast tokenizers use all cores for a batch; scripts forbid it, for the sake of processes that are forked."""
+    before = os.environ.get(_PARALLEL)
+    os.environ[_PARALLEL] = "true"
+    try:
+        yield
+    finally:
+        os.environ[_PARALLEL] = before or "false"
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """SHA-256 of all that a tokenizer saves, but for what its last call has set; and of its library's version."""
+    digest = hashlib.sha256(f"{transformers.__version__} {tokenizers.__version__}\n".encode())
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        for path in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
+            content: Any = path.read_bytes()
+            if path.name == "tokenizer.json":
+                settings = {**json.loads(content), "truncation": None, "padding": None}
+                content = json.dumps(settings, sort_keys=True).encode()
+            digest.update(f"{path.relative_to(folder)} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
 
 
 def by_length(examples: Sequence[Example]) -> list[int]:

@@ -165,13 +165,15 @@ def examples(
     training: bool = False,
     labelled: bool = True,
     empty: float = 1.0,
-) -> tuple[list[Example], list[str]]:
+    into: Any = None,
+) -> tuple[Any, list[str]]:
     """Examples, and notes on what was left out: dropped labels; for training, texts that are empty.
 
     Args:
         empty: the largest share of examples that may be left out because a text is empty
+        into: what they are appended to, which can be counted; a new list by default
     """
-    made: list[Example] = []
+    made = list[Example]() if into is None else into
     left_out, ids = Counter[str](), Counter[str]()
     kinds: dict[bool, str] = {}
     long, longest, where = 0, (0, ""), ""

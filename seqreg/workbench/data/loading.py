@@ -13,9 +13,11 @@ from seqreg.errors import BadInput
 from seqreg.workbench.config import cards
 from seqreg.workbench.config.cards import Card, HubSplit
 from seqreg.workbench.config.settings import Data
-from seqreg.workbench.data import readers, synthetic_news
+from seqreg.workbench.data import arrow_cache, readers, stored_examples, synthetic_news
+from seqreg.workbench.data import examples as examples_of_cards
 from seqreg.workbench.data.examples import Example, column_of, example, examples, names_of
 from seqreg.workbench.data.readers import Record
+from seqreg.workbench.data.stored_examples import OnDisk, StoredExamples, identity
 
 ALIASES = {
     "validation": ("dev", "valid", "val", "validation_matched", "dev_matched"),
@@ -63,7 +65,8 @@ def _add_other(splits: Splits, card: Card, name: str, path: str | None, data: Da
     other, _ = cards.load(name)
     if (other.kind, other.labels) != (card.kind, card.labels):
         raise BadInput(f"data.also.{name}: {other.title} has another kind or other classes than {card.title}")
-    settings = Data(path=path, limit=data.limit, max_empty_fraction=data.max_empty_fraction)
+    same = ("limit", "max_empty_fraction", "keep_in_memory", "cache_dir")
+    settings = Data(path=path, **{key: getattr(data, key) for key in same})
     try:
         others = _splits(other, settings, False)
     except BadInput as error:
@@ -95,15 +98,15 @@ def _splits(card: Card, data: Data, needs_train: bool) -> Splits:
     if data.unlabelled is not None and needs_train:
         if not os.path.isfile(data.unlabelled):
             raise BadInput(f"data.unlabelled={data.unlabelled}: no such file")
-        unlabelled = read_file(card, Path(data.unlabelled), data, labelled=False)
-        splits.sets[UNLABELLED] = [Example(example.source, example.second) for example in unlabelled]
+        splits.sets[UNLABELLED] = _without_labels(read_file(card, Path(data.unlabelled), data, labelled=False))
     for name, most in data.limit.items():
         if name in splits.sets:
             splits.sets[name] = splits.sets[name][:most]
         elif name not in ("train", "validation", "test", *card.splits):
             raise BadInput(f"data.limit.{name}: there is no split of this name, only {', '.join(splits.sets)}")
     if data.train_fraction < 1 and "train" in splits.sets:
-        splits.sets["train"] = sample(splits.sets["train"], round(data.train_fraction * len(splits.sets["train"])))
+        train = splits.sets["train"]
+        splits.sets["train"] = _chosen(train, _drawn(len(train), round(data.train_fraction * len(train))))
     return splits
 
 
@@ -118,9 +121,25 @@ def _check_used(card: Card, data: Data) -> None:
         raise BadInput(f"data.{key}={getattr(data, key)}: for local files, and data.path names none: leave it out")
 
 
-def read_file(card: Card, path: Path, data: Data = PLAIN, *, labelled: bool = True) -> list[Example]:
+def _read(
+    card: Card, path: Path, data: Data, name: str = "", *, training: bool = False, labelled: bool = True
+) -> tuple[Sequence[Example], list[str]]:
+    """The examples of a file, and notes on them: in memory, or in an Arrow file of the cache where it is large."""
+    options: Any = {"training": training, "labelled": labelled, "empty": data.max_empty_fraction if training else 1.0}
+    large = path.is_file() and path.stat().st_size > stored_examples.IN_MEMORY
+    if data.keep_in_memory or (data.keep_in_memory is None and not large):
+        return examples(card, records(card, path, data, name), **options)
+
+    def read(into: Any) -> list[str]:
+        return examples(card, records(card, path, data, name), into=into, **options)[1]
+
+    settings = {"split": name, "delimiter": data.delimiter, "encoding": data.encoding, **options}
+    return stored_examples.store(card, path, arrow_cache.folder_of(data), settings, read)
+
+
+def read_file(card: Card, path: Path, data: Data = PLAIN, *, labelled: bool = True) -> Sequence[Example]:
     """All examples of one file."""
-    made, notes = examples(card, records(card, path, data), labelled=labelled)
+    made, notes = _read(card, path, data, labelled=labelled)
     if not made:
         raise BadInput(f"{path}: 0 examples{'; ' + notes[0] if notes else ''}")
     return made
@@ -145,8 +164,7 @@ def _local(card: Card, data: Data, needs_train: bool) -> Splits:
                 f"{file.name} is there and not scored: this task is judged by {', '.join(card.evaluations)}"
             )
             continue
-        most = data.max_empty_fraction if name == "train" else 1.0
-        made, notes = examples(card, records(card, file, data, name), training=name == "train", empty=most)
+        made, notes = _read(card, file, data, name, training=name == "train")
         if not made and card.files.only is not None and not notes:  # the file has other configurations
             continue
         if not made:
@@ -203,13 +221,25 @@ def _carve(card: Card, data: Data, splits: Splits) -> None:
 
 def _stratified(examples: Sequence[Example], size: int) -> set[int]:
     """Indices of so many examples whose labels are distributed as all are: evenly spaced in the order of labels."""
-    rng = random.Random(0)
-    order = sorted(range(len(examples)), key=lambda index: (examples[index].label or 0, rng.random()))
+    rng, labels = random.Random(0), _labels(examples)
+    order = sorted(range(len(examples)), key=lambda index: (labels[index] or 0, rng.random()))
     return {order[int((number + 0.5) * len(order) / size)] for number in range(size)}
 
 
 def _chosen(examples: Sequence[Example], indices: Sequence[int]) -> Sequence[Example]:
-    return examples.select(indices) if isinstance(examples, _HubExamples) else [examples[index] for index in indices]
+    return examples.select(indices) if isinstance(examples, OnDisk) else [examples[index] for index in indices]
+
+
+def _without_labels(examples: Sequence[Example]) -> Sequence[Example]:
+    if isinstance(examples, StoredExamples):
+        return examples.without_labels()
+    return [Example(example.source, example.second) for example in examples]
+
+
+def _labels(examples: Sequence[Example]) -> list[int | float | None]:
+    if isinstance(examples, StoredExamples):
+        return examples.column("label")
+    return [example.label for example in examples]
 
 
 def _file_of(folder: Path, name: str, card: Card) -> Path | None:
@@ -256,8 +286,7 @@ def _other(folder: Path, card: Card) -> str:
 
 
 def _one_file(card: Card, path: Path, data: Data) -> Splits:
-    read = records(card, path, data, "train")
-    made, notes = examples(card, read, training=True, empty=data.max_empty_fraction)
+    made, notes = _read(card, path, data, "train", training=True)
     if len(made) < 3:
         raise BadInput(f"{path}: {len(made)} examples; at least 3 are needed to split it, or give a folder")
     shuffled = _shuffled(made)
@@ -269,14 +298,17 @@ def _one_file(card: Card, path: Path, data: Data) -> Splits:
     return Splits(sets, [*notes, f"{path.name} is split 80%, 10%, 10% by a fixed shuffle"])
 
 
-def _shuffled(examples: Sequence[Example]) -> list[Example]:
-    return random.Random(0).sample(list(examples), len(examples))
+def _shuffled(examples: Sequence[Example]) -> Sequence[Example]:
+    return _chosen(examples, random.Random(0).sample(range(len(examples)), len(examples)))
+
+
+def _drawn(count: int, most: int) -> list[int]:
+    return sorted(random.Random(0).sample(range(count), count)[: max(1, most)])
 
 
 def sample(examples: Sequence[Example], most: int) -> list[Example]:
     """At most so many examples, at least one, by a fixed shuffle; in their order, and within every larger sample."""
-    chosen = random.Random(0).sample(range(len(examples)), len(examples))[: max(1, most)]
-    return [examples[index] for index in sorted(chosen)]
+    return [examples[index] for index in _drawn(len(examples), most)]
 
 
 def _generated(card: Card) -> Splits:
@@ -290,24 +322,18 @@ def _generated(card: Card) -> Splits:
     return Splits(sets)
 
 
-class _HubExamples(Sequence[Example]):
-    """Examples of a dataset that stays on disk; they are read and cleaned when asked for."""
+class HubExamples(OnDisk):
+    """Examples of a dataset of the hub; they are cleaned when asked for."""
 
-    def __init__(self, dataset: Any, card: Card, name: str) -> None:
-        self.dataset, self.card, self.name = dataset, card, name
+    def __init__(self, dataset: Any, card: Card, name: str, data: Data = PLAIN) -> None:
+        files = [arrow_cache.file_digest(Path(file["filename"])) for file in dataset.cache_files]
+        rules = ["hub", files, card.model_dump(mode="json"), name, len(dataset)]
+        key = arrow_cache.key_of(*rules, code=(examples_of_cards,)) if files and not data.keep_in_memory else None
+        super().__init__(dataset, key, arrow_cache.folder_of(data))
+        self.card, self.name = card, name
 
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def select(self, indices: Sequence[int]) -> _HubExamples:
-        return _HubExamples(self.dataset.select(indices), self.card, self.name)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return self.select(range(*index.indices(len(self))))
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        return example(self.card, self.dataset[int(index)], f"{self.name} row {index}")
+    def example(self, record: Any, index: int) -> Example | None:
+        return example(self.card, record, f"{self.name} row {index}")
 
 
 def _hub(card: Card, name: str, data: Data) -> Sequence[Example]:
@@ -334,7 +360,7 @@ def _hub(card: Card, name: str, data: Data) -> Sequence[Example]:
             f"data.path=FOLDER that has {', '.join(card.splits)} as .jsonl, .csv or .parquet with {columns}"
         ) from None
     used = loaded.filter(lambda record: _is_used(card, record, name == "train"))
-    return _HubExamples(used, card, f"{card.hub.repo} {name}")
+    return HubExamples(used, card, f"{card.hub.repo} {name}", data)
 
 
 def _reason(error: Exception) -> str:
@@ -351,23 +377,29 @@ def _is_used(card: Card, record: Record, training: bool) -> bool:
 
 
 def _warn_of_overlap(splits: Splits) -> None:
-    """Note examples that are there twice, or in the training set and another; only for data in memory."""
+    """Note examples that are there twice, or in the training set and another; not for data of the hub."""
     train = splits.sets.get("train")
-    if not isinstance(train, list):
+    if train is None or isinstance(train, HubExamples):
         return
-    seen = {(example.source, example.second, example.target) for example in train}
+    seen = set(_identities(train))
     if len(seen) < len(train):
         splits.notes.append(f"{len(train) - len(seen)} of {len(train)} train examples repeat another")
     for name, split in splits.sets.items():
-        if name != "train" and isinstance(split, list):
-            shared = sum((example.source, example.second, example.target) in seen for example in split)
+        if name != "train" and not isinstance(split, HubExamples):
+            shared = sum(number in seen for number in _identities(split))
             if shared:
                 splits.notes.append(f"{shared} of {len(split)} {name} examples are in the training set too")
 
 
+def _identities(examples: Sequence[Example]) -> list[int]:
+    if isinstance(examples, StoredExamples) and examples.labelled:
+        return examples.column("identity")
+    return [identity(example) for example in examples]
+
+
 def _warn_of_one_class(card: Card, splits: Splits) -> None:
-    """Note a split of one class, where nothing can be learnt or scored; for data in memory."""
+    """Note a split of one class, where nothing can be learnt or scored; not for data of the hub."""
     for name, split in splits.sets.items() if card.kind == "classification" else ():
-        if name != UNLABELLED and isinstance(split, list) and len({example.label for example in split}) == 1:
+        if name != UNLABELLED and not isinstance(split, HubExamples) and len(set(_labels(split))) == 1:
             label = (card.labels or [])[int(split[0].label or 0)]
             splits.notes.append(f"all {len(split)} {name} examples have the label {label!r}: a score there says little")

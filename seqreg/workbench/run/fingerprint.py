@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import sys
 from collections.abc import Mapping, Sequence
 
+from seqreg.workbench.data import arrow_cache
 from seqreg.workbench.data.examples import Example
-from seqreg.workbench.data.loading import Splits
+from seqreg.workbench.data.loading import HubExamples, Splits
+from seqreg.workbench.data.stored_examples import StoredExamples
 from seqreg.workbench.text.stored_json import Outline
 
 _BLOCKS = 256
@@ -17,16 +21,36 @@ _SAMPLE = 1000
 
 
 def fingerprint(splits: Splits) -> tuple[str, dict[str, Outline]]:
-    """SHA-256 of all examples of all splits, of a sample where they stay on disk, and the outlines of the splits."""
+    """SHA-256 of all examples of all splits, of a sample where they are from the hub, and the outlines of the splits.
+
+    Of large files it is computed once, and kept beside their examples.
+    """
+    stored = [examples for examples in splits.sets.values() if isinstance(examples, StoredExamples)]
+    if not stored:
+        return _fingerprint(splits)
+    keys = [
+        [name, examples.key if isinstance(examples, StoredExamples) else _fingerprint(Splits({name: examples}))[0]]
+        for name, examples in splits.sets.items()
+    ]
+    key = arrow_cache.key_of("fingerprint", keys, code=(sys.modules[__name__],))
+    digest, outlines = arrow_cache.value(stored[0].folder, key, lambda: _fingerprint(splits))
+    return digest, outlines
+
+
+def _fingerprint(splits: Splits) -> tuple[str, dict[str, Outline]]:
     digest, outlines = hashlib.sha256(), dict[str, Outline]()
     for name, examples in splits.sets.items():
-        count, in_memory = len(examples), isinstance(examples, list)
+        count = len(examples)
         digest.update(f"{name} {count}\n".encode())
         size, blocks = -(-count // _BLOCKS), list[str]()
-        for index in range(0, count, 1 if in_memory else max(1, count // _SAMPLE)):
-            if in_memory and index % size == 0:
-                blocks.append(_block(examples[index : index + size]))
-            digest.update(_bytes(examples[index]))
+        if isinstance(examples, HubExamples):
+            for index in range(0, count, max(1, count // _SAMPLE)):
+                digest.update(_bytes(examples[index]))
+        else:
+            rest = iter(examples)
+            while texts := [_bytes(example) for example in itertools.islice(rest, size)]:
+                blocks.append(_digest(texts))
+                digest.update(b"".join(texts))
         outlines[name] = {"count": count, "size": size, "blocks": blocks}
     return digest.hexdigest(), outlines
 
@@ -36,8 +60,8 @@ def _bytes(example: Example) -> bytes:
     return json.dumps([*values, *references]).encode()
 
 
-def _block(examples: Sequence[Example]) -> str:
-    return hashlib.sha256(b"\n".join(map(_bytes, examples))).hexdigest()[:8]
+def _digest(texts: Sequence[bytes]) -> str:
+    return hashlib.sha256(b"\n".join(texts)).hexdigest()[:8]
 
 
 def difference(old: Mapping[str, Outline], splits: Splits) -> str:
@@ -54,7 +78,7 @@ def difference(old: Mapping[str, Outline], splits: Splits) -> str:
             changes.append(f"{name} had {count} examples and has {len(examples)}")
         for number, block in enumerate(old[name]["blocks"]):
             first, last = number * size, min((number + 1) * size, count)
-            if _block([examples[index] for index in range(first, min(last, len(examples)))]) != block:
+            if _digest([_bytes(examples[index]) for index in range(first, min(last, len(examples)))]) != block:
                 where = f"example {last}" if last - first == 1 else f"one of the examples {first + 1} to {last}"
                 text = f", now {examples[first].source[:40]!r}" if last - first == 1 and first < len(examples) else ""
                 changes.append(f"the first difference in {name} is {where}{text}")

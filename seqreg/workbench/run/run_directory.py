@@ -59,6 +59,7 @@ class RunRecord:
         files: of the model when it was finished: size and SHA-256 of each
         outline: of every split of the data, to tell what has changed
         pretrained: SHA-256 of the pretrained weights that it started from, the same for all seeds; "" from scratch
+        tokens: SHA-256 of the token ids of the splits that are kept on disk
     """
 
     run: str
@@ -71,6 +72,7 @@ class RunRecord:
     files: dict[str, Any] = field(default_factory=dict)
     outline: dict[str, stored_json.Outline] = field(default_factory=dict)
     pretrained: str = ""
+    tokens: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: Run) -> RunRecord:
@@ -107,8 +109,9 @@ def versions() -> dict[str, str]:
 
 
 def settings_of(run: Run) -> dict[str, Any]:
-    """All settings of a run by dotted key, but for the names of its folder and of its card."""
-    config = run.config.model_dump(mode="json", exclude={"output", "task"})
+    """All settings of a run by dotted key, but for the names of its folder, its card and its cache."""
+    cache = {"keep_in_memory", "cache_dir"}
+    config = run.config.model_dump(mode="json", exclude={"output": True, "task": True, "data": cache})
     card = run.card.model_dump(mode="json", exclude_defaults=True)
     return {**flat(config), **flat(card, "task."), WORLD: processes()[1]}
 
@@ -252,8 +255,20 @@ class RunDirectory:
         self.record.settings[ROWS], outline = fingerprint(splits)
         self.record = replace(self.record, outline=outline)
         if self._stored is not None:
-            rows = difference(self._stored.outline, splits)
+            rows = "" if self._stored.outline == outline else difference(self._stored.outline, splits)
             self.changed = check_same(self.folder, self._stored, self.record, self.allowed, rows)
+
+    def check_tokens(self, tokens: dict[str, str]) -> None:
+        """The same for token ids that are kept on disk, by split: SHA-256 of each."""
+        self.record = replace(self.record, tokens=tokens)
+        stored = {} if self._stored is None else self._stored.tokens
+        changed = [name for name, digest in tokens.items() if stored.get(name, digest) != digest]
+        if changed and not any(covers(key, ROWS) for key in self.allowed):
+            raise BadInput(
+                f"output={self.folder}: the token ids of {', '.join(changed)} are not those that its run was started "
+                "with: the tokenizer or its library has changed: bring it back, choose another output, or resume all "
+                f"the same with --allow-change {ROWS}"
+            )
 
     def finished(self) -> bool:
         """Whether nothing is left to do; a finished model that is damaged is written again from the last checkpoint."""

@@ -115,6 +115,7 @@ def train(
                 loaded, folder, scorer, directory=directory, signals=signals, checkpoint_bytes=size, tensorboard=curves
             )
         stack.callback(trainer.options.bars.progress.stop)
+        directory.check_tokens(_tokens(trainer))
         return _train(trainer, loaded, directory)
 
 
@@ -293,15 +294,22 @@ def _finish(
     return metrics
 
 
+def _tokens(trainer: Any) -> dict[str, str]:
+    """SHA-256 of the token ids that are kept on disk, by split; made now where they are not there."""
+    numbered = (("train", trainer.train_dataset.dataset), ("validation", trainer.eval_dataset))
+    sets = {**dict(numbered), loading.UNLABELLED: trainer.unlabeled_dataset}
+    return {name: table.digest for name, split in sets.items() if split is not None and (table := split.tokens)}
+
+
 def _takes_unlabelled(run: Run) -> bool:
     return any(term.takes_unlabelled for term in run.criterion.terms)
 
 
 def _grouped(examples: Encoded, config: Config, world: int) -> GroupedOrder:
     """An order of the training examples by the lengths of source and target."""
-    rows = (examples[index] for index in range(len(examples)))
-    lengths = [(len(row["input_ids"]), len(row["labels"]) if isinstance(row["labels"], list) else 1) for row in rows]
-    return GroupedOrder(lengths, config.optimisation.per_device_train_batch_size, world=world, seed=config.seed)
+    return GroupedOrder(
+        examples.lengths(), config.optimisation.per_device_train_batch_size, world=world, seed=config.seed
+    )
 
 
 def make_trainer(loaded: LoadedRun, folder: Path, scorer: Scorer | None = None, **options: Any) -> Any:

@@ -219,12 +219,12 @@ def test_b11_glue_is_not_scored_on_what_one_tunes_on(kind: str, tmp_path: Path) 
         import datasets
 
         lazy = {
-            name: loading._HubExamples(datasets.Dataset.from_list(found), card, name)
+            name: loading.HubExamples(datasets.Dataset.from_list(found), card, name)
             for name, found in (("train", rows), ("validation", dev))
         }
         splits = loading.Splits(dict(lazy))
         loading._carve(card, Data(), splits)
-        assert isinstance(splits.sets["train"], loading._HubExamples)
+        assert isinstance(splits.sets["train"], loading.HubExamples)
     assert [one.source for one in splits.sets["test"]] == [row["sentence1"] for row in dev]
     train, held = ([one.source for one in splits.sets[name]] for name in ("train", "validation"))
     assert (len(train), len(held)) == (3760, 240)
