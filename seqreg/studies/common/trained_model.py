@@ -133,7 +133,7 @@ class TrainedModel:
     def collate(self) -> Any:
         """What makes a batch of them."""
         prompt = completions.prompt_of(self.run, self.model)
-        return collator(self.tokenizer, generates=self.generates, prompt=prompt)
+        return collator(self.tokenizer, self.card.kind, prompt)
 
     def count_batches(self, examples: Sequence[Example]) -> int:
         return -(-len(examples) // self.run.config.evaluation.per_device_eval_batch_size)

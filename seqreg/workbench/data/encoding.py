@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 from torch.utils.data import Dataset
-from transformers import DataCollatorForSeq2Seq, DataCollatorWithPadding
+from transformers import DataCollatorForSeq2Seq, DataCollatorForTokenClassification, DataCollatorWithPadding
 
+from seqreg.losses import IGNORE
+from seqreg.workbench.config.cards import CardKind
 from seqreg.workbench.config.settings import Config
 from seqreg.workbench.data.completions import CompletionCollator, PromptEncoder, features
 from seqreg.workbench.data.examples import Example
@@ -50,12 +52,23 @@ class Encoded(Dataset[dict[str, Any]]):
         example = self.examples[index]
         if self.prompt is not None:
             return self._completion(example)
+        if example.tags is not None:
+            return self._tagged(example)
         row = dict(encode(self.tokenizer, example, self.data.source_prefix, self.data.max_source_length))
         if example.target is not None:
             target = self.tokenizer(text_target=example.target, truncation=True, max_length=self.data.max_target_length)
             row["labels"] = target["input_ids"]
         elif example.label is not None:
             row["labels"] = example.label
+        return row
+
+    def _tagged(self, example: Example) -> dict[str, Any]:
+        """A text whose words have tags: the first token of a word has its tag, and no other token has a label."""
+        row, places = encode_words(self.tokenizer, example, self.data.source_prefix, self.data.max_source_length)
+        row["labels"] = [IGNORE] * len(row["input_ids"])
+        for place, tag in zip(places, example.tags or (), strict=True):
+            if place is not None:
+                row["labels"][place] = tag
         return row
 
     def _completion(self, example: Example) -> dict[str, Any]:
@@ -106,11 +119,23 @@ def _tell_of_cut(limit: int) -> None:
     )
 
 
-def collator(tokenizer: Any, *, generates: bool, prompt: str | None) -> Any:
-    """What makes a batch of encoded examples."""
+def collator(tokenizer: Any, kind: CardKind, prompt: str | None) -> Any:
+    """What makes a batch of encoded examples of a task of some kind."""
     if prompt is not None:
         return CompletionCollator(tokenizer)
-    return (DataCollatorForSeq2Seq if generates else DataCollatorWithPadding)(tokenizer)
+    if kind == "token_classification":
+        return _TagCollator(tokenizer)
+    return (DataCollatorForSeq2Seq if kind == "generation" else DataCollatorWithPadding)(tokenizer)
+
+
+class _TagCollator:
+    """Batches of tokens with tags; without labels where there are none, which transformers' own would not pad."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.labelled, self.plain = DataCollatorForTokenClassification(tokenizer), DataCollatorWithPadding(tokenizer)
+
+    def __call__(self, features: list[dict[str, Any]]) -> Any:
+        return (self.labelled if "labels" in features[0] else self.plain)(features)
 
 
 def encode(tokenizer: Any, example: Example, prefix: str, max_length: int | None) -> Mapping[str, Any]:
@@ -118,3 +143,25 @@ def encode(tokenizer: Any, example: Example, prefix: str, max_length: int | None
     truncation = {"truncation": True, "max_length": max_length} if max_length else {}
     encoding: Mapping[str, Any] = tokenizer(prefix + example.source, example.second, **truncation)
     return encoding
+
+
+def encode_words(
+    tokenizer: Any, example: Example, prefix: str, max_length: int | None
+) -> tuple[dict[str, Any], list[int | None]]:
+    """A text, and the place of the first token of every word: None for a word that is cut off, or has no token.
+
+    Words are found by the characters that tokens stand for, so that a text has the tokens that it has anywhere else.
+    """
+    truncation = {"truncation": True, "max_length": max_length} if max_length else {}
+    row = dict(tokenizer(prefix + example.source, return_offsets_mapping=True, **truncation))
+    text, words = prefix + example.source, example.words
+    word_at = [-1] * len(prefix)
+    for number, word in enumerate(words):
+        word_at += [number] * len(word) + [-1]  # and the space after it
+    places: list[int | None] = [None] * len(words)
+    for place, (first, last) in enumerate(row.pop("offset_mapping")):
+        start = next((at for at in range(first, last) if not text[at].isspace()), last)
+        number = word_at[start] if start < last else -1  # special tokens stand for nothing
+        if number >= 0 and places[number] is None:
+            places[number] = place
+    return row, places

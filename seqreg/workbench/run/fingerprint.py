@@ -32,8 +32,8 @@ def fingerprint(splits: Splits) -> tuple[str, dict[str, Outline]]:
 
 
 def _bytes(example: Example) -> bytes:
-    *values, references = vars(example).values()
-    return json.dumps([*values, *references]).encode()
+    values = [example.source, example.second, example.target, example.label, *example.references]
+    return json.dumps(values if example.tags is None else [*values, *example.tags]).encode()
 
 
 def _block(examples: Sequence[Example]) -> str:
