@@ -13,7 +13,7 @@ from seqreg.metrics import tags, texts
 from seqreg.metrics.tags import TagMetricName
 from seqreg.metrics.texts import TextMetricName, Tokenize
 from seqreg.workbench.config import lookup, overlay
-from seqreg.workbench.config.schema import Length, Natural, Section, checked
+from seqreg.workbench.config.schema import Count, Length, Natural, Section, checked
 
 NewsKind = Literal["city", "people"]
 CardKind = Literal["generation", "classification", "regression", "token_classification"]
@@ -36,12 +36,18 @@ def _has_source(template: str) -> str:
 Prompt = Annotated[str, AfterValidator(_has_source)]
 
 
+GONE = ("num_beam_groups", "diversity_penalty", "constraints", "force_words_ids", "penalty_alpha", "dola_layers")
+"""Settings of groups of beams, constrained beams, contrastive search and DoLa: no longer a part of transformers."""
+
+
 class Generation(Section):
     """How text is generated; the words are those of transformers.
 
     Args:
         max_length: tokens of the output, its special ones included
         min_length: the same at least
+        max_words: words of the output, which are what is between spaces; null for no limit
+        min_words: the same at least, if it fits into max_length
         num_beams: of beam search; 1 for greedy decoding
         length_penalty: exponent of the length that scores of beams are divided by
         no_repeat_ngram_size: no n-gram of this size comes twice; 0 for no such rule
@@ -54,6 +60,8 @@ class Generation(Section):
 
     max_length: int = Field(default=64, ge=2, le=32_768)
     min_length: Natural = 0
+    max_words: Count | None = None
+    min_words: Natural = 0
     num_beams: int = Field(default=4, ge=1, le=1000)
     length_penalty: float = Field(default=1.0, ge=-10, le=10)
     no_repeat_ngram_size: Natural = 0
@@ -64,6 +72,16 @@ class Generation(Section):
     top_p: float = Field(default=1.0, gt=0, le=1)
     suppress_tokens: list[Natural] = []
 
+    @model_validator(mode="before")
+    @classmethod
+    def _still_there(cls, values: Any) -> Any:
+        for key in GONE if isinstance(values, dict) else ():
+            if key in values:
+                raise ValueError(
+                    f"generation.{key}: not in transformers 5, which runs code from the hub for it: leave it out"
+                )
+        return values
+
     @model_validator(mode="after")
     def _fits(self) -> Generation:
         for key, usual in (("temperature", 1.0), ("top_k", 50), ("top_p", 1.0)):
@@ -71,6 +89,8 @@ class Generation(Section):
                 raise ValueError(f"{key}={getattr(self, key)} does nothing without do_sample=true")
         if self.min_length > self.max_length:
             raise ValueError(f"min_length={self.min_length} is larger than max_length={self.max_length}")
+        if self.max_words is not None and self.min_words > self.max_words:
+            raise ValueError(f"min_words={self.min_words} is larger than max_words={self.max_words}")
         return self
 
 
@@ -250,8 +270,8 @@ class Card(Section):
             raise ValueError(f"files.labels: {unknown[0]!r} is none of labels={self.labels}")
         for metric in self.metric:
             if any((metric in known) != (kind == self.kind) for kind, known in _BY_KIND.items()):
-                right = "; ".join(f"{', '.join(names)} for kind={kind!r}" for kind, names in _BY_KIND.items())
-                raise ValueError(f"metric={self.metric}: {right}; the others are for labels of whole texts")
+                right = ", ".join(f"{', '.join(names)} are for kind={kind!r}" for kind, names in _BY_KIND.items())
+                raise ValueError(f"metric={self.metric}: {right}, the others for labels of whole texts")
         if len(set(self.metric)) < len(self.metric):
             raise ValueError(f"metric={self.metric}: the same score twice")
         if self.prompt is not None and self.kind != "generation":

@@ -129,7 +129,7 @@ def test_conll_files_of_unequal_lines_are_refused(tmp_path: Path) -> None:
     [
         ({"labels": ["O", "PER"]}, "the label 'PER': expected O, or B, I, E, S with a type"),
         ({"labels": ["O", "B-A B"]}, "a tag has no spaces"),
-        ({"metric": ["accuracy"]}, "entity_f1, token_f5, token_accuracy for kind='token_classification'"),
+        ({"metric": ["accuracy"]}, "entity_f1, token_f5, token_accuracy are for kind='token_classification'"),
         ({"columns": {"source": "tokens", "second": "more", "label": "tags"}}, "columns.second: not for"),
         ({"clean": [{"column": "source", "pattern": "a", "by": "b"}]}, "clean: not for"),
         ({"labels": None}, "labels: the names of the classes"),
