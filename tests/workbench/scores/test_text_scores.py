@@ -160,13 +160,13 @@ def test_suppressed_tokens_are_not_generated(tmp_path: Path) -> None:
         tiny_run(tmp_path, "chrf", "generation.top_p=0.5")
 
 
-@pytest.mark.parametrize(("beams", "ngram"), [(1, 0), (3, 1)])  # or the beams spell one word without an end
-def test_texts_have_the_words_that_are_asked_for(tmp_path: Path, beams: int, ngram: int) -> None:
+@pytest.mark.parametrize("beams", [1, 3])
+def test_texts_have_the_words_that_are_asked_for(tmp_path: Path, beams: int) -> None:
     limits = [
         "generation.min_words=4",
         "generation.max_words=5",
         "generation.max_length=60",
-        f"generation.no_repeat_ngram_size={ngram}",
+        *SAMPLING,  # an untrained model repeats one token otherwise
         f"generation.num_beams={beams}",
     ]
     train.train(tiny_run(tmp_path, "chrf", "logging.tensorboard=false", "evaluation.eval_steps=1", *limits))
