@@ -170,9 +170,9 @@ def test_texts_have_the_words_that_are_asked_for(tmp_path: Path, beams: int) -> 
         f"generation.num_beams={beams}",
     ]
     train.train(tiny_run(tmp_path, "chrf", "logging.tensorboard=false", "evaluation.eval_steps=1", *limits))
-    written = (tmp_path / "run" / "generated_predictions.txt").read_text().splitlines()
+    written = [json.loads(line) for line in (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()]
     assert written
-    assert {len(line.split()) for line in written} <= {4, 5}
+    assert {len(line["prediction"].split()) for line in written} <= {4, 5}
     model = TrainedModel.load(tmp_path / "run")
     batch = next(model.batches(model.splits.sets["validation"]))[1]
     assert {len(text.split()) for text in model.texts(model.generate(batch))} <= {4, 5}
