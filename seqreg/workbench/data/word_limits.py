@@ -11,7 +11,8 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from seqreg.workbench.config.cards import Generation
 
-_SPACES = frozenset(" \t\n\r\u00a0ĠĊĉčł▁")
+_ASCII = [*range(9, 14), *range(28, 33)]
+_SPACES = frozenset([*map(chr, _ASCII), *(chr(256 + byte) for byte in _ASCII), "\u00a0", "▁"])
 """Whitespace in the spelling of tokens: as it is, of byte-level BPE, and of SentencePiece."""
 
 
