@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -26,12 +28,15 @@ _TOKENS_PER_WORD = 1.5
 """A guess: no tokenizer has been chosen yet."""
 _SOURCES = ("source", "text", "document", "article", "body", "dialogue", "sentence", "sentence1", "premise", "question")
 _SECONDS = ("sentence2", "hypothesis", "question2")
+_PAIRS = (("question1", "question2"), ("question", "sentence"), ("question", "context"))
+"""Names of the two texts of a pair that mean another thing alone."""
 _TARGETS = ("target", "summary", "highlights", "headline", "title", "tldr", "translation", "answer")
-_LABELS = ("label", "labels", "gold_label", "class", "category", "sentiment")
+_LABELS = ("label", "labels", "gold_label", "class", "category", "sentiment", "score")
 _REFERENCES = ("references",)
 _WORDS = ("tokens", "words")
 _TAGS = ("tags", "ner_tags", "labels", "pos_tags")
 _RULE = "files of a folder are splits; a single file is split 80%, 10%, 10% by a fixed shuffle"
+_NUMBER = re.compile(r"-?\d+(\.\d*)?")
 UNLABELLED = "-"
 """What inference data has for a label that people did not agree on."""
 
@@ -66,6 +71,21 @@ class ReadFile:
         spelt = {name.lower(): name for name in self.columns}
         return given or next((spelt[name] for name in usual if name in spelt), None)
 
+    def references(self, target: str, given: Sequence[str]) -> str | list[str] | None:
+        """The columns with references: those that were named; one of a usual name; or the target with its likes.
+
+        Likes of "summary" are "summary2" and "summary_2", beside it or "summary1".
+        """
+        if given:
+            named = [str(self.column("references", name, ())) for name in given]
+            return named[0] if len(named) == 1 else named
+        usual = self.column("references", None, _REFERENCES)
+        if usual is not None:
+            return usual
+        stem = target.rstrip("0123456789").rstrip("_ ")
+        alike = [name for name in self.columns if re.fullmatch(rf"{re.escape(stem)}[_ ]?\d*", name)]
+        return alike if len(alike) > 1 and all(self.texts(name) for name in alike) else None
+
     def only_prose(self, *others: str | None) -> str | None:
         """The one column beside some others whose texts have several words; None if there is not exactly one."""
         prose = [
@@ -77,6 +97,11 @@ class ReadFile:
         """The texts of a column; a list of words is one."""
         values = (" ".join(map(str, value)) if isinstance(value, list) else value for value in self.columns[name])
         return [value for value in values if isinstance(value, str)]
+
+    def holds_numbers(self, name: str) -> bool:
+        """Whether a column has numbers with a fraction: of a regression, and not the numbers of classes."""
+        values = [str(value) for value in self.columns[name] if value is not None]
+        return all(map(_NUMBER.fullmatch, values)) and not all(value.isdigit() for value in values)
 
     def holds_lists(self, name: str | None) -> bool:
         return name is not None and any(isinstance(value, list) for value in self.columns[name])
@@ -114,7 +139,7 @@ class ReadFile:
 
 def card_of(
     file: ReadFile, source: str | None = None, target: str | None = None, label: str | None = None,
-    second: str | None = None,
+    second: str | None = None, references: Sequence[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """What is seen of a dataset, as the values of a card; whatever is named counts, the rest is guessed by name."""
     words, tagged = file.column("source", source, _WORDS), file.column("label", label, _TAGS)
@@ -124,12 +149,15 @@ def card_of(
         raise BadInput("--target and --label: a task generates a text or predicts a class: choose one")
     text = None if label is not None else file.column("target", target, _TARGETS)
     classes = None if text is not None else file.column("label", label, _LABELS)
-    names = {"target": text, "label": classes, "second": None}
+    names: dict[str, Any] = {"target": text, "label": classes, "second": None}
     if text is None and classes is None:
         known = ", ".join(file.columns)
         raise BadInput(f"{file.path}: what is to be predicted? Give --target or --label, one of {known}")
-    names["source"] = file.column("source", source, _SOURCES) or file.only_prose(text, classes)
-    names["second"] = file.column("second", second, _SECONDS if classes is not None else ())
+    pair = next((both for both in _PAIRS if set(both) <= set(file.columns)), ()) if classes and not source else ()
+    names["source"] = file.column("source", source or next(iter(pair), None), _SOURCES) or file.only_prose(
+        text, classes
+    )
+    names["second"] = file.column("second", second, pair[1:] or _SECONDS if classes is not None else ())
     if names["source"] is None or names["source"] in (text, classes):
         raise BadInput(f"{file.path}: which column is read? Give --source, one of {', '.join(file.columns)}")
     used = [name for name in (names["source"], names["second"], text) if name is not None]
@@ -137,12 +165,14 @@ def card_of(
         if not file.texts(name):
             raise BadInput(f"{file.path}: the column {name!r} holds no text")
     if text is not None:
-        names["references"] = file.column("references", None, _REFERENCES)
+        names["references"] = file.references(text, references)
     columns = {key: names[key] for key in ("source", "second", "target", "references", "label") if names.get(key)}
     length = sum(file.tokens(name) for name in used if name != text)
     values: dict[str, Any] = {"title": file.path.stem, "kind": "generation" if text is not None else "classification"}
     values |= {"columns": columns, "lengths": {"source": length}}
     values["rule"] = _RULE
+    if text is None and file.holds_numbers(str(classes)):
+        return {**values, "kind": "regression", "metric": ["pearson", "spearman"]}
     if text is None:
         drop = {"drop": [UNLABELLED]} if UNLABELLED in file.columns[str(classes)] else {}
         return {**values, "labels": file.labels(str(classes)), **drop, "metric": ["accuracy"]}
@@ -169,6 +199,9 @@ def new_task(
     source: Annotated[Optional[str], typer.Option(help="The column that is read.")] = None,
     second: Annotated[Optional[str], typer.Option(help="The second text of a pair.")] = None,
     target: Annotated[Optional[str], typer.Option(help="The column that is to be generated.")] = None,
+    references: Annotated[
+        Optional[list[str]], typer.Option(help="A column with references: a list, or a text; may be repeated.")
+    ] = None,
     label: Annotated[Optional[str], typer.Option(help="The column with the classes, or with a list of tags.")] = None,
     delimiter: Annotated[Optional[str], typer.Option(help=r"Between the cells of a CSV file; \t is a tab.")] = None,
     encoding: Annotated[str, typer.Option(help="Of a text file.")] = readers.UTF8,
@@ -189,7 +222,7 @@ def new_task(
         raise BadInput(f"{path}: it is there already: choose another --output")
     writable(str(path), "--output ")
     read = ReadFile.read(file, between, encoding)
-    values = card_of(read, source, target, label, second)
+    values = card_of(read, source, target, label, second, references or ())
     cards.parse(values, str(path))
     recipe = {"generation": "gigaword", "token_classification": "ner"}.get(values["kind"], "glue")
     shown = {"\t": r"\t", " ": '" "', "'": '"\'"'}.get(between or "", between)  # as YAML reads them

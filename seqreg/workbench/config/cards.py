@@ -143,8 +143,8 @@ class ColumnNames(Section):
         source: the text, or the first of two; where words are tagged, a list of them or a text of them
         second: the second text of a pair
         target: what to generate
-        references: a list of texts, all of which are right; where an example has it, its text is scored against these
-            instead of `target`
+        references: a list of texts, all of which are right (JSON in a table); or of several names all, each with a text
+            or nothing. Where an example has it, its text is scored against these instead of `target`
         label: the class, or the number; where words are tagged, a list of tags or a text of them, as many as words
     """
 

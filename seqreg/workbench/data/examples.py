@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
@@ -120,14 +121,31 @@ def column_of(record: Record, names: Names, where: str) -> tuple[str, Any]:
 
 
 def _references(card: Card, record: Record, where: str) -> tuple[str, ...]:
-    """All references of an example; none where it has no such column."""
-    for name in names_of(card.columns.references):
-        if record.get(name) is not None:
-            texts = record[name]
-            if not isinstance(texts, list) or not texts:
-                raise BadInput(f"{where}: the column {name!r} is {_short(texts)}: expected a list of texts")
-            return tuple(_clean(card, "target", f"{name}[{place}]", text, where) for place, text in enumerate(texts))
-    return ()
+    """All references of an example; none where it has no such column, and one with several names has a text in each."""
+    names, texts = names_of(card.columns.references), list[str]()
+    for name in names:
+        value = record.get(name)
+        if value is None or (len(names) > 1 and value == ""):
+            continue
+        if isinstance(value, str) and len(names) > 1 and not value.lstrip().startswith("["):
+            texts.append(_clean(card, "target", name, value, where))
+            continue
+        several = _json_list(value) if isinstance(value, str) else value
+        if not isinstance(several, list) or not several:
+            raise BadInput(
+                f"{where}: the column {name!r} is {_short(value)}: expected a list of texts; or name several columns, "
+                "each with a text"
+            )
+        texts += [_clean(card, "target", f"{name}[{place}]", text, where) for place, text in enumerate(several)]
+    return tuple(texts)
+
+
+def _json_list(text: str) -> Any:
+    """What a cell of a table holds as JSON; None if it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _text(card: Card, record: Record, part: str, names: Names, where: str) -> str:
