@@ -1,3 +1,3 @@
 """The version, on its own so that everything can read it."""
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"

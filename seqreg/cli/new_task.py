@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -12,6 +14,7 @@ import typer
 
 from seqreg.cli.options import Json, print_result
 from seqreg.errors import BadInput, nearest
+from seqreg.metrics import tags
 from seqreg.workbench.config import cards, overlay, settings
 from seqreg.workbench.data import readers
 from seqreg.workbench.text.atomic_files import writable, write_text
@@ -25,9 +28,15 @@ _TOKENS_PER_WORD = 1.5
 """A guess: no tokenizer has been chosen yet."""
 _SOURCES = ("source", "text", "document", "article", "body", "dialogue", "sentence", "sentence1", "premise", "question")
 _SECONDS = ("sentence2", "hypothesis", "question2")
+_PAIRS = (("question1", "question2"), ("question", "sentence"), ("question", "context"))
+"""Names of the two texts of a pair that mean another thing alone."""
 _TARGETS = ("target", "summary", "highlights", "headline", "title", "tldr", "translation", "answer")
-_LABELS = ("label", "labels", "gold_label", "class", "category", "sentiment")
+_LABELS = ("label", "labels", "gold_label", "class", "category", "sentiment", "score")
 _REFERENCES = ("references",)
+_WORDS = ("tokens", "words")
+_TAGS = ("tags", "ner_tags", "labels", "pos_tags")
+_RULE = "files of a folder are splits; a single file is split 80%, 10%, 10% by a fixed shuffle"
+_NUMBER = re.compile(r"-?\d+(\.\d*)?")
 UNLABELLED = "-"
 """What inference data has for a label that people did not agree on."""
 
@@ -62,6 +71,21 @@ class ReadFile:
         spelt = {name.lower(): name for name in self.columns}
         return given or next((spelt[name] for name in usual if name in spelt), None)
 
+    def references(self, target: str, given: Sequence[str]) -> str | list[str] | None:
+        """The columns with references: those that were named; one of a usual name; or the target with its likes.
+
+        Likes of "summary" are "summary2" and "summary_2", beside it or "summary1".
+        """
+        if given:
+            named = [str(self.column("references", name, ())) for name in given]
+            return named[0] if len(named) == 1 else named
+        usual = self.column("references", None, _REFERENCES)
+        if usual is not None:
+            return usual
+        stem = target.rstrip("0123456789").rstrip("_ ")
+        alike = [name for name in self.columns if re.fullmatch(rf"{re.escape(stem)}[_ ]?\d*", name)]
+        return alike if len(alike) > 1 and all(self.texts(name) for name in alike) else None
+
     def only_prose(self, *others: str | None) -> str | None:
         """The one column beside some others whose texts have several words; None if there is not exactly one."""
         prose = [
@@ -70,13 +94,32 @@ class ReadFile:
         return prose[0] if len(prose) == 1 else None
 
     def texts(self, name: str) -> list[str]:
-        return [value for value in self.columns[name] if isinstance(value, str)]
+        """The texts of a column; a list of words is one."""
+        values = (" ".join(map(str, value)) if isinstance(value, list) else value for value in self.columns[name])
+        return [value for value in values if isinstance(value, str)]
+
+    def holds_numbers(self, name: str) -> bool:
+        """Whether a column has numbers with a fraction: of a regression, and not the numbers of classes."""
+        values = [str(value) for value in self.columns[name] if value is not None]
+        return all(map(_NUMBER.fullmatch, values)) and not all(value.isdigit() for value in values)
+
+    def holds_lists(self, name: str | None) -> bool:
+        return name is not None and any(isinstance(value, list) for value in self.columns[name])
 
     def tokens(self, name: str) -> int:
         """About how many tokens 95% of the texts of a column have at most, as a multiple of 16."""
         sizes = sorted(len(text.split()) for text in self.texts(name)) or [1]
         most = sizes[min(len(sizes) - 1, int(0.95 * len(sizes)))] * _TOKENS_PER_WORD + 2
         return max(16, -(-int(most) // 16) * 16)
+
+    def tags(self, name: str) -> list[str]:
+        """All tags of a column of lists: O first, then by type; an entity that has a beginning may also go on."""
+        values = {str(tag) for value in self.columns[name] if isinstance(value, list) for tag in value}
+        if all(value.isdigit() for value in values):
+            return [f"tag_{number}" for number in range(max(map(int, values), default=0) + 1)]
+        if not tags.check_labels(sorted(values)):
+            values |= {f"I-{tag[2:]}" for tag in values if tag.startswith("B-")}
+        return sorted(values, key=lambda tag: (tag != tags.OUTSIDE, tag.partition("-")[2], tag))
 
     def labels(self, name: str) -> list[str]:
         """The classes of a column, in the order of their names; numbers become the names of classes."""
@@ -96,19 +139,25 @@ class ReadFile:
 
 def card_of(
     file: ReadFile, source: str | None = None, target: str | None = None, label: str | None = None,
-    second: str | None = None,
+    second: str | None = None, references: Sequence[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """What is seen of a dataset, as the values of a card; whatever is named counts, the rest is guessed by name."""
+    words, tagged = file.column("source", source, _WORDS), file.column("label", label, _TAGS)
+    if target is None and second is None and file.holds_lists(words) and file.holds_lists(tagged):
+        return _tag_card(file, str(words), str(tagged))
     if target is not None and label is not None:
         raise BadInput("--target and --label: a task generates a text or predicts a class: choose one")
     text = None if label is not None else file.column("target", target, _TARGETS)
     classes = None if text is not None else file.column("label", label, _LABELS)
-    names = {"target": text, "label": classes, "second": None}
+    names: dict[str, Any] = {"target": text, "label": classes, "second": None}
     if text is None and classes is None:
         known = ", ".join(file.columns)
         raise BadInput(f"{file.path}: what is to be predicted? Give --target or --label, one of {known}")
-    names["source"] = file.column("source", source, _SOURCES) or file.only_prose(text, classes)
-    names["second"] = file.column("second", second, _SECONDS if classes is not None else ())
+    pair = next((both for both in _PAIRS if set(both) <= set(file.columns)), ()) if classes and not source else ()
+    names["source"] = file.column("source", source or next(iter(pair), None), _SOURCES) or file.only_prose(
+        text, classes
+    )
+    names["second"] = file.column("second", second, pair[1:] or _SECONDS if classes is not None else ())
     if names["source"] is None or names["source"] in (text, classes):
         raise BadInput(f"{file.path}: which column is read? Give --source, one of {', '.join(file.columns)}")
     used = [name for name in (names["source"], names["second"], text) if name is not None]
@@ -116,12 +165,14 @@ def card_of(
         if not file.texts(name):
             raise BadInput(f"{file.path}: the column {name!r} holds no text")
     if text is not None:
-        names["references"] = file.column("references", None, _REFERENCES)
+        names["references"] = file.references(text, references)
     columns = {key: names[key] for key in ("source", "second", "target", "references", "label") if names.get(key)}
-    words = sum(file.tokens(name) for name in used if name != text)
+    length = sum(file.tokens(name) for name in used if name != text)
     values: dict[str, Any] = {"title": file.path.stem, "kind": "generation" if text is not None else "classification"}
-    values |= {"columns": columns, "lengths": {"source": words}}
-    values["rule"] = "files of a folder are splits; a single file is split 80%, 10%, 10% by a fixed shuffle"
+    values |= {"columns": columns, "lengths": {"source": length}}
+    values["rule"] = _RULE
+    if text is None and file.holds_numbers(str(classes)):
+        return {**values, "kind": "regression", "metric": ["pearson", "spearman"]}
     if text is None:
         drop = {"drop": [UNLABELLED]} if UNLABELLED in file.columns[str(classes)] else {}
         return {**values, "labels": file.labels(str(classes)), **drop, "metric": ["accuracy"]}
@@ -131,14 +182,27 @@ def card_of(
     return {**values, "metric": ["rouge"], "sentences": "newline" if lines else "auto", "generation": generation}
 
 
+def _tag_card(file: ReadFile, words: str, tagged: str) -> dict[str, Any]:
+    """A card for words with tags."""
+    labels = file.tags(tagged)
+    metric = "token_accuracy" if tags.check_labels(labels) else "entity_f1"
+    return {
+        "title": file.path.stem, "kind": "token_classification", "columns": {"source": words, "label": tagged},
+        "lengths": {"source": file.tokens(words)}, "rule": _RULE, "labels": labels, "metric": [metric],
+    }  # fmt: skip
+
+
 @app.command("new-task")
 def new_task(
-    file: Annotated[Path, typer.Argument(help="JSONL, JSON, CSV, TSV or Parquet: the training examples.")],
+    file: Annotated[Path, typer.Argument(help="JSONL, JSON, CSV, TSV, Parquet or CoNLL: training examples.")],
     output: Annotated[Optional[Path], typer.Option(help="The card; by default FILE's name with .yaml, here.")] = None,
     source: Annotated[Optional[str], typer.Option(help="The column that is read.")] = None,
     second: Annotated[Optional[str], typer.Option(help="The second text of a pair.")] = None,
     target: Annotated[Optional[str], typer.Option(help="The column that is to be generated.")] = None,
-    label: Annotated[Optional[str], typer.Option(help="The column with the classes.")] = None,
+    references: Annotated[
+        Optional[list[str]], typer.Option(help="A column with references: a list, or a text; may be repeated.")
+    ] = None,
+    label: Annotated[Optional[str], typer.Option(help="The column with the classes, or with a list of tags.")] = None,
     delimiter: Annotated[Optional[str], typer.Option(help=r"Between the cells of a CSV file; \t is a tab.")] = None,
     encoding: Annotated[str, typer.Option(help="Of a text file.")] = readers.UTF8,
     as_json: Json = False,
@@ -158,9 +222,9 @@ def new_task(
         raise BadInput(f"{path}: it is there already: choose another --output")
     writable(str(path), "--output ")
     read = ReadFile.read(file, between, encoding)
-    values = card_of(read, source, target, label, second)
+    values = card_of(read, source, target, label, second, references or ())
     cards.parse(values, str(path))
-    recipe = "gigaword" if values["kind"] == "generation" else "glue"
+    recipe = {"generation": "gigaword", "token_classification": "ner"}.get(values["kind"], "glue")
     shown = {"\t": r"\t", " ": '" "', "'": '"\'"'}.get(between or "", between)  # as YAML reads them
     further = [f"data.delimiter={shlex.quote(shown)}"] if shown else []
     further += [f"data.encoding={encoding}"] if encoding != readers.UTF8 else []

@@ -7,7 +7,7 @@ import io
 import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,7 +20,7 @@ from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.data import loading, readers
 from seqreg.workbench.data.examples import Example, example
 from seqreg.workbench.run.train import trained
-from seqreg.workbench.scores.evaluate import class_prediction
+from seqreg.workbench.scores.evaluate import class_prediction, tag_texts
 from seqreg.workbench.text.atomic_files import to_json, writable
 from seqreg.workbench.text.escape import one_line, plain
 from seqreg.workbench.text.progress import Bar, columns
@@ -98,6 +98,8 @@ def _lines(source: str, run: Run) -> Iterator[tuple[dict[str, Any], Example]]:
             raise BadInput(f"{source}:{number}: expected two texts apart by a tab")
         if card.columns.second is None:
             first, second = first + tab + second, ""
+        if card.kind == "token_classification":
+            first = " ".join(first.split())
         yield {"source": first}, Example(first, second if card.columns.second is not None else None)
 
 
@@ -134,14 +136,17 @@ def _predictions(
         for start in range(0, len(order), size):
             chosen = order[start : start + size]
             batch = model.collate([encoded[index] for index in chosen]).to(model.model.device)
-            predictions.update(zip(chosen, _batch(model, batch), strict=True))
+            examples = [window[index][1] for index in chosen]
+            predictions.update(zip(chosen, _batch(model, batch, examples), strict=True))
         for index, (record, _) in enumerate(window):
             yield record, predictions[index]
 
 
 @torch.no_grad()
-def _batch(model: TrainedModel, batch: Any) -> list[dict[str, Any]]:
+def _batch(model: TrainedModel, batch: Any, examples: Sequence[Example]) -> list[dict[str, Any]]:
     if model.generates:
         return [{"prediction": text} for text in model.texts(model.generate(batch))]
     outputs = model.model(**batch).logits.float().cpu().numpy()
+    if model.card.kind == "token_classification":
+        return [{"prediction": text} for text in tag_texts(outputs, examples, model.run, model.tokenizer)]
     return [{k: v for k, v in class_prediction(0, output, model.card).items() if k != "index"} for output in outputs]

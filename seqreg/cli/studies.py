@@ -177,7 +177,7 @@ def _print_plan(folder: Path, sd: float | None, as_json: bool, *methods: Any, **
 
     wanted, run = comparison_plan.make(*methods, **options)
     chosen = comparison_plan.settle(folder, wanted, extend=True)
-    numbers = power.preview(chosen, folder, run.card.kind == "generation", sd)
+    numbers = power.preview(chosen, folder, run.card.scores_examples, sd)
     print_result(numbers, *map(plain, power.sentences(numbers)), as_json=as_json)
 
 

@@ -1,4 +1,4 @@
-"""Commands that train a model, and use it: train, launch, check, quickstart, evaluate, predict, serve, replay."""
+"""Commands that train a model and use it: train, launch, check, quickstart, evaluate, predict, serve, export, replay."""
 
 from __future__ import annotations
 
@@ -272,6 +272,39 @@ def serve(
     print_result({"url": server.url, "runs": list(models)}, as_json=as_json)
     serve.serve(server)
     console.print("Stopped.")
+
+
+@app.command()
+def export(
+    run: Trained,
+    output: Annotated[Optional[Path], typer.Option("--output", "-o", help="A new folder for the model.")] = None,
+    push_to_hub: Annotated[
+        Optional[str], typer.Option("--push-to-hub", help="Upload it to this repository of the hub, such as me/model.")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private/--public", help="Of a repository that is made.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Copy the model of a run with its card and tokenizer, without predictions, curves and checkpoints; or upload it.
+
+    With evaluation.load_best_model_at_end=true that is the model of the best checkpoint.
+
+    seqreg export runs/gigaword-tiny/r3f -o headlines
+
+    seqreg export runs/gigaword-tiny/r3f --push-to-hub me/headlines
+    """
+    if (output is None) == (push_to_hub is None):
+        raise BadInput("seqreg export: give one of --output FOLDER and --push-to-hub NAME")
+    run_config.check_trained(run)
+    from seqreg.workbench.run import export
+
+    quiet()
+    if output is not None:
+        names, place = export.export(run, output), str(output)
+    else:
+        names = export.exported(run)
+        place = export.push_to_hub(run, str(push_to_hub), private=private, names=names)
+    said = f"{len(names)} files are in {plain(place)}: {plain(', '.join(names))}"
+    print_result({"output": place, "files": names}, said, as_json=as_json)
 
 
 @app.command()

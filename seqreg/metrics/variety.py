@@ -50,14 +50,14 @@ def spread(predictions: Any, references: Any) -> dict[str, float]:
     return {"spread": 100 * sd / truth if truth else 100.0, "collapsed": float(sd < _SPREAD * truth)}
 
 
-def collapse(metrics: dict[str, float], examples: int) -> str:
-    """What has collapsed, in a few words; "" if nothing has."""
+def collapse(metrics: dict[str, float], examples: int, what: str = "examples") -> str:
+    """What has collapsed, in a few words; "" if nothing has. `what` a prediction is made for."""
     if not metrics.get("collapsed"):
         return ""
     if "spread" in metrics:
         return f"the predicted numbers hardly differ: their sd is {metrics['spread']:.2g}% of the references'"
     count = round(metrics["distinct"] * examples / 100)
     return (
-        f"{count} distinct prediction{'s' if count != 1 else ''} for {examples} examples, the most common one for "
+        f"{count} distinct prediction{'s' if count != 1 else ''} for {examples} {what}, the most common one for "
         f"{metrics['most_common']:.0f}% of them (of the references: {metrics['most_common_reference']:.0f}%)"
     )

@@ -25,10 +25,19 @@ def rows(card: Card, count: int, seed: int = 0) -> list[dict[str, Any]]:
             row[_first(card.columns.second)] = story["summary"]
         if card.columns.target is not None:
             row[_first(card.columns.target)] = story["summary"]
-        if card.columns.label is not None:
+        if card.kind == "token_classification":
+            words = story["document"].split()
+            row = {_first(card.columns.source): words, _first(card.columns.label or "tags"): _tags(card, words)}
+        elif card.columns.label is not None:
             row[_first(card.columns.label)] = index % len(card.labels) if card.labels else index % 6 + 0.5
         found.append(row)
     return found
+
+
+def _tags(card: Card, words: list[str]) -> list[str]:
+    """Tags that a model can learn: of numbers and of words that are spelt with a capital."""
+    names = [label for label in card.labels or () if label != "O"]
+    return [names[0] if word[0].isupper() else names[-1] if word[0].isdigit() else "O" for word in words]
 
 
 def _first(names: str | list[str]) -> str:

@@ -120,7 +120,7 @@ class ProbeTask:
     @classmethod
     def load(cls, name: str, card: Card, data: Data, most: int, run: Run | None = None) -> ProbeTask:
         """Load the examples of a task, at most so many of a split."""
-        if card.kind == "regression" or (card.kind == "generation" and run is None):
+        if card.kind != "classification" and (card.kind != "generation" or run is None):
             raise BadInput(f"{name}: a linear probe is a classifier, and {card.title} is {card.kind}")
         splits = loading.load(card, data)
         split = splits.evaluations(card)[0]

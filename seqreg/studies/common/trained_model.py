@@ -30,6 +30,7 @@ from seqreg.workbench.data import completions, loading, models
 from seqreg.workbench.data.encoding import Encoded, collator
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.data.loading import Splits
+from seqreg.workbench.data.word_limits import word_limits
 from seqreg.workbench.run.run_directory import RunRecord
 from seqreg.workbench.run.train import LoadedRun, make_trainer, trained
 from seqreg.workbench.scores.evaluate import Scored, decode, evaluate
@@ -133,7 +134,7 @@ class TrainedModel:
     def collate(self) -> Any:
         """What makes a batch of them."""
         prompt = completions.prompt_of(self.run, self.model)
-        return collator(self.tokenizer, generates=self.generates, prompt=prompt)
+        return collator(self.tokenizer, self.card.kind, prompt)
 
     def count_batches(self, examples: Sequence[Example]) -> int:
         return -(-len(examples) // self.run.config.evaluation.per_device_eval_batch_size)
@@ -172,16 +173,17 @@ class TrainedModel:
     @torch.no_grad()
     def generate(self, batch: Batch, delta: Delta | None = None) -> Tensor:
         """Generated ids, by the generation settings of the run; of a causal model without the prompt."""
+        limits = word_limits(self.run.config.generation, self.model, self.tokenizer)
         if self.causal:
             if delta is not None:
                 raise BadInput(f"{self.folder}: {NO_NOISE}")
-            return completions.complete(self.model, batch)
+            return completions.complete(self.model, batch, **limits)
         source = {key: value for key, value in batch.items() if key != "labels"}
         tap: Any = contextlib.nullcontext()
         if delta is not None:
             tap = EmbeddingTap(next(iter(hf.stacks(self.model).values())), delta)
         with tap:
-            ids: Tensor = self.model.generate(**source)
+            ids: Tensor = self.model.generate(**source, **limits)
         return ids
 
     def texts(self, ids: Tensor) -> list[str]:

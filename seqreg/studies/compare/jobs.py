@@ -16,7 +16,7 @@ from seqreg.errors import BadInput, Interrupted
 from seqreg.studies.common.processes import end_with_parent
 from seqreg.studies.compare.plan import ComparisonPlan, Job
 from seqreg.workbench.run.run_directory import LOCK, RunRecord
-from seqreg.workbench.scores.results import METRICS, deciding, generates, main_split, scores_of
+from seqreg.workbench.scores.results import METRICS, deciding, main_split, scores_examples, scores_of
 from seqreg.workbench.text.atomic_files import open_own, write_text
 from seqreg.workbench.text.escape import plain
 from seqreg.workbench.text.terminal import say, warn
@@ -144,7 +144,7 @@ def score_in_words(job: Job) -> str:
     if not (job.folder / METRICS).is_file():
         return "finished"
     metrics = scores_of(job.folder)
-    split = main_split(metrics["scores"], generates(metrics))
+    split = main_split(metrics["scores"], scores_examples(metrics))
     numbers, name = metrics["scores"][split], deciding(metrics, split)
     if job.trial:
         return f"{numbers[name]:.2f} on {split}"

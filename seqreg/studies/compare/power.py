@@ -11,7 +11,7 @@ from seqreg.metrics import statistics
 from seqreg.studies.compare import jobs
 from seqreg.studies.compare.arms import SOUPS
 from seqreg.studies.compare.plan import ComparisonPlan
-from seqreg.workbench.scores.results import generates, main_split, scores_of
+from seqreg.workbench.scores.results import main_split, scores_examples, scores_of
 
 POWER = 0.8
 ASSUMED_SD = 1.0
@@ -43,14 +43,14 @@ def spread_of_seeds(plan: ComparisonPlan, folder: Path, given: float | None) -> 
 
 def _score(folder: Path) -> float:
     metrics = scores_of(folder)
-    return float(metrics["scores"][main_split(metrics["scores"], generates(metrics))]["score"])
+    return float(metrics["scores"][main_split(metrics["scores"], scores_examples(metrics))]["score"])
 
 
 def preview(plan: ComparisonPlan, folder: Path, texts: bool, given_sd: float | None = None) -> dict[str, Any]:
     """The numbers of a plan, before anything runs.
 
     Args:
-        texts: whether the methods generate: their differences are paired by seed
+        texts: whether every example has numbers of its own: their differences are paired by seed
     """
     spread, seeds, tests = spread_of_seeds(plan, folder, given_sd), len(plan.seeds), len(plan.tested)
     everything = plan.jobs(folder)

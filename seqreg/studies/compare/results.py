@@ -16,7 +16,7 @@ from seqreg.studies.compare import jobs, plan
 from seqreg.studies.compare.jobs import JobState
 from seqreg.studies.compare.plan import ComparisonPlan, Job
 from seqreg.workbench.data import readers
-from seqreg.workbench.scores.results import cost, deciding, generates, main_split, scores_of
+from seqreg.workbench.scores.results import cost, deciding, main_split, scores_examples, scores_of
 
 PREDICTIONS = "predictions.jsonl"
 _NOT_SCORES = ("score", "loss", "rows", "seconds", *VARIETY)
@@ -44,7 +44,7 @@ class Results:
         split: which scores are compared
         metric: the score that the verdict is about
         others: scores that are shown beside it
-        texts: whether the methods generate
+        texts: whether the methods generate, or tag words: every example has numbers of its own
     """
 
     folder: Path
@@ -102,7 +102,7 @@ class Results:
         return [seed for seed in self.baseline.metrics if seed in self.methods[name].metrics]
 
     def by_example(self, name: str, seeds: list[int], metric: str | None = None) -> NDArray[np.float64]:
-        """Scores of generated texts in percent, [seeds, examples]; of a score that is no mean their pseudo-values."""
+        """Scores of texts or tags in percent, [seeds, examples]; of a score that is no mean their pseudo-values."""
         key, predictions = self.column(metric or self.metric), self.methods[name].predictions
         return 100 * np.array([[line[key] for line in predictions[seed]] for seed in seeds], dtype=np.float64)
 
@@ -125,7 +125,7 @@ def load(folder: Path) -> Results:
         raise BadInput(f"{folder}: {_why_no_baseline(base)}")
     _check_examples(folder, methods)
     seed = next(iter(base.metrics))
-    scores, texts = base.metrics[seed]["scores"], generates(base.metrics[seed])
+    scores, texts = base.metrics[seed]["scores"], scores_examples(base.metrics[seed])
     split = main_split(scores, texts)
     names = [key for key in scores[split].get("intervals", {}) if key != "score"]
     names = names or [k for k, value in scores[split].items() if k not in _NOT_SCORES and isinstance(value, float)]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from seqreg.metrics import statistics
+from seqreg.metrics import statistics, tags
 from seqreg.metrics.rouge.score import rouge
 from seqreg.metrics.statistics import Difference
 from seqreg.metrics.variety import spread, variety
@@ -48,7 +48,7 @@ def measure(results: Results) -> dict[str, Any]:
             "seconds": float(np.median(list(costs[name].values()))),
             "time": None if name in results.plan.arms else
             _relative_cost(costs[name], costs[base], results.common_seeds(name)),
-            "collapse": _collapse(method, results.texts), "planned": jobs[name], "free": name in results.plan.arms,
+            "collapse": _collapse(method, results), "planned": jobs[name], "free": name in results.plan.arms,
             "validation": results.validation(name), "choices": _choices(method),
         }  # fmt: skip
         if name in tested:
@@ -168,13 +168,19 @@ def _relative_cost(costs: Mapping[int, float], base: Mapping[int, float], seeds:
     return float(np.median(ratios)) if ratios else None
 
 
-def _collapse(method: MethodResults, texts: bool) -> dict[str, Any]:
+def _collapse(method: MethodResults, results: Results) -> dict[str, Any]:
     """How varied the predictions of a method are, mean over seeds, and with how many seeds they have collapsed."""
     seeds = []
     for lines in method.predictions.values():
         predictions, references = ([line.get(key) for line in lines] for key in ("prediction", "reference"))
-        numbers = isinstance(predictions[0], float)
-        seeds.append(spread(predictions, references) if numbers else variety(predictions, references, texts=texts))
+        if results.metric in tags.METRICS:
+            seeds.append(
+                variety(*(tags.flat([str(text) for text in some]) for some in (predictions, references)), texts=False)
+            )
+        elif isinstance(predictions[0], float):
+            seeds.append(spread(predictions, references))
+        else:
+            seeds.append(variety(predictions, references, texts=results.texts))
     means = {key: float(np.mean([seed[key] for seed in seeds])) for key in seeds[0] if key != "collapsed"}
     return {**means, "collapsed": sum(bool(seed["collapsed"]) for seed in seeds), "of": len(seeds)}
 

@@ -112,6 +112,11 @@ def robustness(
         raise BadInput(f"--limit {limit}: expected at least 2 examples")
     output, conditions = output_folder(folders, output), grid.conditions()
     models = load_all(folders, overrides, trust=trust)
+    for model in models.values():
+        if model.card.kind == "token_classification":
+            raise BadInput(
+                f"{model.folder}: noise in a text parts its words from their tags: not for token classification"
+            )
     if {"embeddings", "adversary"} & set(grid.noises):
         for model in models.values():
             if model.causal:

@@ -9,14 +9,18 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from seqreg.errors import BadInput
-from seqreg.metrics import texts
+from seqreg.metrics import tags, texts
+from seqreg.metrics.tags import TagMetricName
 from seqreg.metrics.texts import TextMetricName, Tokenize
 from seqreg.workbench.config import lookup, overlay
-from seqreg.workbench.config.schema import Length, Natural, Section, checked
+from seqreg.workbench.config.schema import Count, Length, Natural, Section, checked
 
 NewsKind = Literal["city", "people"]
-Metric = TextMetricName | Literal["accuracy", "f1", "matthews", "pearson", "spearman"]
+CardKind = Literal["generation", "classification", "regression", "token_classification"]
+Metric = TextMetricName | TagMetricName | Literal["accuracy", "f1", "matthews", "pearson", "spearman"]
 Names = str | list[str]
+_BY_KIND = {"generation": texts.METRICS, "token_classification": tags.METRICS}
+"""Metrics of the kinds whose examples have scores of their own; those of all other kinds are GLUE's."""
 
 
 SOURCE = "{source}"
@@ -32,12 +36,18 @@ def _has_source(template: str) -> str:
 Prompt = Annotated[str, AfterValidator(_has_source)]
 
 
+GONE = ("num_beam_groups", "diversity_penalty", "constraints", "force_words_ids", "penalty_alpha", "dola_layers")
+"""Settings of groups of beams, constrained beams, contrastive search and DoLa: no longer a part of transformers."""
+
+
 class Generation(Section):
     """How text is generated; the words are those of transformers.
 
     Args:
         max_length: tokens of the output, its special ones included
         min_length: the same at least
+        max_words: words of the output, which are what is between spaces; null for no limit
+        min_words: the same at least, if it fits into max_length
         num_beams: of beam search; 1 for greedy decoding
         length_penalty: exponent of the length that scores of beams are divided by
         no_repeat_ngram_size: no n-gram of this size comes twice; 0 for no such rule
@@ -50,6 +60,8 @@ class Generation(Section):
 
     max_length: int = Field(default=64, ge=2, le=32_768)
     min_length: Natural = 0
+    max_words: Count | None = None
+    min_words: Natural = 0
     num_beams: int = Field(default=4, ge=1, le=1000)
     length_penalty: float = Field(default=1.0, ge=-10, le=10)
     no_repeat_ngram_size: Natural = 0
@@ -60,6 +72,16 @@ class Generation(Section):
     top_p: float = Field(default=1.0, gt=0, le=1)
     suppress_tokens: list[Natural] = []
 
+    @model_validator(mode="before")
+    @classmethod
+    def _still_there(cls, values: Any) -> Any:
+        for key in GONE if isinstance(values, dict) else ():
+            if key in values:
+                raise ValueError(
+                    f"generation.{key}: not in transformers 5, which runs code from the hub for it: leave it out"
+                )
+        return values
+
     @model_validator(mode="after")
     def _fits(self) -> Generation:
         for key, usual in (("temperature", 1.0), ("top_k", 50), ("top_p", 1.0)):
@@ -67,6 +89,8 @@ class Generation(Section):
                 raise ValueError(f"{key}={getattr(self, key)} does nothing without do_sample=true")
         if self.min_length > self.max_length:
             raise ValueError(f"min_length={self.min_length} is larger than max_length={self.max_length}")
+        if self.max_words is not None and self.min_words > self.max_words:
+            raise ValueError(f"min_words={self.min_words} is larger than max_words={self.max_words}")
         return self
 
 
@@ -116,12 +140,12 @@ class ColumnNames(Section):
     """Which columns hold what; of several names the first that is there counts.
 
     Args:
-        source: the text, or the first of two
+        source: the text, or the first of two; where words are tagged, a list of them or a text of them
         second: the second text of a pair
         target: what to generate
-        references: a list of texts, all of which are right; where an example has it, its text is scored against these
-            instead of `target`
-        label: the class, or the number
+        references: a list of texts, all of which are right (JSON in a table); or of several names all, each with a text
+            or nothing. Where an example has it, its text is scored against these instead of `target`
+        label: the class, or the number; where words are tagged, a list of tags or a text of them, as many as words
     """
 
     source: Names | None = None
@@ -192,10 +216,10 @@ class Card(Section):
 
     Args:
         title: for people
-        kind: what is predicted: a text, a class or a number
+        kind: what is predicted: a text, a class, a number, or a tag for every word
         hub, generated: where the examples come from, if not from data.path
         files, columns: how they look
-        labels: the names of the classes
+        labels: the names of the classes, or all tags
         clean: clean-ups of texts, in this order
         lengths: tokens after which a text is cut
         rule: how the splits came about, in words
@@ -204,7 +228,7 @@ class Card(Section):
         sentences: how ROUGE-Lsum finds sentences
         words: how ROUGE finds words; "unicode" for text that is not in Latin letters
         tokenize: how BLEU finds words, in sacrebleu's names
-        metric: the scores; of generated texts the first decides between models
+        metric: the scores; of generated texts and tagged words the first decides between models
         holdout: training examples that become the validation set, the same ones always and stratified by label, so that
             the validation set that is distributed can be the test set; at most a tenth of them, 0 for none
         average: report the mean over the sets that a model is judged by in the end, as XNLI does; not over validation
@@ -213,7 +237,7 @@ class Card(Section):
     """
 
     title: str
-    kind: Literal["generation", "classification", "regression"]
+    kind: CardKind
     hub: Hub | None = None
     generated: Generated | None = None
     files: Files = Files()
@@ -238,42 +262,64 @@ class Card(Section):
         needed = "target" if self.kind == "generation" else "label"
         if getattr(self.columns, needed) is None:
             raise ValueError(f"kind={self.kind!r} needs columns.{needed}")
-        if (self.kind == "classification") != (self.labels is not None):
-            raise ValueError("labels: the names of the classes, for kind='classification' and only there")
+        if (self.kind in ("classification", "token_classification")) != (self.labels is not None):
+            raise ValueError("labels: the names of the classes, for kind='classification' and 'token_classification'")
         if self.labels is not None and (len(self.labels) < 2 or len(set(self.labels)) < len(self.labels)):
             raise ValueError(f"labels={self.labels}: expected at least two, all different")
         if unknown := [name for name in self.files.labels.values() if name not in (self.labels or [])]:
             raise ValueError(f"files.labels: {unknown[0]!r} is none of labels={self.labels}")
         for metric in self.metric:
-            if (self.kind == "generation") != (metric in texts.METRICS):
-                known = ", ".join(texts.METRICS)
-                raise ValueError(f"metric={self.metric}: {known} are for kind='generation', the others for labels")
+            if any((metric in known) != (kind == self.kind) for kind, known in _BY_KIND.items()):
+                right = ", ".join(f"{', '.join(names)} are for kind={kind!r}" for kind, names in _BY_KIND.items())
+                raise ValueError(f"metric={self.metric}: {right}, the others for labels of whole texts")
         if len(set(self.metric)) < len(self.metric):
             raise ValueError(f"metric={self.metric}: the same score twice")
         if self.prompt is not None and self.kind != "generation":
             raise ValueError("prompt: only for kind='generation'")
         if self.columns.references is not None and self.kind != "generation":
             raise ValueError("columns.references: only for kind='generation'")
+        if self.kind == "token_classification":
+            self._tags_words()
         return self
+
+    def _tags_words(self) -> None:
+        """Refuse what words with tags cannot have."""
+        labels = self.labels or []
+        if self.columns.second is not None or self.clean or self.drop:
+            name = "columns.second" if self.columns.second is not None else "clean" if self.clean else "drop"
+            raise ValueError(f"{name}: not for kind='token_classification', where every word has its tag")
+        if spaced := [label for label in labels if label.split() != [label]]:
+            raise ValueError(f"labels: {spaced[0]!r}: a tag has no spaces")
+        if "entity_f1" in self.metric and (fault := tags.check_labels(labels)):
+            raise ValueError(f"metric=entity_f1: {fault}; token_accuracy is for tags of another kind")
+        if "token_f5" in self.metric and tags.OUTSIDE not in labels:
+            raise ValueError(
+                f"metric=token_f5: no {tags.OUTSIDE!r} among labels={labels}, for words that are left alone"
+            )
 
     @property
     def score(self) -> str:
         """What the score that decides is called."""
-        if self.kind == "generation":
-            return texts.METRICS[self.metric[0]].score
+        if self.scores_examples:
+            return _BY_KIND[self.kind][self.metric[0]].score
         return self.metric[0] if len(self.metric) == 1 else f"mean of {' and '.join(self.metric)}"
 
     @property
     def score_title(self) -> str:
         """The same, as people write it."""
-        return texts.METRICS[self.metric[0]].title if self.kind == "generation" else " and ".join(self.metric)
+        return _BY_KIND[self.kind][self.metric[0]].title if self.scores_examples else " and ".join(self.metric)
 
     @property
     def scores(self) -> list[str]:
         """The names of all scores."""
-        if self.kind != "generation":
+        if not self.scores_examples:
             return list(self.metric)
-        return [name for metric in self.metric for name in texts.METRICS[metric].names]
+        return [name for metric in self.metric for name in _BY_KIND[self.kind][metric].names]
+
+    @property
+    def scores_examples(self) -> bool:
+        """Whether every example has numbers of its own, whose mean is the score; the first metric decides then."""
+        return self.kind in _BY_KIND
 
     @property
     def greater_is_better(self) -> bool:

@@ -124,9 +124,9 @@ def resolve(
         _check_terms(run)
         for part in parts:
             _check_search(run, part)
-    if card.kind == "generation" and config.evaluation.resamples < 1:
-        where = stack.origin("evaluation.resamples")
-        raise BadInput(f"{where}: evaluation.resamples=0: texts are scored with intervals: expected 1 or more")
+    if card.scores_examples and config.evaluation.resamples < 1:
+        where, what = stack.origin("evaluation.resamples"), "texts" if card.kind == "generation" else "tags"
+        raise BadInput(f"{where}: evaluation.resamples=0: {what} are scored with intervals: expected 1 or more")
     return run
 
 

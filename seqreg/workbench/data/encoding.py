@@ -20,8 +20,10 @@ import tokenizers
 import torch
 import transformers
 from torch.utils.data import Dataset
-from transformers import DataCollatorForSeq2Seq, DataCollatorWithPadding
+from transformers import DataCollatorForSeq2Seq, DataCollatorForTokenClassification, DataCollatorWithPadding
 
+from seqreg.losses import IGNORE
+from seqreg.workbench.config.cards import CardKind
 from seqreg.workbench.config.settings import Config
 from seqreg.workbench.data import arrow_cache, completions
 from seqreg.workbench.data.arrow_cache import StoredTable, TableWriter, key_of
@@ -124,6 +126,9 @@ class Encoded(Dataset[dict[str, Any]]):
 
     def _columns(self, examples: Sequence[Example]) -> tuple[dict[str, list[Any]], int]:
         """What a model takes, for several examples of one kind, and how many completions are cut."""
+        if examples[0].tags is not None:
+            rows = [self._tagged(example) for example in examples]
+            return {name: [row[name] for row in rows] for name in rows[0]}, 0
         data, targets = self.data, [example.target for example in examples if example.target is not None]
         sources = [data.source_prefix + example.source for example in examples]
         if self.prompt is not None:
@@ -137,6 +142,15 @@ class Encoded(Dataset[dict[str, Any]]):
         elif examples[0].label is not None:
             columns["labels"] = [example.label for example in examples]
         return columns, 0
+
+    def _tagged(self, example: Example) -> dict[str, Any]:
+        """A text whose words have tags: the first token of a word has its tag, and no other token has a label."""
+        row, places = encode_words(self.tokenizer, example, self.data.source_prefix, self.data.max_source_length)
+        row["labels"] = [IGNORE] * len(row["input_ids"])
+        for place, tag in zip(places, example.tags or (), strict=True):
+            if place is not None:
+                row["labels"][place] = tag
+        return row
 
     def _completions(self, sources: Sequence[str], targets: Sequence[str]) -> tuple[dict[str, list[Any]], int]:
         """Prompts with their completions, if there are any, and how many of these are cut."""
@@ -223,11 +237,23 @@ def _tell_of_cut(limit: int) -> None:
     )
 
 
-def collator(tokenizer: Any, *, generates: bool, prompt: str | None) -> Any:
-    """What makes a batch of encoded examples."""
+def collator(tokenizer: Any, kind: CardKind, prompt: str | None) -> Any:
+    """What makes a batch of encoded examples of a task of some kind."""
     if prompt is not None:
         return CompletionCollator(tokenizer)
-    return (DataCollatorForSeq2Seq if generates else DataCollatorWithPadding)(tokenizer)
+    if kind == "token_classification":
+        return _TagCollator(tokenizer)
+    return (DataCollatorForSeq2Seq if kind == "generation" else DataCollatorWithPadding)(tokenizer)
+
+
+class _TagCollator:
+    """Batches of tokens with tags; without labels where there are none, which transformers' own would not pad."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.labelled, self.plain = DataCollatorForTokenClassification(tokenizer), DataCollatorWithPadding(tokenizer)
+
+    def __call__(self, features: list[dict[str, Any]]) -> Any:
+        return (self.labelled if "labels" in features[0] else self.plain)(features)
 
 
 def encode(tokenizer: Any, example: Example, prefix: str, max_length: int | None) -> Mapping[str, Any]:
@@ -235,3 +261,25 @@ def encode(tokenizer: Any, example: Example, prefix: str, max_length: int | None
     truncation = {"truncation": True, "max_length": max_length} if max_length else {}
     encoding: Mapping[str, Any] = tokenizer(prefix + example.source, example.second, **truncation)
     return encoding
+
+
+def encode_words(
+    tokenizer: Any, example: Example, prefix: str, max_length: int | None
+) -> tuple[dict[str, Any], list[int | None]]:
+    """A text, and the place of the first token of every word: None for a word that is cut off, or has no token.
+
+    Words are found by the characters that tokens stand for, so that a text has the tokens that it has anywhere else.
+    """
+    truncation = {"truncation": True, "max_length": max_length} if max_length else {}
+    row = dict(tokenizer(prefix + example.source, return_offsets_mapping=True, **truncation))
+    text, words = prefix + example.source, example.words
+    word_at = [-1] * len(prefix)
+    for number, word in enumerate(words):
+        word_at += [number] * len(word) + [-1]  # and the space after it
+    places: list[int | None] = [None] * len(words)
+    for place, (first, last) in enumerate(row.pop("offset_mapping")):
+        start = next((at for at in range(first, last) if not text[at].isspace()), last)
+        number = word_at[start] if start < last else -1  # special tokens stand for nothing
+        if number >= 0 and places[number] is None:
+            places[number] = place
+    return row, places

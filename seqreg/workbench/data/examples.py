@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from seqreg.errors import BadInput
+from seqreg.metrics.tags import NO_TAG, OUTSIDE
 from seqreg.workbench.config.cards import Card, Names
 from seqreg.workbench.data.readers import LINE, Record
 
@@ -31,6 +33,7 @@ class Example:
         target: the text to generate
         label: the class id, or the number
         references: texts that are all right, where there are several
+        tags: class ids of `words`
     """
 
     source: str
@@ -38,6 +41,12 @@ class Example:
     target: str | None = None
     label: int | float | None = None
     references: tuple[str, ...] = ()
+    tags: tuple[int, ...] | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """The words that have tags: what is between single spaces of the source."""
+        return self.source.split(" ")
 
     @property
     def accepted(self) -> tuple[str, ...]:
@@ -55,6 +64,8 @@ def example(card: Card, record: Record, where: str, *, labelled: bool = True) ->
     columns, mapping = card.columns, card.files.mapping
     if mapping is not None and mapping[1] in record and not isinstance(record[mapping[1]], str):
         return None
+    if card.kind == "token_classification":
+        return _tagged(card, record, where, labelled=labelled)
     source = _text(card, record, "source", columns.source, where)
     second = None if columns.second is None else _text(card, record, "second", columns.second, where)
     if not labelled and not any(name in record for name in names_of(columns.target) + names_of(columns.label)):
@@ -66,6 +77,31 @@ def example(card: Card, record: Record, where: str, *, labelled: bool = True) ->
     if str(value) in card.drop:
         return None
     return Example(source, second, label=_label(card, name, value, where))
+
+
+def _tagged(card: Card, record: Record, where: str, *, labelled: bool) -> Example:
+    """Words with their tags; a space inside a word becomes one that does not part words."""
+    name, value = column_of(record, card.columns.source, where)
+    words = value.split() if isinstance(value, str) else value
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+        raise BadInput(f"{where}: the column {name!r} is {_short(value)}: expected a list of words, at least one")
+    source = " ".join(_clean(card, "source", f"{name}[{place}]", word, where) for place, word in enumerate(words))
+    if not labelled and not any(label in record for label in names_of(card.columns.label)):
+        return Example(source)
+    name, value = column_of(record, card.columns.label or "tags", where)
+    values = value.split() if isinstance(value, str) else value
+    if not isinstance(values, list) or len(values) != len(words):
+        count = f"{len(values)} tags" if isinstance(values, list) else _short(value)
+        raise BadInput(f"{where}: the column {name!r} has {count}: expected a list of {len(words)}, one per word")
+    tags = (_label(card, f"{name}[{place}]", tag, where) for place, tag in enumerate(values))
+    return Example(source, tags=tuple(int(tag) for tag in tags))
+
+
+def tag_text(card: Card, tags: Iterable[int | None]) -> str:
+    """Tags as one text; a word without one is outside, or `NO_TAG` where the card knows no outside."""
+    labels = card.labels or []
+    without = OUTSIDE if OUTSIDE in labels else NO_TAG
+    return " ".join(without if tag is None else labels[tag] for tag in tags)
 
 
 def names_of(names: Names | None) -> list[str]:
@@ -85,14 +121,31 @@ def column_of(record: Record, names: Names, where: str) -> tuple[str, Any]:
 
 
 def _references(card: Card, record: Record, where: str) -> tuple[str, ...]:
-    """All references of an example; none where it has no such column."""
-    for name in names_of(card.columns.references):
-        if record.get(name) is not None:
-            texts = record[name]
-            if not isinstance(texts, list) or not texts:
-                raise BadInput(f"{where}: the column {name!r} is {_short(texts)}: expected a list of texts")
-            return tuple(_clean(card, "target", f"{name}[{place}]", text, where) for place, text in enumerate(texts))
-    return ()
+    """All references of an example; none where it has no such column, and one with several names has a text in each."""
+    names, texts = names_of(card.columns.references), list[str]()
+    for name in names:
+        value = record.get(name)
+        if value is None or (len(names) > 1 and value == ""):
+            continue
+        if isinstance(value, str) and len(names) > 1 and not value.lstrip().startswith("["):
+            texts.append(_clean(card, "target", name, value, where))
+            continue
+        several = _json_list(value) if isinstance(value, str) else value
+        if not isinstance(several, list) or not several:
+            raise BadInput(
+                f"{where}: the column {name!r} is {_short(value)}: expected a list of texts; or name several columns, "
+                "each with a text"
+            )
+        texts += [_clean(card, "target", f"{name}[{place}]", text, where) for place, text in enumerate(several)]
+    return tuple(texts)
+
+
+def _json_list(text: str) -> Any:
+    """What a cell of a table holds as JSON; None if it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _text(card: Card, record: Record, part: str, names: Names, where: str) -> str:
@@ -112,6 +165,8 @@ def _clean(card: Card, part: str, name: str, value: Any, where: str) -> str:
             value = re.sub(rule.pattern, rule.by, value)
         _check_length(card, part, name, value, where)
     _check_length(card, part, name, value, where)
+    if card.kind == "token_classification":
+        return str(value).replace(" ", "\u00a0")
     return str(value).strip()
 
 

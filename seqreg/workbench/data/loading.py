@@ -268,7 +268,8 @@ def records(card: Card, path: Path, data: Data, name: str = "") -> Iterator[tupl
     named = path.suffix == ".txt" and any(pattern.endswith(".txt") for pattern in card.files.names)
     ways: Any = {"header": card.files.header, "known": known, "mapping": card.files.mapping}
     ways |= {"delimiter": data.delimiter, "encoding": data.encoding, "options": "data."}
-    every = readers.read(path, ending=".tsv" if named else None, **ways)
+    plain = readers.CONLL if card.kind == "token_classification" else ".tsv"
+    every = readers.read(path, ending=plain if named else None, **ways)
     split, column = card.splits.get(name, name), card.files.only
     if column is None or not name:
         return every

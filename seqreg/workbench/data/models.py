@@ -99,19 +99,22 @@ def load_model(config: Config, card: Card, tokenizer: Any, *, trust: bool = Fals
     generates = card.kind == "generation"
     labels = {} if generates else _labels(card)
     if config.model.name is None:
-        model = _from_scratch(config, tokenizer, labels, generates)
+        model = _from_scratch(config, card, tokenizer, labels)
     else:
         settings = fetched(transformers.AutoConfig, config.model.name, "model", trust, **labels)
         _check_known(config, settings)
-        _check_kind(settings.model_type, config.model.name, generates, trust)
+        _check_kind(settings.model_type, config.model.name, card, trust)
         settings.update(config.model.settings)
-        auto = _auto(generates, settings.is_encoder_decoder)
+        auto = _auto(card, settings.is_encoder_decoder)
         if config.model.new_head and not generates:
             model = _with_new_head(auto, config.model.name, trust, settings)
         else:
             model = loaded(auto, config.model.name, trust, settings, new_head=not trained and not generates)
     if generates and is_causal(model):
         _prepare_causal(model, tokenizer, config, card)
+    if card.kind == "token_classification" and (isinstance(tokenizer, TwoTokenizers) or not tokenizer.is_fast):
+        where = config.model.tokenizer or config.model.name
+        raise BadInput(f"{where}: the tokenizer does not say where tokens are in a text: choose one fast tokenizer")
     _check_fit(model, tokenizer, config, generates)
     _check_tokens(model, tokenizer)
     if generates:
@@ -120,9 +123,11 @@ def load_model(config: Config, card: Card, tokenizer: Any, *, trust: bool = Fals
     return r4f(model, config.model.head_layers, config.model.head_warmup) if config.model.head == "r4f" else model
 
 
-def _auto(generates: bool, has_encoder: bool) -> Any:
+def _auto(card: Card, has_encoder: bool) -> Any:
     """The class of transformers that loads a model for its task."""
-    if not generates:
+    if card.kind == "token_classification":
+        return transformers.AutoModelForTokenClassification
+    if card.kind != "generation":
         return transformers.AutoModelForSequenceClassification
     return transformers.AutoModelForSeq2SeqLM if has_encoder else transformers.AutoModelForCausalLM
 
@@ -230,19 +235,21 @@ def _check_generation(name: str) -> None:
 def _labels(card: Card) -> dict[str, Any]:
     names = card.labels or ["score"]
     ids = {name: index for index, name in enumerate(names)}
-    kind = "single_label_classification" if card.labels else "regression"
-    return {"num_labels": len(names), "id2label": dict(enumerate(names)), "label2id": ids, "problem_type": kind}
+    about = {"num_labels": len(names), "id2label": dict(enumerate(names)), "label2id": ids}
+    if card.kind == "token_classification":
+        return about
+    return {**about, "problem_type": "single_label_classification" if card.labels else "regression"}
 
 
-def _from_scratch(config: Config, tokenizer: Any, labels: Mapping[str, Any], generates: bool) -> Any:
+def _from_scratch(config: Config, card: Card, tokenizer: Any, labels: Mapping[str, Any]) -> Any:
     name = config.model.architecture or ""
     if name not in transformers.CONFIG_MAPPING:
         raise BadInput(f"model.architecture={name!r}: unknown; {nearest(name, transformers.CONFIG_MAPPING.keys())}")
-    _check_kind(name, f"model.architecture={name}", generates)
+    _check_kind(name, f"model.architecture={name}", card)
     try:
-        auto = _auto(generates, name in auto_models.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
+        auto = _auto(card, name in auto_models.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
         model = auto.from_config(_fresh_config(config, tokenizer, labels))
-        if generates:
+        if card.kind == "generation":
             _forbid_special(model, tokenizer)
         return model
     except BadInput:
@@ -262,8 +269,15 @@ def _forbid_special(model: Any, tokenizer: Any) -> None:
     model.generation_config.bad_words_ids = [[token] for token in sorted(never)] or None
 
 
-def _check_kind(kind: str, where: str, generates: bool, trust: bool = False) -> None:
+def _check_kind(kind: str, where: str, card: Card, trust: bool = False) -> None:
     """Refuse a model that cannot do the task, in fewer words than transformers."""
+    generates = card.kind == "generation"
+    if card.kind == "token_classification":
+        if kind not in auto_models.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES and not trust:
+            raise BadInput(
+                f"{where}: {kind} cannot classify tokens: choose a model such as roberta, bert or deberta-v2"
+            )
+        return
     causal = kind in auto_models.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     causal = causal and kind not in auto_models.MODEL_FOR_MASKED_LM_MAPPING_NAMES  # an encoder that can be made one
     if generates and kind not in auto_models.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES and not causal and not trust:

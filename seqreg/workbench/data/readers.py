@@ -1,8 +1,9 @@
-"""Readers of local files: JSONL, JSON, CSV, TSV and Parquet, with the file and line of whatever is wrong."""
+"""Readers of local files: JSONL, JSON, CSV, TSV, Parquet and CoNLL, with the file and line of whatever is wrong."""
 
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -12,7 +13,8 @@ from typing import Any
 from seqreg.errors import BadInput
 from seqreg.workbench.text.atomic_files import regular
 
-ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+CONLL = ".conll"
+ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", CONLL)
 Record = dict[str, Any]
 UTF8 = "utf-8"
 LINE = 10_000_000
@@ -54,6 +56,8 @@ def read(
             yield from _json(regular(path), encoding, mapping)
         elif ending == ".jsonl":
             yield from _jsonl(regular(path), encoding)
+        elif ending == CONLL:
+            yield from _conll(regular(path), header, encoding)
         else:
             yield from _parquet(regular(path))
     except BadInput as error:
@@ -137,6 +141,29 @@ def _json(path: Path, encoding: str, mapping: Sequence[str] | None = None) -> It
     for number, record in enumerate(records, start=1):
         where = f"{path}: row {number}"
         yield where, _object(record, where)
+
+
+def _conll(path: Path, header: Sequence[str], encoding: str) -> Iterator[tuple[str, Record]]:
+    """A word per line, its columns apart by tabs or spaces, and an empty line after a text: lists by column.
+
+    Without a `header` the first column is "tokens" and the last one "tags"; those between have numbers. A comment, of
+    "#" and several words, or "-DOCSTART-" is no word.
+    """
+    rows, first, names = list[list[str]](), 0, list(header)
+    for number, line in itertools.chain(lines(path, encoding=encoding), [(0, "")]):
+        cells = line.rstrip("\r\n").split("\t") if "\t" in line else line.split()
+        if not any(cells):
+            if rows:
+                yield f"{path}:{first}", dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+            rows = []
+            continue
+        if cells[0] == "-DOCSTART-" or (line.startswith("# ") and not rows and len(cells) != len(names)):
+            continue
+        names = names or ["tokens", *(f"column_{place}" for place in range(2, len(cells))), "tags"]
+        if len(cells) != len(names) or len(names) < 2:
+            raise BadInput(f"{path}:{number}: {len(cells)} columns: expected {max(len(names), 2)}, a word and its tags")
+        first = first if rows else number
+        rows.append(cells)
 
 
 def _table(

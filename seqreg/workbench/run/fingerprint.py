@@ -56,8 +56,8 @@ def _fingerprint(splits: Splits) -> tuple[str, dict[str, Outline]]:
 
 
 def _bytes(example: Example) -> bytes:
-    *values, references = vars(example).values()
-    return json.dumps([*values, *references]).encode()
+    values = [example.source, example.second, example.target, example.label, *example.references]
+    return json.dumps(values if example.tags is None else [*values, *example.tags]).encode()
 
 
 def _digest(texts: Sequence[bytes]) -> str:

@@ -62,7 +62,7 @@ def check_loss(run: Run, model: Any, tokenizer: Any, examples: Sequence[Example]
     )
     prompt = completions.prompt_of(run, model)
     encoded = Encoded(examples[:2], tokenizer, config.updated(data=short), prompt, quiet=True)
-    collate = collator(tokenizer, generates=examples[0].target is not None, prompt=prompt)
+    collate = collator(tokenizer, run.card.kind, prompt)
     training, bf16 = model.training, config.optimisation.precision == "bf16"
     try:
         batch = collate([encoded[index] for index in range(len(encoded))])

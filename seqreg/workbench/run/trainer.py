@@ -19,6 +19,7 @@ from seqreg.integrations.hf import RegularizedSeq2SeqTrainer
 from seqreg.selective_update import MeasuredUpdate
 from seqreg.workbench.data import completions
 from seqreg.workbench.data.encoding import INDEX, Encoded
+from seqreg.workbench.data.word_limits import word_limits
 from seqreg.workbench.run import rng
 from seqreg.workbench.run.checkpointing import CheckpointingTrainer, RunOptions
 from seqreg.workbench.run.nonfinite import StepAttempt, not_finite
@@ -231,6 +232,18 @@ class FaultTolerantTrainer(CheckpointingTrainer):
 class FaultTolerantSeq2SeqTrainer(FaultTolerantTrainer, RegularizedSeq2SeqTrainer):
     """The same for text."""
 
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+        **gen_kwargs: Any,
+    ) -> tuple[Any, Any, Any]:
+        """As in the base class, within the limits of words."""
+        gen_kwargs |= word_limits(self.options.config.generation, self.model, self.processing_class)
+        return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **gen_kwargs)
+
 
 class FaultTolerantCausalTrainer(FaultTolerantTrainer):
     """The same for the completions of a causal language model."""
@@ -251,6 +264,7 @@ class FaultTolerantCausalTrainer(FaultTolerantTrainer):
         if prediction_loss_only or report.clean is None:
             return loss, None, None
         numbers = completion_nll(report.clean, ctx)
+        gen_kwargs |= word_limits(self.options.config.generation, self.model, self.processing_class)
         return loss, (completions.complete(self.model, inputs, **gen_kwargs), *numbers), inputs["labels"]
 
 

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from seqreg.context import Context
 from seqreg.forward import Pass
+from seqreg.metrics import tags as tag_metrics
 from seqreg.metrics import texts as text_metrics
 from seqreg.metrics.classification import classification
 from seqreg.metrics.rouge.score import rouge
@@ -23,8 +24,8 @@ from seqreg.metrics.variety import collapse, spread, variety
 from seqreg.workbench.config.cards import Card
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.data.completions import prompt_of
-from seqreg.workbench.data.encoding import Encoded, by_length
-from seqreg.workbench.data.examples import Example
+from seqreg.workbench.data.encoding import Encoded, by_length, encode_words
+from seqreg.workbench.data.examples import Example, tag_text
 from seqreg.workbench.scores.drift import logits_at
 from seqreg.workbench.text.terminal import warn
 
@@ -97,6 +98,10 @@ class Scorer:
             self.last = score_texts(decode(outputs, self.tokenizer, card), self.examples, card, **options)
             if completions:
                 self.last.add_nll(*completions)
+        elif card.kind == "token_classification":
+            self.last = score_tags(
+                tag_texts(outputs, self.examples, self.run, self.tokenizer), self.examples, card, **options
+            )
         else:
             self.last = score_classes(outputs, self.examples, card, **options)
         self.quiet = self.quiet or warn_of_collapse(self.last, self.name)  # once is enough
@@ -165,6 +170,43 @@ def shown_source(example: Example) -> str:
     return text if len(text) <= SOURCE else f"{text[:SOURCE]} ..."
 
 
+def tag_texts(outputs: Any, examples: Sequence[Example], run: Run, tokenizer: Any) -> list[str]:
+    """The predicted tags of every example, from logits [examples, tokens, classes]: one per word, apart by spaces.
+
+    A word that was cut off has no prediction, and counts as outside.
+    """
+    data, predicted = run.config.data, np.asarray(outputs).argmax(-1)
+    texts = []
+    for index, row in enumerate(predicted):
+        _, places = encode_words(tokenizer, examples[index], data.source_prefix, data.max_source_length)
+        texts.append(tag_text(run.card, (None if place is None else int(row[place]) for place in places)))
+    return texts
+
+
+def score_tags(texts: Sequence[str], examples: Sequence[Example], card: Card, **options: Any) -> Scored:
+    """The card's scores of tags, against those of all words, also of words that were cut off."""
+    references = [tag_text(card, examples[index].tags or ()) for index in range(len(texts))]
+    reports = [tag_metrics.score(metric, texts, references, **options) for metric in card.metric]
+    means = {name: 100 * mean for report in reports for name, mean in report.means.items()}
+    columns = {name: column for report in reports for name, column in report.columns.items()}
+    predictions = [
+        {"index": index, "prediction": text, "reference": reference}
+        | {name: round(column[index].item(), 6) for name, column in columns.items()}
+        for index, (text, reference) in enumerate(zip(texts, references, strict=True))
+    ]
+    types = tag_metrics.entity_types(texts, references) if "entity_f1" in card.metric else {}
+    flat = [tag_metrics.flat(some) for some in (texts, references)]
+    return Scored(
+        {
+            "score": means[card.score], **means, **{f"entity_f1_{kind}": 100 * value for kind, value in types.items()},
+            **variety(*flat, texts=False), "words": len(flat[1]),
+        },
+        {name: (100 * low, 100 * high) for report in reports for name, (low, high) in report.intervals.items()},
+        predictions,
+        "; ".join(report.signature for report in reports),
+    )  # fmt: skip
+
+
 def _lengths(texts: Sequence[str], examples: Sequence[Example], card: Card) -> dict[str, float]:
     """How long, repetitive and new texts are, in the words of ROUGE; those of every script where it is not a score."""
     words = card.words if "rouge" in card.metric else "unicode"
@@ -177,7 +219,8 @@ def _lengths(texts: Sequence[str], examples: Sequence[Example], card: Card) -> d
 def warn_of_collapse(scored: Scored, name: str) -> bool:
     """Warn if a model has written nothing at all, or one thing about everything; whether it has."""
     count = len(scored.predictions)
-    warning = collapse(scored.metrics, count)
+    words = scored.metrics.get("words")
+    warning = collapse(scored.metrics, count) if words is None else collapse(scored.metrics, int(words), "words")
     if scored.metrics.get("empty") == count:
         warning = f"all {count} predictions are empty: has the model learnt anything yet?"
     elif warning:

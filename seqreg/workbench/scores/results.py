@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from seqreg.errors import BadInput
+from seqreg.metrics import tags
 from seqreg.metrics.texts import greater_is_better
 from seqreg.metrics.variety import VARIETY
 from seqreg.version import __version__
@@ -170,7 +171,8 @@ def write_card(folder: Path, run: Run, metrics: Mapping[str, Any]) -> None:
     signatures = sorted({numbers["signature"] for numbers in metrics["scores"].values() if numbers["signature"]})
     base_model = {"base_model": config.model.name} if config.model.name and "/" in config.model.name else {}
     causal = any("perplexity" in numbers for numbers in metrics["scores"].values())
-    kind = {"generation": "text-generation" if causal else "text2text-generation"}.get(card.kind, "text-classification")
+    kinds = {"generation": "text-generation" if causal else "text2text-generation"}
+    kind = {**kinds, "token_classification": "token-classification"}.get(card.kind, "text-classification")
     about = {"library_name": "transformers", **base_model, "pipeline_tag": kind, "tags": ["seqreg", *config.terms]}
     page = [
         "---", f"{overlay.dump(about)}---", "", f"# {prose(card.title)}: {prose(config.method)}", "",
@@ -230,9 +232,10 @@ def cost(runs: Sequence[Mapping[str, Any]]) -> tuple[str, list[float]]:
     return WHOLE, [timing.get("seconds") or 0.0 for timing in timings]
 
 
-def generates(metrics: Mapping[str, Any]) -> bool:
-    """Whether the contents of a metrics.json are scores of texts."""
-    return any("gen_len" in numbers or "rougeL" in numbers for numbers in metrics["scores"].values())
+def scores_examples(metrics: Mapping[str, Any]) -> bool:
+    """Whether the contents of a metrics.json are scores of texts or of tags: every example has numbers of its own."""
+    texts = any("gen_len" in numbers or "rougeL" in numbers for numbers in metrics["scores"].values())
+    return texts or metrics.get("metric") in tags.METRICS
 
 
 def deciding(metrics: Mapping[str, Any], split: str) -> str:
@@ -300,9 +303,9 @@ def _lines(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
             keys = list(numbers.get("intervals", {})) or [
                 key for key in numbers if key not in ("score", "intervals", "signature", *VARIETY)
             ]
-            keys += [
-                key for key in ("perplexity", "gen_len", "empty", "distinct", "most_common", "spread") if key in numbers
-            ]
+            keys += [key for key in numbers if key.startswith("entity_f1_") and isinstance(numbers[key], float)]
+            shown = ("perplexity", "gen_len", "empty", "distinct", "most_common", "spread")
+            keys += [key for key in shown if key in numbers and not (key == "distinct" and "words" in numbers)]
             lines |= dict.fromkeys((split, key) for key in keys)
     return list(lines)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from seqreg.cli import new_task
 from seqreg.errors import BadInput
 from seqreg.workbench.config import cards, run_config
 from seqreg.workbench.config.settings import Data
@@ -191,3 +192,43 @@ def test_files_that_say_too_little_for_a_card(options: list[str], message: str, 
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert message in seqreg("new-task", "x.jsonl", *options, cwd=tmp_path, code=2).stderr
     assert not (tmp_path / "x.yaml").exists()
+
+
+def made_of(path: Path, text: str, **options: Any) -> dict[str, Any]:
+    """The card of a file with this text."""
+    path.write_text(text)
+    values = new_task.card_of(new_task.ReadFile.read(path, options.pop("delimiter", None), "utf-8"), **options)
+    cards.parse(values, str(path))
+    return values
+
+
+def test_new_task_sees_both_texts_of_a_pair_and_numbers(tmp_path: Path) -> None:
+    questions = made_of(tmp_path / "a.csv", "question,sentence,label\nwho is it,it is me,0\nwhat now,go on then,1\n")
+    assert questions["columns"] == {"source": "question", "second": "sentence", "label": "label"}
+    pairs = made_of(tmp_path / "b.csv", "question1,question2,label\nwho is it,it is me,0\nwhat now,go on then,1\n")
+    assert pairs["columns"] == {"source": "question1", "second": "question2", "label": "label"}
+    scores = made_of(tmp_path / "c.csv", "sentence1,sentence2,score\na b,c d,0.5\ne f,g h,3\n")
+    assert (scores["kind"], scores["metric"]) == ("regression", ["pearson", "spearman"])
+
+
+def test_several_references_are_in_columns_of_a_table_with_another_delimiter(tmp_path: Path) -> None:
+    path = tmp_path / "talks.csv"
+    text = 'dialogue|summary|summary2\nhello there|a greeting|they greet\n"a|b c"|letters|\n'
+    values = made_of(path, text, delimiter="|")
+    assert values["columns"] == {"source": "dialogue", "target": "summary", "references": ["summary", "summary2"]}
+    card = cards.parse(values, "talks.yaml")
+    read = loading.read_file(card, path, Data(delimiter="|"))
+    assert [example.accepted for example in read] == [("a greeting", "they greet"), ("letters",)]
+    assert [example.target for example in read] == ["a greeting", "letters"]
+    named = made_of(path, text, delimiter="|", references=["summary2"])
+    assert named["columns"]["references"] == "summary2"
+
+
+def test_a_cell_of_a_table_may_hold_a_list_of_references(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    values = made_of(path, 'text,summary,references\na b,c,"[""c"", ""d e""]"\n')
+    read = loading.read_file(cards.parse(values, "a.yaml"), path)
+    assert read[0].accepted == ("c", "d e")
+    path.write_text("text,summary,references\na b,c,d e\n")
+    with pytest.raises(BadInput, match=r"'references' is 'd e': expected a list of texts; or name several columns"):
+        loading.read_file(cards.parse(values, "a.yaml"), path)

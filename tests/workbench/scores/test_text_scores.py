@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from transformers import BartConfig, BartForConditionalGeneration
 
 from seqreg.errors import BadInput
 from seqreg.metrics.rouge.score import rouge
 from seqreg.metrics.texts import score
+from seqreg.studies.common.trained_model import TrainedModel
 from seqreg.workbench.config import cards, run_config
+from seqreg.workbench.config.cards import Generation
+from seqreg.workbench.data import models
 from seqreg.workbench.data.examples import Example, example
 from seqreg.workbench.data.loading import Splits
+from seqreg.workbench.data.tokenizers import train_tokenizer
+from seqreg.workbench.data.word_limits import WordLimits
 from seqreg.workbench.run import train
 from seqreg.workbench.run.fingerprint import _bytes, fingerprint
 from seqreg.workbench.scores.evaluate import score_texts, with_average
@@ -83,7 +91,7 @@ def test_references_are_in_the_fingerprint_and_change_none_without() -> None:
 @pytest.mark.parametrize(
     ("metrics", "further", "message"),
     [
-        (["accuracy"], {}, "metric=.*: rouge, bleu, chrf, exact_match, cer, wer are for kind='generation', the others"),
+        (["accuracy"], {}, "metric=.*: rouge, bleu, chrf, exact_match, cer, wer are for kind='generation'"),
         (["cer", "cer"], {}, "the same score twice"),
         (["per"], {}, "metric.0='per'|expected"),
         (["bleu"], {"tokenize": "13b"}, "tokenize='13b': expected '13a'"),
@@ -150,3 +158,82 @@ def test_suppressed_tokens_are_not_generated(tmp_path: Path) -> None:
         train.prepare(tiny_run(tmp_path, "chrf", "generation.suppress_tokens=[100000]"))
     with pytest.raises(BadInput, match=r"top_p=0\.5 does nothing without do_sample=true"):
         tiny_run(tmp_path, "chrf", "generation.top_p=0.5")
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_texts_have_no_more_words_than_asked_for(tmp_path: Path, beams: int) -> None:
+    limits = [
+        "generation.max_words=5",
+        "generation.max_length=60",
+        *SAMPLING,  # an untrained model repeats one token otherwise
+        f"generation.num_beams={beams}",
+    ]
+    train.train(tiny_run(tmp_path, "chrf", "logging.tensorboard=false", "evaluation.eval_steps=1", *limits))
+    written = [json.loads(line) for line in (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()]
+    right = {1, 2, 3, 4, 5}  # fewer where an untrained model spells one word until max_length, or halves of characters
+    assert written
+    assert {len(line["prediction"].split()) for line in written} <= right
+    model = TrainedModel.load(tmp_path / "run")
+    batch = next(model.batches(model.splits.sets["validation"]))[1]
+    assert {len(text.split()) for text in model.texts(model.generate(batch))} <= right
+
+
+def test_limits_of_words_are_those_of_a_slow_count(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["one two three four, five. six"], 300)
+    ids = torch.tensor([tokenizer("one two", add_special_tokens=False)["input_ids"]])
+    started = WordLimits(tokenizer, 0, 3, [tokenizer.eos_token_id])
+    scores = torch.zeros(1, len(tokenizer))
+    assert torch.equal(started(ids, scores), scores)  # a prompt is not counted
+    grown = torch.cat([ids, torch.tensor([tokenizer(" three four five", add_special_tokens=False)["input_ids"]])], -1)
+    allowed = torch.isfinite(started(grown, scores))[0]
+    for token in range(len(tokenizer)):
+        more = tokenizer.decode([*grown[0, ids.shape[1] :].tolist(), token], skip_special_tokens=True)
+        if allowed[token]:
+            assert len(more.split()) == 3
+    assert allowed[tokenizer.eos_token_id]
+    fewest = WordLimits(tokenizer, 5, None, [tokenizer.eos_token_id])
+    fewest(ids, scores)
+    assert not torch.isfinite(fewest(grown, scores))[0, tokenizer.eos_token_id]
+    only_end = torch.full_like(scores, -torch.inf)
+    only_end[0, tokenizer.eos_token_id] = 0
+    assert torch.equal(fewest(grown, only_end), only_end)  # at the last token there is nothing else
+
+
+@pytest.mark.parametrize(
+    "key", ["num_beam_groups", "diversity_penalty", "force_words_ids", "penalty_alpha", "dola_layers"]
+)
+def test_what_transformers_no_longer_has_is_refused_in_one_line(tmp_path: Path, key: str) -> None:
+    with pytest.raises(BadInput, match=rf"generation\.{key}: not in transformers 5"):
+        tiny_run(tmp_path, "chrf", f"generation.{key}=2")
+    with pytest.raises(BadInput, match="min_words=9 is larger than max_words=3"):
+        tiny_run(tmp_path, "chrf", "generation.min_words=9", "generation.max_words=3")
+    model = _sampler()
+    with pytest.raises(ValueError, match="requires `trust_remote_code=True`"):
+        model.generate(torch.tensor([[0, 5, 2]]), num_beams=4, num_beam_groups=2, diversity_penalty=0.5)
+
+
+def _sampler() -> Any:
+    torch.manual_seed(0)
+    config = BartConfig(
+        vocab_size=12, d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=1,
+        decoder_attention_heads=1, encoder_ffn_dim=8, decoder_ffn_dim=8, forced_eos_token_id=None,
+    )  # fmt: skip
+    return BartForConditionalGeneration(config).eval()
+
+
+def test_temperature_and_top_p_are_those_of_the_distribution() -> None:
+    """The first token of many samples, against the softmax by hand."""
+    model = _sampler()
+    ids = torch.tensor([[0, 5, 2]]).expand(4000, -1)
+    start = torch.full((1, 1), model.config.decoder_start_token_id)
+    logits = model(input_ids=ids[:1], decoder_input_ids=start).logits[0, -1] * 1.0
+    shares = torch.softmax(logits / 0.5, -1)
+    order = shares.argsort(descending=True)
+    kept = order[: int((shares[order].cumsum(-1) < 0.6).sum()) + 1]
+    torch.manual_seed(1)
+    settings = Generation(do_sample=True, temperature=0.5, top_p=0.6, top_k=0, num_beams=1, max_length=2)
+    models.set_generation(model, SimpleNamespace(generation=settings, model=SimpleNamespace(name=None)))
+    drawn = model.generate(ids)[:, 1].bincount(minlength=12) / 4000
+    expected = torch.zeros(12).scatter(0, kept, shares[kept] / shares[kept].sum())
+    assert set(drawn.nonzero()[:, 0].tolist()) == set(kept.tolist())
+    torch.testing.assert_close(drawn, expected, atol=0.04, rtol=0)  # five standard errors of a share

@@ -1,0 +1,63 @@
+"""`seqreg export`: the model of a finished run with its card, in a folder or on the hub."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import huggingface_hub
+
+from seqreg.errors import BadInput
+from seqreg.workbench.run.run_directory import RunRecord
+from seqreg.workbench.run.train import trained
+from seqreg.workbench.scores.results import METRICS
+from seqreg.workbench.text.atomic_files import writable
+
+ABOUT = ("README.md", "config.yaml", "task.yaml", METRICS)
+"""Files beside those of the model: its card, the run as a recipe, and its scores."""
+
+
+def export(run: Path, folder: Path) -> list[str]:
+    """Copy the model of a run, as it was kept, to a new folder, and return the names of all files."""
+    writable(str(folder), "--output ")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput(f"--output {folder}: there is something already: choose a new folder")
+    names = exported(run)
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(run / name, folder / name)
+    return names
+
+
+def exported(run: Path) -> list[str]:
+    """What is exported of a finished run; refused if its weights are not those that were trained."""
+    trained(run)
+    record = RunRecord.read(run)
+    if record is None or not record.finished:
+        raise BadInput(f"{run}: its run has not finished: run the same seqreg train again")
+    return sorted([*record.files, *(name for name in ABOUT if (run / name).is_file())])
+
+
+def push_to_hub(run: Path, repo: str, *, private: bool, names: Sequence[str]) -> str:
+    """Upload files of a run to a repository of models on the hub, which is made if it is not there; its address."""
+    if os.environ.get("HF_HUB_OFFLINE") == "1":
+        raise BadInput(f"--push-to-hub {repo}: HF_HUB_OFFLINE=1 is set: unset it")
+    api = huggingface_hub.HfApi()
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in names:
+            (Path(scratch) / name).parent.mkdir(parents=True, exist_ok=True)
+            (Path(scratch) / name).symlink_to((run / name).resolve())
+        try:
+            address = api.create_repo(repo, private=private, exist_ok=True)
+            api.upload_folder(
+                repo_id=repo, folder_path=scratch, commit_message=f"Upload {run.resolve().name} by seqreg"
+            )
+        except Exception as error:  # the hub's clients raise dozens of kinds; the answer to all is the same
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise BadInput(
+                f"--push-to-hub {repo}: {reason[:200]}: is the name right, and `hf auth login` done?"
+            ) from None
+    return str(address)

@@ -1,0 +1,118 @@
+"""The release: wheel and sdist hold what is needed, and an installed wheel trains outside of the repository."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from seqreg import __version__
+
+ROOT = Path(__file__).parents[1]
+QUICK = [
+    "optimisation.max_steps=2", "optimisation.warmup_steps=0", "data.limit={train: 20, validation: 4, test: 4}",
+    "evaluation.resamples=10", "evaluation.eval_steps=0", "logging.diagnostics_steps=0", "output=run",
+]  # fmt: skip
+
+
+def _build(kind: str, source: Path, folder: Path) -> Path:
+    """Build what is asked for from a folder, as pip and build do, with the setuptools that is here."""
+    code = f"import setuptools.build_meta as b; print(b.build_{kind}({str(folder)!r}))"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=source, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / done.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    for name in ("seqreg", "recipes", "tasks"):
+        shutil.copytree(ROOT / name, folder / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / "source" / name)
+    return _build("sdist", folder / "source", folder)
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from what the sdist holds, and nothing else."""
+    folder = tmp_path_factory.mktemp("wheel")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    return _build("wheel", folder / f"seqreg-{__version__}", folder)
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel, and with the libraries of this one but for its seqreg."""
+    folder = tmp_path_factory.mktemp("environment") / "env"
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    command = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel]
+    subprocess.run(list(map(str, command)), check=True)
+    site = next(folder.glob("lib/python*/site-packages"))
+    (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")  # whose own .pth files are not read
+    return folder
+
+
+def _run(environment: Path, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    known = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    known |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    done = subprocess.run(
+        [str(environment / "bin" / words[0]), *words[1:]], cwd=cwd, env=known, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_the_version_is_a_release_and_the_same_everywhere() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", __version__)
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == __version__
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    assert f"to {__version__}" in (ROOT / "docs" / "upgrading.md").read_text()
+
+
+def test_the_wheel_holds_every_module_recipe_and_card(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    package = [path for path in (ROOT / "seqreg").rglob("*") if path.suffix in (".py", ".html", ".typed")]
+    wanted = {path.relative_to(ROOT).as_posix() for path in package}
+    wanted |= {
+        f"seqreg/{path.relative_to(ROOT).as_posix()}"
+        for kind in ("recipes", "tasks")
+        for path in (ROOT / kind).rglob("*.yaml")
+    }
+    assert wanted <= names
+
+
+def test_wheel_and_sdist_pass_twine_check(wheel: Path, sdist: Path) -> None:
+    pytest.importorskip("twine")
+    command = [sys.executable, "-W", "ignore", "-m", "twine", "check", "--strict", str(wheel), str(sdist)]
+    checked = subprocess.run(command, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert checked.stdout.count("PASSED") == 2
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_trains_outside_of_the_repository(installed: Path, tmp_path: Path) -> None:
+    where = _run(installed, tmp_path, "python", "-c", "import seqreg; print(seqreg.__file__)").stdout
+    assert Path(where.strip()).is_relative_to(installed)
+    assert _run(installed, tmp_path, "seqreg", "--version").stdout == f"seqreg {__version__}\n"
+    listed = json.loads(_run(installed, tmp_path, "seqreg", "list", "--json").stdout)
+    assert {"quickstart", "ner"} <= {entry["name"] for entry in listed["recipes"]}
+    _run(installed, tmp_path, "seqreg", "train", "quickstart", "--terms", "r3f", *QUICK)
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["versions"]["seqreg"] == __version__
+    assert metrics["train"]["steps"] == 2
+    _run(installed, tmp_path, "seqreg", "evaluate", "run")

@@ -1,0 +1,100 @@
+"""`seqreg export`: what leaves a run's folder. The hub is a stand-in of its client's interface: nothing is sent."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import HfApi
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from seqreg.errors import BadInput
+from seqreg.workbench.config import cards, run_config
+from seqreg.workbench.run import export
+from seqreg.workbench.run.train import train
+from tests.helpers import sample_files
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export")
+    data = sample_files.folder(folder / "data", cards.load("xsum")[0])
+    settings = [*sample_files.tiny("bart", data), "logging.tensorboard=false", f"output={folder / 'run'}"]
+    train(run_config.resolve("xsum", overrides=settings))
+    return folder / "run"
+
+
+class HubStandIn:
+    """A stand-in for `huggingface_hub.HfApi`: a folder is the hub. Calls must fit the real signatures."""
+
+    root: Path
+    repositories: dict[str, bool | None]
+
+    def create_repo(self, *words: Any, **options: Any) -> str:
+        given = inspect.signature(HfApi.create_repo).bind(self, *words, **options).arguments
+        assert given["exist_ok"]
+        if "/" not in given["repo_id"]:
+            raise ValueError("401 Client Error\nmore")
+        self.repositories.setdefault(given["repo_id"], given["private"])
+        return f"https://hub/{given['repo_id']}"
+
+    def upload_folder(self, **options: Any) -> None:
+        given = inspect.signature(HfApi.upload_folder).bind(self, **options).arguments
+        shutil.copytree(given["folder_path"], self.root / given["repo_id"], dirs_exist_ok=True)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[HubStandIn]:
+    HubStandIn.root, HubStandIn.repositories = tmp_path / "hub", {}
+    monkeypatch.setattr(huggingface_hub, "HfApi", HubStandIn)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    return HubStandIn
+
+
+def test_an_exported_folder_is_a_model_with_its_card_and_no_more(run: Path, tmp_path: Path) -> None:
+    names = export.export(run, tmp_path / "model")
+    there = {str(path.relative_to(tmp_path / "model")) for path in (tmp_path / "model").rglob("*") if path.is_file()}
+    assert there == set(names)
+    assert {"README.md", "config.json", "config.yaml", "model.safetensors", "tokenizer.json", "metrics.json"} <= there
+    assert not [name for name in there if "predictions" in name or name == "run.json" or "checkpoint" in name]
+    model, source = (AutoModelForSeq2SeqLM.from_pretrained(place) for place in (tmp_path / "model", run))
+    assert all(map(bool, ((a == b).all() for a, b in zip(model.parameters(), source.parameters(), strict=True))))
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "model")) == model.config.vocab_size
+
+
+def test_what_is_pushed_is_what_is_exported(run: Path, tmp_path: Path, hub: type[HubStandIn]) -> None:
+    names = export.exported(run)
+    assert export.push_to_hub(run, "me/model", private=True, names=names) == "https://hub/me/model"
+    assert hub.repositories == {"me/model": True}
+    pushed = tmp_path / "hub" / "me" / "model"
+    assert {str(path.relative_to(pushed)) for path in pushed.rglob("*") if path.is_file()} == set(names)
+    assert (pushed / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
+    assert (pushed / "README.md").read_text().startswith("---\nlibrary_name: transformers")
+
+
+def test_nothing_is_pushed_by_training(run: Path) -> None:
+    assert not json.loads((run / "run.json").read_text())["settings"].get("push_to_hub")
+
+
+def test_what_cannot_be_exported_is_one_line(
+    run: Path, tmp_path: Path, hub: type[HubStandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BadInput, match="--push-to-hub model: 401 Client Error: is the name right"):
+        export.push_to_hub(run, "model", private=True, names=["README.md"])
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("")
+    with pytest.raises(BadInput, match="choose a new folder"):
+        export.export(run, tmp_path / "full")
+    broken = Path(shutil.copytree(run, tmp_path / "broken"))
+    (broken / "model.safetensors").write_bytes(b"other")
+    with pytest.raises(BadInput, match="its model is not the one that was trained"):
+        export.export(broken, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(BadInput, match="HF_HUB_OFFLINE=1 is set"):
+        export.push_to_hub(run, "me/model", private=True, names=["README.md"])
