@@ -99,14 +99,25 @@ def _text(card: Card, record: Record, part: str, names: Names, where: str) -> st
     return _clean(card, part, *column_of(record, names, where), where)
 
 
-def _clean(card: Card, part: str, name: str, value: Any, where: str) -> str:
-    """A text of a column, cleaned as the card says; `part` is what it is for."""
+def text_of(record: Record, names: Names, where: str) -> str:
+    """The text of a column, as it is."""
+    return _whole(*column_of(record, names, where), where).strip()
+
+
+def _whole(name: str, value: Any, where: str) -> str:
+    """A value that is text, and none that is broken."""
     if not isinstance(value, str):
         raise BadInput(f"{where}: the column {name!r} is {_short(value)}: expected text")
     broken = _BROKEN.search(value)
     if broken:
         what = "a NUL character" if broken.group() == "\0" else "half a character (a lone surrogate)"
         raise BadInput(f"{where}: the column {name!r} has {what} at position {broken.start() + 1}")
+    return value
+
+
+def _clean(card: Card, part: str, name: str, value: Any, where: str) -> str:
+    """A text of a column, cleaned as the card says; `part` is what it is for."""
+    value = _whole(name, value, where)
     for rule in card.clean:
         if rule.column == part:
             value = re.sub(rule.pattern, rule.by, value)
