@@ -19,6 +19,7 @@ from seqreg.workbench.data import examples as examples_of_cards
 from seqreg.workbench.data.examples import Example, column_of, example, examples, names_of, text_of
 from seqreg.workbench.data.readers import Record
 from seqreg.workbench.data.stored_examples import OnDisk, StoredExamples, identity
+from seqreg.workbench.text.atomic_files import regular
 
 ALIASES = {
     "validation": ("dev", "valid", "val", "validation_matched", "dev_matched"),
@@ -96,7 +97,7 @@ def _corpus(name: str, path: Path, data: Data) -> list[Example]:
     if not os.path.isfile(path):
         raise BadInput(f"data.corpora.{name}={path}: no such file")
     if path.suffix == ".txt":
-        lines = (line.rstrip() for _, line in readers.lines(readers.regular(path), encoding=data.encoding))
+        lines = (line.rstrip() for _, line in readers.lines(regular(path), encoding=data.encoding))
         blocks = itertools.groupby(lines, key=bool)
         texts = ["\n".join(block) for filled, block in blocks if filled]
     else:
