@@ -328,7 +328,7 @@ def _with_columns(stack: Overlay, card: Card) -> Card:
     if not isinstance(names, dict) or not any(names.values()):
         return card
     chosen = checked(ColumnNames, names, lambda key: f"{stack.origin('data.columns')}: data.columns")
-    for key in ("label",) if card.kind == "generation" else ("target", "references"):
+    for key in ("label",) if card.kind == "generation" else ("target", "references", "messages"):
         if getattr(chosen, key):
             raise BadInput(f"{stack.origin('data.columns')}: data.columns.{key}: {card.title} has none: leave it out")
     columns = {**card.columns.model_dump(), **{key: value for key, value in chosen.model_dump().items() if value}}

@@ -175,6 +175,10 @@ class Data(Section):
         source_prefix: put before every source text, as T5 wants it
         prompt: what a causal language model reads before it writes a target: "{source}\\nTL;DR: " with the source text
             in the place of {source}; spaces at its end are the beginning of the target. The card's by default
+        chat_template: give the prompt to a causal language model as the message of a user, by the chat template of its
+            tokenizer, and train on the assistant's answer; data that are chats always are
+        padding_free: put all training examples of a batch into one row, without padding, each with positions and
+            attention of its own, as TRL's setting of this name does; for causal language models
         group_by_length: put examples of similar length into a batch, to save padding; all are read once before training
         max_source_length: tokens after which a source text is cut; the card's by default
         max_target_length: the same for the target
@@ -200,6 +204,8 @@ class Data(Section):
     train_fraction: float = Field(default=1.0, gt=0, le=1)
     source_prefix: str = ""
     prompt: Prompt | None = None
+    chat_template: bool = False
+    padding_free: bool = False
     max_source_length: Length = 512
     max_target_length: Length = 64
     dataloader_num_workers: Few = 0

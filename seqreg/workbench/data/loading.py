@@ -396,6 +396,8 @@ def _is_used(card: Card, record: Record, training: bool) -> bool:
     """Whether an example of the hub is used: labelled, and for training not empty."""
     if any(str(record.get(key)) in ("-1", *card.drop) for key in names_of(card.columns.label)):
         return False
+    if any(record.get(name) is not None for name in names_of(card.columns.messages)):
+        return True  # whose contents are looked at when they are read
     texts = [names for names in (card.columns.source, card.columns.target) if names is not None]
     return not training or all(str(column_of(record, names, "hub")[1]).strip() for names in texts)
 

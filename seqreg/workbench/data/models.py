@@ -22,7 +22,7 @@ from seqreg.integrations.hf.model import special, unwrap
 from seqreg.workbench.config.cards import Card
 from seqreg.workbench.config.settings import Config
 from seqreg.workbench.data import adapters, weights
-from seqreg.workbench.data.completions import PromptEncoder, is_causal
+from seqreg.workbench.data.completions import ChatEncoder, PromptEncoder, is_causal
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.data.symbols import symbol_tokenizers
 from seqreg.workbench.data.tokenizers import TARGET, TwoTokenizers, train_tokenizer
@@ -151,6 +151,9 @@ def _prepare_causal(model: Any, tokenizer: Any, config: Config, card: Card) -> N
         return
     data, written = config.data, max(config.data.max_target_length, config.generation.max_length)
     around = PromptEncoder(tokenizer, template, None, written).overhead
+    if data.chat_template:
+        chats = ChatEncoder(tokenizer, None, written)
+        around = len(chats.prompt(chats.asked(template, "a")))
     if data.max_source_length + around + written > limit:
         raise BadInput(
             f"data.max_source_length={data.max_source_length}: with {around} tokens of the prompt and {written} of the "

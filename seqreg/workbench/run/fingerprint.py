@@ -57,8 +57,8 @@ def _fingerprint(splits: Splits) -> tuple[str, dict[str, Outline]]:
 
 
 def _bytes(example: Example) -> bytes:
-    *values, references = vars(example).values()
-    return json.dumps([*values, *references]).encode()
+    texts = [example.source, example.second, example.target, example.label]
+    return json.dumps([*texts, *example.references, *example.chat]).encode()
 
 
 def _digest(texts: Sequence[bytes]) -> str:

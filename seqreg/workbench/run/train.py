@@ -340,7 +340,10 @@ def make_trainer(loaded: LoadedRun, folder: Path, scorer: Scorer | None = None, 
     return kind(
         loaded.model,
         args,
-        data_collator=Collator(collator(loaded.tokenizer, generates=generates, prompt=prompt)),
+        data_collator=Collator(
+            collator(loaded.tokenizer, generates=generates, prompt=prompt),
+            completions.PaddingFreeCollator() if config.data.padding_free else None,
+        ),
         train_dataset=Numbered(sets["train"]) if "train" in sets else None,
         eval_dataset=sets.get("validation"),
         processing_class=loaded.tokenizer,
