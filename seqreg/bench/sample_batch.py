@@ -35,8 +35,7 @@ def kind_of(config: Any) -> ModelKind:
         return "classifier"
     if kind in auto_models.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
         return "seq2seq"
-    causal = kind in auto_models.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    return "causal" if causal and kind not in auto_models.MODEL_FOR_MASKED_LM_MAPPING_NAMES else "classifier"
+    return "causal" if models.is_decoder(kind) else "classifier"
 
 
 def load(name: str, *, lora_dropout: float | None = None, trust: bool = False) -> tuple[Any, Any, ModelKind]:

@@ -265,11 +265,16 @@ def _forbid_special(model: Any, tokenizer: Any) -> None:
     model.generation_config.bad_words_ids = [[token] for token in sorted(never)] or None
 
 
+def is_decoder(kind: str) -> bool:
+    """Whether models of a type of transformers are decoders alone, and not encoders that can be made one."""
+    others = auto_models.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, auto_models.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return kind in auto_models.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not any(kind in names for names in others)
+
+
 def _check_kind(kind: str, where: str, generates: bool, trust: bool = False) -> None:
     """Refuse a model that cannot do the task, in fewer words than transformers."""
-    causal = kind in auto_models.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    causal = causal and kind not in auto_models.MODEL_FOR_MASKED_LM_MAPPING_NAMES  # an encoder that can be made one
-    if generates and kind not in auto_models.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES and not causal and not trust:
+    has_encoder = kind in auto_models.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    if generates and not has_encoder and not is_decoder(kind) and not trust:
         raise BadInput(f"{where}: {kind} cannot generate texts: choose a model such as bart, pegasus, t5 or llama")
     if not generates and kind not in auto_models.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES and not trust:
         raise BadInput(f"{where}: {kind} cannot classify texts: choose a model such as roberta, bert or bart")

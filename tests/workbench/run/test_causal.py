@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ import torch
 import transformers
 
 from seqreg.errors import BadInput
+from seqreg.studies.compare import jobs
+from seqreg.studies.compare.plan import ComparisonPlan, Job
 from seqreg.workbench.config import overlay
 from seqreg.workbench.config.settings import Lora
 from seqreg.workbench.data.adapters import merged_state, plain_parameters, with_adapters
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.scores import corpora
-from tests.helpers import forked_process, tiny_models
+from tests.helpers import forked_process, tiny_models, tiny_tasks
 from tests.helpers.interrupted_runs import log
 from tests.helpers.tiny_tasks import seqreg
 
@@ -105,6 +108,43 @@ def test_scores_perplexity_and_predictions_are_the_same_again_and_for_any_batch_
     refused = seqreg("robustness", "lora", "--limit", "4", cwd=home, code=2)
     assert "a causal model embeds its source and its own text alike" in refused.stderr
     seqreg("robustness", "lora", "--limit", "4", "--noise", "words", "--draws", "1", "--output", "rob", cwd=home)
+
+
+def test_soups_and_probes_of_adapters(home: Path) -> None:
+    other = [*SHORT, *LORA, "seed=2", "output=other"]
+    seqreg("train", "quickstart", "--terms", "anchor", *other, cwd=home)
+    seqreg("soup", "lora", "other", "-o", "soup", "--evaluate", cwd=home)
+    states = [safetensors.torch.load_file(home / name / "model.safetensors") for name in ("lora", "other", "soup")]
+    for key, value in states[2].items():
+        torch.testing.assert_close(value, (states[0][key] + states[1][key]) / 2)
+    assert json.loads((home / "soup" / "metrics.json").read_text())["retention"]["stories"]["perplexity"]["after"] > 1
+    assert "it has no ema.safetensors" in seqreg("soup", "lora", "-o", "no", "--ema", cwd=home, code=2).stderr
+    refused = seqreg("train", "quickstart", *SHORT, *LORA, "optimisation.ema_decay=0.9", "output=no", cwd=home, code=2)
+    assert "adapters are not averaged" in refused.stderr
+    assert "is not a classification" in seqreg("probe", "lora", cwd=home, code=2).stderr
+    tiny_tasks.task(home, "colour")
+    entry = {"task": "colour.yaml", "data": {"path": "colour", "max_source_length": 16}}
+    (home / "tasks.yaml").write_text(overlay.dump({"tasks": [entry]}))
+    probe = ("probe", "lora", "--tasks", "tasks.yaml", "--examples", "40", "--output", "probed")
+    assert "colour" in seqreg(*probe, cwd=home).stdout
+    assert "its first token sees no other" in seqreg(*probe, "--pooling", "first", cwd=home, code=2).stderr
+
+
+def test_methods_are_compared_and_reported(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(plan: ComparisonPlan, job: Job, trust: bool = False) -> subprocess.Popen[bytes]:
+        job.folder.parent.mkdir(parents=True, exist_ok=True)
+        seqreg(*jobs.words(plan, job, trust), cwd=home)
+        return subprocess.Popen(["true"])
+
+    monkeypatch.setattr(jobs, "start", start)
+    settings = [word for word in (*SHORT, *LORA) if not word.startswith("checkpoints.")]
+    words = ("quickstart", "-t", "anchor", "--arm", "wise", "--seeds", "2", "--output", "compared", *settings)
+    table = seqreg("compare", *words, cwd=home).stdout
+    assert "anchor against baseline" in table
+    seqreg("report", "compared", cwd=home)
+    page = (home / "compared" / "report.html").read_text()
+    assert "stories: perplexity change" in page
+    assert "anchor" in page
 
 
 def nll_of_texts(model: Any, tokenizer: Any, length: int) -> tuple[float, int]:
