@@ -27,7 +27,7 @@ is 0 there, and so is what new adapters add."""
 WEAK = 1e-4
 """A part of the loss below this share of the base loss hardly changes the gradient."""
 Batch = Mapping[str, Any]
-Verdict = Literal["counts", "weak", "nothing", "too much", "refused", "changes the input"]
+Verdict = Literal["counts", "weak", "nothing", "too much", "refused", "changes the input", "begins at 0"]
 
 
 @dataclass(frozen=True)
@@ -188,6 +188,8 @@ def _verdict(term: Term, part: float, base: Tensor) -> Verdict:
     """What a weighted term is beside the base loss."""
     if type(term).input_shift is not Term.input_shift:
         return "changes the input"
+    if term.starts_at_zero and abs(part) < WEAK * float(base):
+        return "begins at 0"
     if negligible(abs(part), base, float(base)):
         return "nothing"
     return "too much" if part > float(base) else "weak" if abs(part) < WEAK * float(base) else "counts"

@@ -134,7 +134,7 @@ def _numbers(term: TermAdvice) -> list[str]:
 
 def _summary(found: ModelAdvice) -> str:
     """Which terms count here, the cheapest first."""
-    counting = [term for term in found.terms if term.verdict in ("counts", "changes the input")]
+    counting = [term for term in found.terms if term.verdict in ("counts", "changes the input", "begins at 0")]
     if not counting:
         return "No term counts here with these settings: see what each says."
     cheap = sorted(counting, key=lambda term: (term.forwards + 2 * term.backwards, term.term))

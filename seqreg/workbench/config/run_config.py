@@ -100,7 +100,7 @@ def resolve(
     parts = [_TermRecipe(part) for method in chosen for part in method.parts]
     for part in parts:
         stack.add(part.values, part.origin)
-        stack.add(part.causal if causal else {}, part.origin)
+        stack.add(_for_causal(part, stack) if causal else {}, part.origin)
     for assignment in overrides:
         _has_term(stack, assignment)
         stack.set(assignment, texts=TEXTS)
@@ -179,6 +179,7 @@ class _TermRecipe:
         self.origin, self.values = str(path), overlay.read(path)
         self.regression = _mapping(self.values.pop("regression", None), f"{path}: regression")
         self.causal = _mapping(self.values.pop(CAUSAL, None), f"{path}: {CAUSAL}")
+        _only(self.causal, ("terms", "model"), f"{path}: {CAUSAL}")
         self._search = _mapping(self.values.pop("search", None), f"{path}: search")
         _only(self.values, ("terms", "model", "optimisation", "loss"), str(path))
         for section, keys in {"optimisation": ("update",), "loss": ("loss", "label_smoothing")}.items():
@@ -217,6 +218,14 @@ class _TermRecipe:
             return ["terms", first], rest
         which = f"has the terms {', '.join(terms)}: say of which, as in {terms[0]}.{key}" if terms else "has no term"
         raise BadInput(f"{where}: {key}: {self.part.recipe} {which}")
+
+
+def _for_causal(part: _TermRecipe, stack: Overlay) -> dict[str, Any]:
+    """The block of a recipe of terms for causal models; settings of adapters only where the run has some."""
+    given, model = stack.values.get("model"), part.causal.get("model") or {}
+    if isinstance(given, dict) and isinstance(given.get("lora"), dict):
+        return part.causal
+    return {**part.causal, "model": {key: value for key, value in model.items() if key != "lora"}}
 
 
 def term_settings(name: str, *, causal: bool = False) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Causal language models: a prompt and its completion as token ids, batches of both, and what a model completes."""
+"""Causal language models: prompts or chats and completions as ids, batches of both, and what a model completes."""
 
 from __future__ import annotations
 
