@@ -36,7 +36,7 @@ class TermAdvice:
 
     Args:
         term: as `--terms` takes it
-        value: unweighted; None where the term was refused
+        value: unweighted, without the task loss of further passes; None where the term was refused
         part_over_base: weighted, over the base loss
         forwards, backwards: extra passes, counted
         seconds: CPU seconds of a loss and its gradients; wall time on an accelerator
@@ -177,9 +177,9 @@ def _advice(
         except BadInput as error:
             return TermAdvice(name, "refused", note=str(error))
     lines = [str(warning.message) for warning in said if issubclass(warning.category, Advice)]
-    value, part = float(report.values[term.name]), float(report.parts[term.name])
-    task = float(report.tasks.get(term.name, 0.0))  # of further passes, which is no regularizer
-    verdict, share, cost = _verdict(term, part - task, base), (part - task) / float(base), term.cost
+    part = float(report.parts[term.name]) - float(report.tasks.get(term.name, 0.0))  # without further task losses
+    value = part / report.weights[term.name]
+    verdict, share, cost = _verdict(term, part, base), part / float(base), term.cost
     note = "; ".join(line.removeprefix(f"{term.name}: ") for line in lines)
     return TermAdvice(name, verdict, value, share, cost.forwards, cost.backwards, seconds, seconds / plain, note)
 
