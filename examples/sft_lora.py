@@ -1,8 +1,9 @@
-"""TRL's SFTTrainer with LoRA: chats, loss on the assistant's turns alone, and JacHess. Needs trl and peft.
+"""TRL's SFTTrainer with LoRA, anchor and R3F: chats, loss on the assistant's turns alone. Needs trl and peft.
 
 python examples/sft_lora.py Qwen/Qwen3-0.6B
 
-Most causal LMs have no dropout, so that R-Drop does nothing and R3F next to nothing there: docs/which_term.md.
+`Anchor` holds the output near that of the model with its adapters switched off, and needs no copy of the weights. Most
+causal LMs have no dropout: R3F needs noise that counts beside the embeddings there, a tenth of their RMS.
 """
 
 import sys
@@ -14,7 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
 from seqreg import Criterion, attach
-from seqreg.terms.jachess import JacHess
+from seqreg.terms.anchor import Anchor
+from seqreg.terms.r3f import R3F
 
 CHATS = [
     [{"role": "user", "content": "where was the cat"}, {"role": "assistant", "content": "on the mat"}],
@@ -35,7 +37,7 @@ def main(name: str, steps: int = 5) -> list[float]:
             processing_class=tokenizer,
             peft_config=LoraConfig(r=8, target_modules=["q_proj", "v_proj"]),
         )  # fmt: skip
-        attach(trainer, Criterion(JacHess(weight=0.01)))
+        attach(trainer, Criterion(Anchor(weight=0.1), R3F(weight=0.1, scale=0.1, relative=True)))
         trainer.train()
     return [row["loss"] for row in trainer.state.log_history if "loss" in row]
 

@@ -41,7 +41,7 @@ class Advisor:
             return
         self._base = task
         meant = size if callable(term.weight) else abs(amount)  # a schedule may begin at next to nothing
-        if self._seen[term.name] == 1 and not term.starts_at_zero and meant <= ROUNDING * _ulp(base) * task:
+        if self._seen[term.name] == 1 and not term.starts_at_zero and negligible(meant, base, task):
             text = f"it is {meant:.1e} beside a base loss of {task:.3g}, so it does nothing on this model and batch"
             self.say(term.name, "nothing", f"{text}: {term.remedy}")
         if amount > task:
@@ -55,8 +55,9 @@ class Advisor:
             warnings.warn(f"{name}: {text}", Advice, stacklevel=2)
 
 
-def _ulp(value: Tensor) -> float:
-    return torch.finfo(value.dtype).eps
+def negligible(amount: float, base: Tensor, task: float) -> bool:
+    """Whether a weighted term is at the rounding error of a base loss of the size `task`."""
+    return amount <= ROUNDING * torch.finfo(base.dtype).eps * task
 
 
 def _first_rank() -> bool:

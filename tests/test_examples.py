@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from seqreg.build import build_term
+from seqreg.integrations import strict_yaml
+from seqreg.terms.r3f import R3F
 from tests.helpers import tiny_models, tiny_tokenizer
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -45,7 +51,27 @@ def test_an_example_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert len(capsys.readouterr().out) > 0
 
 
+def test_the_fairseq_example_gives_fairseq_what_the_plug_in_reads(tmp_path: Path) -> None:
+    """With a stand-in for fairseq-train, which writes its arguments; tests/fairseq has the real one."""
+    stand_in, written = tmp_path / "fairseq-train", tmp_path / "arguments"
+    stand_in.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {written}\n')
+    stand_in.chmod(0o755)
+    path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = ["bash", str(EXAMPLES / "fairseq_train.sh"), "data-bin", "--arch", "bart_base"]
+    subprocess.run(command, check=True, env={**os.environ, "PATH": path}, cwd=tmp_path)
+    words = written.read_text().splitlines()
+    assert words[:3] == ["data-bin", "--arch", "bart_base"]
+    flags = dict(zip(words[3::2], words[4::2], strict=True))
+    assert (Path(flags["--user-dir"]) / "criterions.py").is_file()
+    assert flags["--criterion"] == "seqreg"
+    (name, settings), *others = strict_yaml.parse(flags["--seqreg-terms"], "flag")["terms"].items()
+    assert build_term(name, settings) == R3F(weight=0.1, scale=0.1, relative=True, dropout="shared")
+    assert others == []
+
+
 def test_every_example_is_run_and_listed() -> None:
     text = (EXAMPLES.parent / "docs" / "library.md").read_text()
-    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted(MODELS)
-    assert [name for name in MODELS if f"examples/{name}.py" not in text] == []
+    assert sorted(path.name for path in EXAMPLES.iterdir() if path.is_file()) == sorted(
+        [*(f"{name}.py" for name in MODELS), "fairseq_train.sh"]
+    )
+    assert [path.name for path in EXAMPLES.glob("*.*") if f"examples/{path.name}" not in text] == []

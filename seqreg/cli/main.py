@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from seqreg.cli import bench, new_task, results, show, studies, training
+from seqreg.cli import advise, bench, new_task, results, show, studies, training
 from seqreg.errors import DISK, NAMES, BadInput, DiskError, Stopped
 from seqreg.version import __version__
 from seqreg.workbench.text.escape import plain
@@ -53,7 +53,7 @@ def _options(
     pass
 
 
-for group in (training.app, show.app, new_task.app, bench.app, studies.app, results.app):
+for group in (training.app, show.app, new_task.app, advise.app, bench.app, studies.app, results.app):
     app.add_typer(group)
 
 

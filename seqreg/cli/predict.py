@@ -129,7 +129,7 @@ def _predictions(
     """Records with predictions, in their order; batches are made of texts of like length within a window."""
     size = model.run.config.evaluation.per_device_eval_batch_size
     while window := list(itertools.islice(read, size * WINDOW)):
-        rows = model.encoded([Example(example.source, example.second) for _, example in window])
+        rows = model.encoded([Example(given.source, given.second, chat=given.chat) for _, given in window])
         encoded = [rows[index] for index in range(len(rows))]
         order = sorted(range(len(window)), key=lambda index: -len(encoded[index]["input_ids"]))
         predictions: dict[int, dict[str, Any]] = {}

@@ -71,6 +71,16 @@ def test_training(pairs: Path, tmp_path: Path, arch: str, term: str) -> None:
     assert not [key for key in logged(output, "valid")[-1] if "part/" in key]
 
 
+def test_the_example_trains(pairs: Path, tmp_path: Path) -> None:
+    flags = [*tiny_fairseq.TRANSFORMER, *LOGGED, *SAVED, "--save-dir", str(tmp_path / "out"), "--max-update", "9"]
+    environment = {**os.environ, **ENVIRONMENT, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    command = ["bash", str(tiny_fairseq.ROOT / "examples" / "fairseq_train.sh"), str(pairs), *flags]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    assert result.returncode == 0, result.stderr[-3000:]
+    epoch = logged(result.stdout + result.stderr, "train")[-1]
+    assert float(epoch["train_value/r3f"]) > 0
+
+
 def test_resume_and_generate(pairs: Path, tmp_path: Path) -> None:
     """A resumed run goes on where it was, as does a term that remembers; and generation needs no plug-in.
 

@@ -61,9 +61,9 @@ def tiny(architecture: str, path: Path) -> list[str]:
     """Settings that make any recipe a matter of moments."""
     size = TINY_BART if architecture in ("bart", "pegasus") else TINY_BERT
     return [
-        "model.name=null", f"model.architecture={architecture}", f"model.settings={size}", "model.vocab_size=320",
-        f"data.path={path}", "data.dataloader_num_workers=0", "data.max_source_length=24", "data.max_target_length=8",
-        "generation.max_length=8",
+        "model.name=null", "model.lora=null", f"model.architecture={architecture}", f"model.settings={size}",
+        "model.vocab_size=320", f"data.path={path}", "data.dataloader_num_workers=0", "data.max_source_length=24",
+        "data.max_target_length=8", "generation.max_length=8",
         "generation.min_length=0", "optimisation.max_steps=1", "optimisation.warmup_steps=0",
         "optimisation.per_device_train_batch_size=2", "optimisation.gradient_accumulation_steps=1",
         "evaluation.per_device_eval_batch_size=4", "evaluation.resamples=10", "evaluation.eval_steps=0",

@@ -85,7 +85,7 @@ def _terms(values: Any, where: str) -> dict[str, Any]:
                 Advice,
                 stacklevel=2,
             )
-        elif key not in known and key != "search":  # which is for `seqreg compare --search`
+        elif key not in known and key not in ("search", "causal"):  # for `seqreg compare --search`, and other models
             raise BadInput(f"{where}: {key}={values[key]!r}: unknown key; {nearest(key, known)}")
     terms = values.get("terms")
     if not isinstance(terms, Mapping):

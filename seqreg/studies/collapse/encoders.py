@@ -85,6 +85,8 @@ class Encoder:
         self, examples: Sequence[Example], data: Data, pooling: Pooling = "mean", title: str = "encoding"
     ) -> NDArray[np.float64]:
         """Pooled last hidden states [examples, D], dropout off; texts of like length share a batch."""
+        if pooling == "first" and models.is_decoder(self.module.config.model_type):
+            raise BadInput(f"--pooling first: {self.name} is causal, and its first token sees no other: choose mean")
         order = sorted(range(len(examples)), key=lambda index: -len(examples[index].source))
         vectors: list[Any] = [None] * len(order)
         starts = range(0, len(order), BATCH)

@@ -199,7 +199,7 @@ class TrainedModel:
     def with_generated(self, batch: Batch, ids: Tensor) -> Batch:
         """The batch with generated ids as its labels: up to and with the first end."""
         if self.causal:
-            return dict(completions.completed(batch, ids, self.tokenizer))
+            return dict(completions.completed(batch, ids, self.model, self.tokenizer))
         return {**batch, "labels": self._as_labels(ids)}
 
     def _as_labels(self, ids: Tensor) -> Tensor:

@@ -146,6 +146,8 @@ def _shared_examples(models: Sequence[TrainedModel], split: str | None, limit: i
         if (shared and examples != shared) or len(examples) < 2:
             what = f"other examples than {models[0].folder}" if shared else "fewer than two examples"
             raise BadInput(f"{model.folder}: {name} has {what}: runs are compared on the same, two or more")
+        if any(example.chat for example in examples):
+            raise BadInput(f"{model.folder}: its examples are chats, whose messages are not perturbed")
         shared = examples
     return name, shared
 

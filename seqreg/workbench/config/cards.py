@@ -145,6 +145,9 @@ class ColumnNames(Section):
         target: what to generate
         references: a list of texts, all of which are right (JSON in a table); or of several names all, each with a text
             or nothing. Where an example has it, its text is scored against these instead of `target`
+        messages: a chat, as TRL and chat templates have it: a list of messages with `role` and `content`, the last of
+            which, the assistant's, is the target; for causal language models. Where a card names it, source and target
+            may be such lists too: TRL's conversational prompt and completion
         label: the class, or the number; where words are tagged, a list of tags or a text of them, as many as words
     """
 
@@ -152,6 +155,7 @@ class ColumnNames(Section):
     second: Names | None = None
     target: Names | None = None
     references: Names | None = None
+    messages: Names | None = None
     label: Names | None = None
 
 
@@ -276,8 +280,9 @@ class Card(Section):
             raise ValueError(f"metric={self.metric}: the same score twice")
         if self.prompt is not None and self.kind != "generation":
             raise ValueError("prompt: only for kind='generation'")
-        if self.columns.references is not None and self.kind != "generation":
-            raise ValueError("columns.references: only for kind='generation'")
+        for key in ("references", "messages"):
+            if getattr(self.columns, key) is not None and self.kind != "generation":
+                raise ValueError(f"columns.{key}: only for kind='generation'")
         if self.kind == "token_classification":
             self._tags_words()
         return self

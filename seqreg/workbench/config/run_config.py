@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from seqreg.criterion import Criterion
 
 TEXTS = texts(Config)
+CAUSAL = "causal"
+"""True in a recipe, a variant or a size of causal language models without dropout: recipes of terms are then laid on it
+with their block of this name."""
 _SECTIONS = ("model", "loss", "terms", "optimisation")
 """What a method may have settings of its own in; data and scores are the same for all."""
 
@@ -90,10 +93,14 @@ def resolve(
         _replace_model(stack, ("architecture", "vocab_size", "settings", "tokenizer", "target_tokenizer"))
     elif _named(overrides, "model.architecture"):
         _replace_model(stack, ("name", "settings", "tokenizer", "target_tokenizer"))
+    causal = stack.values.pop(CAUSAL, False)
+    if not isinstance(causal, bool):
+        raise BadInput(f"{stack.origin(CAUSAL)}: {CAUSAL}={causal!r}: expected true or false")
     chosen = [methods.parse(text) for text in terms]
     parts = [_TermRecipe(part) for method in chosen for part in method.parts]
     for part in parts:
         stack.add(part.values, part.origin)
+        stack.add(_for_causal(part, stack) if causal else {}, part.origin)
     for assignment in overrides:
         _has_term(stack, assignment)
         stack.set(assignment, texts=TEXTS)
@@ -158,18 +165,21 @@ def _recipe(path: Path, variants: Sequence[str], forget: Sequence[str], pretrain
 
 
 class _TermRecipe:
-    """The file behind one part of a method: `values` for every task, and more for regression."""
+    """The file behind one part of a method: `values` for every task, and more for regression and for causal models."""
 
     def __init__(self, part: MethodPart) -> None:
         self.part, self.origin = part, ""
         self.values: dict[str, Any] = {}
         self.regression: dict[str, Any] = {}
+        self.causal: dict[str, Any] = {}
         self._search: dict[str, Any] = {}
         if part.recipe == BASELINE:
             return
         path = lookup.find("recipes/terms", part.recipe)
         self.origin, self.values = str(path), overlay.read(path)
         self.regression = _mapping(self.values.pop("regression", None), f"{path}: regression")
+        self.causal = _mapping(self.values.pop(CAUSAL, None), f"{path}: {CAUSAL}")
+        _only(self.causal, ("terms", "model"), f"{path}: {CAUSAL}")
         self._search = _mapping(self.values.pop("search", None), f"{path}: search")
         _only(self.values, ("terms", "model", "optimisation", "loss"), str(path))
         for section, keys in {"optimisation": ("update",), "loss": ("loss", "label_smoothing")}.items():
@@ -208,6 +218,22 @@ class _TermRecipe:
             return ["terms", first], rest
         which = f"has the terms {', '.join(terms)}: say of which, as in {terms[0]}.{key}" if terms else "has no term"
         raise BadInput(f"{where}: {key}: {self.part.recipe} {which}")
+
+
+def _for_causal(part: _TermRecipe, stack: Overlay) -> dict[str, Any]:
+    """The block of a recipe of terms for causal models; settings of adapters only where the run has some."""
+    given, model = stack.values.get("model"), part.causal.get("model") or {}
+    if isinstance(given, dict) and isinstance(given.get("lora"), dict):
+        return part.causal
+    return {**part.causal, "model": {key: value for key, value in model.items() if key != "lora"}}
+
+
+def term_settings(name: str, *, causal: bool = False) -> dict[str, dict[str, Any]]:
+    """The terms of a recipe of terms with their settings; those of its block for causal models on top, if asked for."""
+    recipe, stack = _TermRecipe(MethodPart(name)), Overlay()
+    stack.add(recipe.values, recipe.origin)
+    stack.add(recipe.causal if causal else {}, recipe.origin)
+    return {term: dict(settings or {}) for term, settings in stack.values.get("terms", {}).items()}
 
 
 def resolve_method(
@@ -311,7 +337,7 @@ def _with_columns(stack: Overlay, card: Card) -> Card:
     if not isinstance(names, dict) or not any(names.values()):
         return card
     chosen = checked(ColumnNames, names, lambda key: f"{stack.origin('data.columns')}: data.columns")
-    for key in ("label",) if card.kind == "generation" else ("target", "references"):
+    for key in ("label",) if card.kind == "generation" else ("target", "references", "messages"):
         if getattr(chosen, key):
             raise BadInput(f"{stack.origin('data.columns')}: data.columns.{key}: {card.title} has none: leave it out")
     columns = {**card.columns.model_dump(), **{key: value for key, value in chosen.model_dump().items() if value}}

@@ -164,14 +164,21 @@ class Data(Section):
         also: further tasks that the model is scored on, before training (`evaluation.retention`) and after it, to see
             what it has forgotten: name -> file or folder, null for the hub. Lengths, generation and metric are those of
             the run
+        corpora: held-out plain text whose perplexity is measured before training and after it, of a causal language
+            model: a name of yours -> a .txt file, with an empty line between texts, or a file with the column `text`.
+            Long texts are read in windows of max_source_length + max_target_length tokens
         unlabelled: a file with the card's columns but no labels, for terms that take such examples: after every
             optimizer step another is made on them, of those terms alone (`terms.jachess.mode: alternate`)
-        limit: at most so many examples of a split, by its name
+        limit: at most so many examples of a split, or texts of a corpus, by its name
         holdout: training examples that become the validation set, where the card says so; the card's number by default
         train_fraction: of the training examples, by a fixed shuffle: the same ones for every model and seed
         source_prefix: put before every source text, as T5 wants it
         prompt: what a causal language model reads before it writes a target: "{source}\\nTL;DR: " with the source text
             in the place of {source}; spaces at its end are the beginning of the target. The card's by default
+        chat_template: give the prompt to a causal language model as the message of a user, by the chat template of its
+            tokenizer, and train on the assistant's answer; data that are chats always are
+        padding_free: put all training examples of a batch into one row, without padding, each with positions and
+            attention of its own, as TRL's setting of this name does; for causal language models
         group_by_length: put examples of similar length into a batch, to save padding; all are read once before training
         max_source_length: tokens after which a source text is cut; the card's by default
         max_target_length: the same for the target
@@ -190,12 +197,15 @@ class Data(Section):
     subset: str | None = None
     revision: str | None = None
     also: dict[str, str | None] = {}
+    corpora: dict[str, str] = {}
     unlabelled: str | None = None
     limit: dict[str, Count] = {}
     holdout: Count | None = None
     train_fraction: float = Field(default=1.0, gt=0, le=1)
     source_prefix: str = ""
     prompt: Prompt | None = None
+    chat_template: bool = False
+    padding_free: bool = False
     max_source_length: Length = 512
     max_target_length: Length = 64
     dataloader_num_workers: Few = 0
@@ -331,8 +341,8 @@ class EvaluationSettings(Section):
         drift_examples: how far the trained model is from the one that it started from is measured on so many examples
             of the validation set, by a fixed sample; 0 for not at all. Costs two passes over them when the run ends,
             and the memory of a second model
-        retention: score a pretrained model on the tasks of `data.also` before training too; what was forgotten is the
-            difference. Costs one more evaluation of each
+        retention: score a pretrained model on the tasks of `data.also` before training too, and on the texts of
+            `data.corpora` before and after; what was forgotten is the difference. Costs one more evaluation of each
         early_stopping_patience: stop when the score was not better than the best so far in so many evaluations one
             after the other; 0 for never
         confidence: of the bootstrap intervals

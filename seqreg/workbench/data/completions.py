@@ -1,4 +1,4 @@
-"""Causal language models: a prompt and its completion as token ids, batches of both, and what a model completes."""
+"""Causal language models: prompts or chats and completions as ids, batches of both, and what a model completes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import BatchEncoding
@@ -16,8 +17,11 @@ from seqreg.integrations.hf.model import task_of, unwrap
 from seqreg.losses import IGNORE
 from seqreg.workbench.config.cards import SOURCE
 from seqreg.workbench.config.run_config import Run
+from seqreg.workbench.data.examples import ASSISTANT
 
 Batch = Mapping[str, Any]
+USER = "user"
+"""The role of who asks a chat model."""
 
 
 def is_causal(model: Any) -> bool:
@@ -28,9 +32,12 @@ def is_causal(model: Any) -> bool:
 def prompt_of(run: Run, model: Any) -> str | None:
     """The prompt of a causal model: that of the recipe, or of the card; None for any other model."""
     if not is_causal(model):
-        if run.config.data.prompt is not None:
-            name = type(unwrap(model)).__name__
+        data, name = run.config.data, type(unwrap(model)).__name__
+        if data.prompt is not None:
             raise BadInput(f"data.prompt is for causal language models, and this is a {name}: see data.source_prefix")
+        for key in ("chat_template", "padding_free"):
+            if getattr(data, key):
+                raise BadInput(f"data.{key} is for causal language models, and this is a {name}: leave it out")
         return None
     template = run.config.data.prompt or run.card.prompt
     if template is None:
@@ -106,11 +113,78 @@ class PromptEncoder:
         return len(self.prompt("a")) + 2
 
 
+Chat = Sequence[tuple[str, str]]
+"""Role and content of every message."""
+
+
+@dataclass(frozen=True)
+class ChatEncoder:
+    """From a chat and an answer to the ids of `prompt completion`, as the chat template of the tokenizer writes both.
+
+    The completion is what the template writes of the answer up to its end, without white space after it; where no
+    special token ends it, an eos token does.
+
+    Args:
+        max_source_length: tokens of the prompt; those before the last ones are left out
+        max_target_length: tokens of the completion with its end; a longer one is cut, and has none
+    """
+
+    tokenizer: Any
+    max_source_length: int | None
+    max_target_length: int
+
+    def prompt(self, chat: Chat) -> list[int]:
+        """The ids before the completion."""
+        ids = self._ids(self._text(chat, add_generation_prompt=True))
+        return ids if self.max_source_length is None else ids[-self.max_source_length :]
+
+    def completion(self, chat: Chat, target: str) -> tuple[list[int], int]:
+        """The ids of a completion, and how many of it were cut."""
+        before, both = self._text(chat, add_generation_prompt=True), self._text([*chat, (ASSISTANT, target)])
+        if not both.startswith(before):
+            raise BadInput("the chat template of the tokenizer asks for an answer in another way than it writes one")
+        ids = self._ids(both[len(before) :].rstrip())
+        if not ids or ids[-1] not in self.tokenizer.all_special_ids:
+            ids.append(self.tokenizer.eos_token_id)
+        return ids[: self.max_target_length], max(0, len(ids) - self.max_target_length)
+
+    def asked(self, template: str, source: str) -> Chat:
+        """A text of at most `max_source_length` tokens in its prompt, as the message of a user."""
+        if self.max_source_length is not None:
+            places = self.tokenizer(source, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+            source = source[: places[self.max_source_length - 1][1]] if len(places) > self.max_source_length else source
+        return [(USER, template.replace(SOURCE, source).strip())]
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _text(self, chat: Chat, **options: Any) -> str:
+        if self.tokenizer.chat_template is None:
+            raise BadInput("the tokenizer has no chat template, which chats need: choose the model's instruct version")
+        messages = [{"role": role, "content": content} for role, content in chat]
+        try:
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **options))
+        except TemplateError as error:  # such as one that has no place for a system message
+            raise BadInput(f"the chat template of the tokenizer refuses a chat: {error}") from None
+
+
 def features(prompt: Sequence[int], completion: Sequence[int]) -> dict[str, list[int]]:
     """One row of a batch, with labels on the completion alone."""
     ids = [*prompt, *completion]
     labels = [*(IGNORE for _ in prompt), *completion]
     return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": labels}
+
+
+class PaddingFreeCollator:
+    """All rows in one, whose positions begin at 0 in each: attention does not reach from one to another."""
+
+    def __call__(self, rows: Sequence[Mapping[str, Sequence[int]]]) -> BatchEncoding:
+        joined: dict[str, list[int]] = {"input_ids": [], "labels": [], "position_ids": []}
+        for row in rows:
+            joined["input_ids"] += row["input_ids"]
+            joined["labels"] += [IGNORE, *row["labels"][1:]]  # which the row before does not predict
+            joined["position_ids"] += range(len(row["input_ids"]))
+        return BatchEncoding({key: torch.tensor([ids]) for key, ids in joined.items()})
 
 
 class CompletionCollator:
@@ -145,10 +219,11 @@ def complete(model: Any, batch: Batch, **options: Any) -> Tensor:
     return ids[:, given.shape[1] :]
 
 
-def completed(batch: Batch, ids: Tensor, tokenizer: Any) -> BatchEncoding:
-    """The batch with generated ids, up to their first eos, in place of the completions of the data."""
-    rows, eos = [], tokenizer.eos_token_id
+def completed(batch: Batch, ids: Tensor, model: Any, tokenizer: Any) -> BatchEncoding:
+    """The batch with generated ids, up to the first that ends a text, in place of the completions of the data."""
+    rows, ends = [], model.generation_config.eos_token_id
+    ends = set(ends if isinstance(ends, list) else [ends])
     for prompt, generated in zip(prompts(batch), ids.tolist(), strict=True):
-        end = generated.index(eos) + 1 if eos in generated else len(generated)
+        end = next((place + 1 for place, token in enumerate(generated) if token in ends), len(generated))
         rows.append(features(prompt.tolist(), generated[:end]))
     return CompletionCollator(tokenizer)(rows).to(ids.device)

@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,13 @@ import transformers
 from torch.utils.data import Dataset
 from transformers import DataCollatorForSeq2Seq, DataCollatorForTokenClassification, DataCollatorWithPadding
 
+from seqreg.errors import BadInput
 from seqreg.losses import IGNORE
 from seqreg.workbench.config.cards import CardKind
 from seqreg.workbench.config.settings import Config
 from seqreg.workbench.data import arrow_cache, completions
 from seqreg.workbench.data.arrow_cache import StoredTable, TableWriter, key_of
-from seqreg.workbench.data.completions import CompletionCollator, PromptEncoder, features
+from seqreg.workbench.data.completions import ChatEncoder, CompletionCollator, PromptEncoder, features
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.data.stored_examples import OnDisk
 from seqreg.workbench.text.terminal import say, warn
@@ -85,6 +87,7 @@ class Encoded(Dataset[dict[str, Any]]):
         if not isinstance(self.examples, OnDisk) or self.examples.key is None:
             return None
         limits = [self.data.source_prefix, self.data.max_source_length, self.data.max_target_length, self.prompt]
+        limits += ["chat_template"] * self.data.chat_template
         key = key_of(
             "tokens",
             self.examples.key,
@@ -131,8 +134,14 @@ class Encoded(Dataset[dict[str, Any]]):
             return {name: [row[name] for row in rows] for name in rows[0]}, 0
         data, targets = self.data, [example.target for example in examples if example.target is not None]
         sources = [data.source_prefix + example.source for example in examples]
+        chats = any(example.chat for example in examples)
+        if self.prompt is not None and (chats or data.chat_template):
+            answers, cuts = zip(*(self._answer(example) for example in examples), strict=True)
+            return {name: [row[name] for row in answers] for name in answers[0]}, sum(cut > 0 for cut in cuts)
         if self.prompt is not None:
             return self._completions(sources, targets)
+        if chats:
+            raise BadInput("the examples are chats, which are for causal language models: choose another model or task")
         seconds = [example.second for example in examples if example.second is not None]
         limit = {"truncation": True, "max_length": data.max_source_length}
         columns = dict(self.tokenizer(sources, seconds or None, **limit))
@@ -151,6 +160,25 @@ class Encoded(Dataset[dict[str, Any]]):
             if place is not None:
                 row["labels"][place] = tag
         return row
+
+    def _answer(self, example: Example) -> tuple[dict[str, list[int]], int]:
+        """A chat with its answer, if there is one, and how much of that is cut; a text as the message of a user."""
+        data, template = self.data, self.prompt or ""
+        if not example.chat and not data.chat_template:  # a text among chats
+            targets = [] if example.target is None else [example.target]
+            columns, cut = self._completions([data.source_prefix + example.source], targets)
+            return {name: values[0] for name, values in columns.items()}, cut
+        encoder = ChatEncoder(self.tokenizer, data.max_source_length, data.max_target_length)
+        if example.chat and data.source_prefix:
+            raise BadInput(f"data.source_prefix={data.source_prefix!r}: chats have none: leave it out")
+        chat = example.chat or encoder.asked(template, data.source_prefix + example.source)
+        if not example.chat:  # cut already, and longer with what the template puts around it
+            encoder = replace(encoder, max_source_length=None)
+        prompt = encoder.prompt(chat)
+        if example.target is None:
+            return {"input_ids": prompt, "attention_mask": [1] * len(prompt)}, 0
+        completion, cut = encoder.completion(chat, example.target)
+        return features(prompt, completion), cut
 
     def _completions(self, sources: Sequence[str], targets: Sequence[str]) -> tuple[dict[str, list[Any]], int]:
         """Prompts with their completions, if there are any, and how many of these are cut."""
@@ -216,14 +244,19 @@ class Numbered(Dataset[dict[str, Any]]):
 
 
 class Collator:
-    """A collator that keeps the numbers of the examples."""
+    """A collator that keeps the numbers of the examples.
 
-    def __init__(self, collate: Any) -> None:
-        self.collate = collate
+    Args:
+        training: that of training examples, which have numbers, where it is another
+    """
+
+    def __init__(self, collate: Any, training: Any = None) -> None:
+        self.collate, self.training = collate, training or collate
 
     def __call__(self, features: list[dict[str, Any]]) -> Any:
         indices = [example[INDEX] for example in features if INDEX in example]
-        batch = self.collate([{key: value for key, value in each.items() if key != INDEX} for each in features])
+        collate = self.training if indices else self.collate
+        batch = collate([{key: value for key, value in each.items() if key != INDEX} for each in features])
         if indices:
             batch[INDEX] = torch.tensor(indices)
         return batch

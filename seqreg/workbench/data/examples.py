@@ -20,6 +20,8 @@ _WORD = re.compile(r"\w+")
 WORD = 50_000
 """Characters of a word."""
 _IDS = ("id", "idx", "guid")
+ASSISTANT = "assistant"
+"""The role of what a chat model writes."""
 _EMPTY = "an empty text"
 LONG = 200_000
 """Characters from which a note is made of a text: all of it is tokenized before it is cut."""
@@ -34,6 +36,7 @@ class Example:
         label: the class id, or the number
         references: texts that are all right, where there are several
         tags: class ids of `words`
+        chat: role and content of every message before the target, which `source` has the contents of
     """
 
     source: str
@@ -42,6 +45,7 @@ class Example:
     label: int | float | None = None
     references: tuple[str, ...] = ()
     tags: tuple[int, ...] | None = None
+    chat: tuple[tuple[str, str], ...] = ()
 
     @property
     def words(self) -> list[str]:
@@ -66,6 +70,9 @@ def example(card: Card, record: Record, where: str, *, labelled: bool = True) ->
         return None
     if card.kind == "token_classification":
         return _tagged(card, record, where, labelled=labelled)
+    chat = _chat(card, record, where, labelled=labelled)
+    if chat is not None:
+        return chat
     source = _text(card, record, "source", columns.source, where)
     second = None if columns.second is None else _text(card, record, "second", columns.second, where)
     if not labelled and not any(name in record for name in names_of(columns.target) + names_of(columns.label)):
@@ -102,6 +109,54 @@ def tag_text(card: Card, tags: Iterable[int | None]) -> str:
     labels = card.labels or []
     without = OUTSIDE if OUTSIDE in labels else NO_TAG
     return " ".join(without if tag is None else labels[tag] for tag in tags)
+
+
+def _chat(card: Card, record: Record, where: str, *, labelled: bool) -> Example | None:
+    """The example of a chat: of its messages, or of a prompt and a completion that are messages; None for texts."""
+    columns = card.columns
+    if columns.messages is None:
+        return None
+    present = {name: record[name] for name in names_of(columns.messages) if record.get(name) is not None}
+    for name, value in present.items():
+        *before, last = _messages(card, name, value, where)
+        if last[0] == ASSISTANT and before:
+            return _as_example(before, last[1], _references(card, record, where))
+        if labelled:
+            raise BadInput(
+                f"{where}: the column {name!r} has {len(value)} messages, the last of {last[0]!r}: expected at least "
+                f"two, the last of {ASSISTANT!r}"
+            )
+        return _as_example([*before, last], None)
+    name, value = column_of(record, columns.source, where)
+    if not isinstance(value, list):
+        return None
+    prompt = _messages(card, name, value, where)
+    if not labelled and not any(record.get(target) is not None for target in names_of(columns.target)):
+        return _as_example(prompt, None)
+    name, value = column_of(record, columns.target or "completion", where)
+    answer = _messages(card, name, value, where)
+    if len(answer) != 1 or answer[0][0] != ASSISTANT:
+        raise BadInput(f"{where}: the column {name!r} is {_short(value)}: expected one message of {ASSISTANT!r}")
+    return _as_example(prompt, answer[0][1], _references(card, record, where))
+
+
+def _as_example(chat: list[tuple[str, str]], target: str | None, references: tuple[str, ...] = ()) -> Example:
+    source = "\n".join(content for _, content in chat)
+    return Example(source, target=target, references=references, chat=tuple(chat))
+
+
+def _messages(card: Card, name: str, value: Any, where: str) -> list[tuple[str, str]]:
+    """Role and content of every message of a column."""
+    if not isinstance(value, list) or not value:
+        raise BadInput(f"{where}: the column {name!r} is {_short(value)}: expected a list of messages")
+    messages = []
+    for place, message in enumerate(value):
+        known = isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message
+        if not known or any(message[key] for key in message.keys() - {"role", "content"}):
+            raise BadInput(f"{where}: {name}[{place}] is {_short(message)}: expected {{role: ..., content: ...}} alone")
+        part = "target" if message["role"] == ASSISTANT else "source"
+        messages.append((message["role"], _clean(card, part, f"{name}[{place}].content", message["content"], where)))
+    return messages
 
 
 def names_of(names: Names | None) -> list[str]:
@@ -152,14 +207,25 @@ def _text(card: Card, record: Record, part: str, names: Names, where: str) -> st
     return _clean(card, part, *column_of(record, names, where), where)
 
 
-def _clean(card: Card, part: str, name: str, value: Any, where: str) -> str:
-    """A text of a column, cleaned as the card says; `part` is what it is for."""
+def text_of(record: Record, names: Names, where: str) -> str:
+    """The text of a column, as it is."""
+    return _whole(*column_of(record, names, where), where).strip()
+
+
+def _whole(name: str, value: Any, where: str) -> str:
+    """A value that is text, and none that is broken."""
     if not isinstance(value, str):
         raise BadInput(f"{where}: the column {name!r} is {_short(value)}: expected text")
     broken = _BROKEN.search(value)
     if broken:
         what = "a NUL character" if broken.group() == "\0" else "half a character (a lone surrogate)"
         raise BadInput(f"{where}: the column {name!r} has {what} at position {broken.start() + 1}")
+    return value
+
+
+def _clean(card: Card, part: str, name: str, value: Any, where: str) -> str:
+    """A text of a column, cleaned as the card says; `part` is what it is for."""
+    value = _whole(name, value, where)
     for rule in card.clean:
         if rule.column == part:
             value = re.sub(rule.pattern, rule.by, value)

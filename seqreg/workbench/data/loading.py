@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from collections.abc import Iterator, Sequence
@@ -15,9 +16,10 @@ from seqreg.workbench.config.cards import Card, HubSplit
 from seqreg.workbench.config.settings import Data
 from seqreg.workbench.data import arrow_cache, readers, stored_examples, synthetic_news
 from seqreg.workbench.data import examples as examples_of_cards
-from seqreg.workbench.data.examples import Example, column_of, example, examples, names_of
+from seqreg.workbench.data.examples import Example, column_of, example, examples, names_of, text_of
 from seqreg.workbench.data.readers import Record
 from seqreg.workbench.data.stored_examples import OnDisk, StoredExamples, identity
+from seqreg.workbench.text.atomic_files import regular
 
 ALIASES = {
     "validation": ("dev", "valid", "val", "validation_matched", "dev_matched"),
@@ -37,11 +39,13 @@ class Splits:
 
     Args:
         also: names of those that come from other tasks
+        corpora: plain texts, by name: examples that have a source alone
     """
 
     sets: dict[str, Sequence[Example]]
     notes: list[str] = field(default_factory=list)
     also: list[str] = field(default_factory=list)
+    corpora: dict[str, Sequence[Example]] = field(default_factory=dict)
 
     def evaluations(self, card: Card) -> list[str]:
         """The splits that a model is judged by in the end: those of the card that are there."""
@@ -55,6 +59,10 @@ def load(card: Card, data: Data, *, needs_train: bool = True) -> Splits:
     splits = _splits(card, data, needs_train)
     for name, path in data.also.items():
         _add_other(splits, card, name, path, data)
+    for name, path in data.corpora.items():
+        if name in splits.sets:
+            raise BadInput(f"data.corpora.{name}: there is a split of this name: call it something else")
+        splits.corpora[name] = _corpus(name, Path(path), data)[: data.limit.get(name)]
     _warn_of_overlap(splits)
     _warn_of_one_class(card, splits)
     return splits
@@ -84,6 +92,22 @@ def _add_other(splits: Splits, card: Card, name: str, path: str | None, data: Da
     splits.notes += [f"{name}: {note}" for note in others.notes]
 
 
+def _corpus(name: str, path: Path, data: Data) -> list[Example]:
+    """The texts of a file: those between empty lines of a .txt file, else those of the column `text`."""
+    if not os.path.isfile(path):
+        raise BadInput(f"data.corpora.{name}={path}: no such file")
+    if path.suffix == ".txt":
+        lines = (line.rstrip() for _, line in readers.lines(regular(path), encoding=data.encoding))
+        blocks = itertools.groupby(lines, key=bool)
+        texts = ["\n".join(block) for filled, block in blocks if filled]
+    else:
+        records = readers.read(path, encoding=data.encoding, options="data.")
+        texts = [text_of(record, "text", where) for where, record in records]
+    if not any(texts):
+        raise BadInput(f"data.corpora.{name}={path}: no text in it")
+    return [Example(text) for text in texts if text]
+
+
 def _splits(card: Card, data: Data, needs_train: bool) -> Splits:
     _check_used(card, data)
     if data.path is not None:
@@ -102,7 +126,7 @@ def _splits(card: Card, data: Data, needs_train: bool) -> Splits:
     for name, most in data.limit.items():
         if name in splits.sets:
             splits.sets[name] = splits.sets[name][:most]
-        elif name not in ("train", "validation", "test", *card.splits):
+        elif name not in ("train", "validation", "test", *card.splits, *data.corpora):
             raise BadInput(f"data.limit.{name}: there is no split of this name, only {', '.join(splits.sets)}")
     if data.train_fraction < 1 and "train" in splits.sets:
         train = splits.sets["train"]
@@ -373,6 +397,8 @@ def _is_used(card: Card, record: Record, training: bool) -> bool:
     """Whether an example of the hub is used: labelled, and for training not empty."""
     if any(str(record.get(key)) in ("-1", *card.drop) for key in names_of(card.columns.label)):
         return False
+    if any(record.get(name) is not None for name in names_of(card.columns.messages)):
+        return True  # whose contents are looked at when they are read
     texts = [names for names in (card.columns.source, card.columns.target) if names is not None]
     return not training or all(str(column_of(record, names, "hub")[1]).strip() for names in texts)
 

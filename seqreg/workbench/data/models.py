@@ -22,7 +22,7 @@ from seqreg.integrations.hf.model import special, unwrap
 from seqreg.workbench.config.cards import Card
 from seqreg.workbench.config.settings import Config
 from seqreg.workbench.data import adapters, weights
-from seqreg.workbench.data.completions import PromptEncoder, is_causal
+from seqreg.workbench.data.completions import ChatEncoder, PromptEncoder, is_causal
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.data.symbols import symbol_tokenizers
 from seqreg.workbench.data.tokenizers import TARGET, TwoTokenizers, train_tokenizer
@@ -156,6 +156,9 @@ def _prepare_causal(model: Any, tokenizer: Any, config: Config, card: Card) -> N
         return
     data, written = config.data, max(config.data.max_target_length, config.generation.max_length)
     around = PromptEncoder(tokenizer, template, None, written).overhead
+    if data.chat_template:
+        chats = ChatEncoder(tokenizer, None, written)
+        around = len(chats.prompt(chats.asked(template, "a")))
     if data.max_source_length + around + written > limit:
         raise BadInput(
             f"data.max_source_length={data.max_source_length}: with {around} tokens of the prompt and {written} of the "
@@ -269,6 +272,12 @@ def _forbid_special(model: Any, tokenizer: Any) -> None:
     model.generation_config.bad_words_ids = [[token] for token in sorted(never)] or None
 
 
+def is_decoder(kind: str) -> bool:
+    """Whether models of a type of transformers are decoders alone, and not encoders that can be made one."""
+    others = auto_models.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, auto_models.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return kind in auto_models.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not any(kind in names for names in others)
+
+
 def _check_kind(kind: str, where: str, card: Card, trust: bool = False) -> None:
     """Refuse a model that cannot do the task, in fewer words than transformers."""
     generates = card.kind == "generation"
@@ -278,9 +287,8 @@ def _check_kind(kind: str, where: str, card: Card, trust: bool = False) -> None:
                 f"{where}: {kind} cannot classify tokens: choose a model such as roberta, bert or deberta-v2"
             )
         return
-    causal = kind in auto_models.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    causal = causal and kind not in auto_models.MODEL_FOR_MASKED_LM_MAPPING_NAMES  # an encoder that can be made one
-    if generates and kind not in auto_models.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES and not causal and not trust:
+    has_encoder = kind in auto_models.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    if generates and not has_encoder and not is_decoder(kind) and not trust:
         raise BadInput(f"{where}: {kind} cannot generate texts: choose a model such as bart, pegasus, t5 or llama")
     if not generates and kind not in auto_models.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES and not trust:
         raise BadInput(f"{where}: {kind} cannot classify texts: choose a model such as roberta, bert or bart")

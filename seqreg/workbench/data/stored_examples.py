@@ -80,8 +80,16 @@ class StoredExamples(OnDisk):
                 self._example(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)
             )
 
-    def _example(self, source: str, second: Any, target: Any, label: Any, references: list[str], **_: Any) -> Example:
-        return Example(source, second, target, label, tuple(references)) if self.labelled else Example(source, second)
+    def _example(
+        self, source: str, second: Any, target: Any, label: Any, references: list[str], tags: list[int] | None,
+        chat: list[list[str]], **_: Any,
+    ) -> Example:  # fmt: skip
+        messages = tuple((role, content) for role, content in chat)
+        if not self.labelled:
+            return Example(source, second, chat=messages)
+        return Example(
+            source, second, target, label, tuple(references), tags=None if tags is None else tuple(tags), chat=messages
+        )
 
     def column(self, name: str) -> list[Any]:
         """A number of every example."""
@@ -113,6 +121,8 @@ class _Writer:
                 "target": pyarrow.array([row.target for row in rows], text),
                 "label": pyarrow.array([row.label for row in rows], self.label),
                 "references": pyarrow.array([row.references for row in rows], pyarrow.list_(text)),
+                "tags": pyarrow.array([row.tags for row in rows], pyarrow.list_(pyarrow.int64())),
+                "chat": pyarrow.array([row.chat for row in rows], pyarrow.list_(pyarrow.list_(text))),
                 "identity": pyarrow.array([identity(row) for row in rows], pyarrow.int64()),
             })  # fmt: skip
         self.waiting, self.characters = [], 0

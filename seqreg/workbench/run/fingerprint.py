@@ -25,6 +25,7 @@ def fingerprint(splits: Splits) -> tuple[str, dict[str, Outline]]:
 
     Of large files it is computed once, and kept beside their examples.
     """
+    splits = Splits({**splits.sets, **splits.corpora})
     stored = [examples for examples in splits.sets.values() if isinstance(examples, StoredExamples)]
     if not stored:
         return _fingerprint(splits)
@@ -56,7 +57,7 @@ def _fingerprint(splits: Splits) -> tuple[str, dict[str, Outline]]:
 
 
 def _bytes(example: Example) -> bytes:
-    values = [example.source, example.second, example.target, example.label, *example.references]
+    values = [example.source, example.second, example.target, example.label, *example.references, *example.chat]
     return json.dumps(values if example.tags is None else [*values, *example.tags]).encode()
 
 
@@ -68,8 +69,9 @@ def difference(old: Mapping[str, Outline], splits: Splits) -> str:
     """How the data differ from those of an outline, as far as it tells; "" if it does not."""
     if not old:  # a run of a version without outlines
         return ""
-    changes = [f"the split {name} is gone" for name in old if name not in splits.sets]
-    for name, examples in splits.sets.items():
+    sets = {**splits.sets, **splits.corpora}
+    changes = [f"the split {name} is gone" for name in old if name not in sets]
+    for name, examples in sets.items():
         if name not in old:
             changes.append(f"the split {name} is new")
             continue

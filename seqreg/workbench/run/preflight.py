@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
+from seqreg.criterion import Criterion
 from seqreg.errors import Advice, BadInput, DiskError
 from seqreg.integrations.hf import context
+from seqreg.integrations.hf.model import unwrap
 from seqreg.terms.anchor import Anchor
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.data import completions
@@ -74,6 +76,8 @@ def check_loss(run: Run, model: Any, tokenizer: Any, examples: Sequence[Example]
         ):
             warnings.simplefilter("ignore", Advice)  # given at the first step, on complete examples
             bad = not_finite(copy.deepcopy(run.criterion)(ctx))
+        if config.data.padding_free:
+            _check_padding_free(model, [encoded[index] for index in range(len(encoded))], tokenizer)
         if bad:
             raise BadInput(
                 f"the loss of the first {len(encoded)} training examples is not finite ({', '.join(bad)}): look at "
@@ -88,6 +92,19 @@ def check_loss(run: Run, model: Any, tokenizer: Any, examples: Sequence[Example]
     finally:
         model.train(training)
     _advise_on_anchor(run, model)
+
+
+@torch.no_grad()
+def _check_padding_free(model: Any, rows: Sequence[dict[str, Any]], tokenizer: Any) -> None:
+    """Refuse a model in whose attention the examples of one row see each other."""
+    model.eval()
+    both = (completions.CompletionCollator(tokenizer), completions.PaddingFreeCollator())
+    padded, joined = (float(Criterion()(context(model, {**collate(rows)})).total) for collate in both)
+    if abs(padded - joined) > 1e-3 * abs(padded):
+        raise BadInput(
+            f"data.padding_free: the loss of two examples is {padded:.6g} apart and {joined:.6g} in one row: the "
+            f"attention of {type(unwrap(model)).__name__} does not keep them apart: leave it out"
+        )
 
 
 def _advise_on_anchor(run: Run, model: Any) -> None:

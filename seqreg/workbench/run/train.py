@@ -35,7 +35,7 @@ from seqreg.workbench.run.signals import Signals
 from seqreg.workbench.run.starting_model import DriftMonitor
 from seqreg.workbench.run.tensorboard import TensorBoardWriter
 from seqreg.workbench.run.trainer import FaultTolerantCausalTrainer, FaultTolerantSeq2SeqTrainer, FaultTolerantTrainer
-from seqreg.workbench.scores import results
+from seqreg.workbench.scores import corpora, results
 from seqreg.workbench.scores.drift import retention
 from seqreg.workbench.scores.evaluate import Scored, Scorer, evaluate, with_average
 from seqreg.workbench.text.atomic_files import ASIDE, REMOVED
@@ -74,6 +74,7 @@ def prepare(run: Run, *, splits: Splits | None = None) -> LoadedRun:
         if run.config.model.head == "r4f":
             raise BadInput("model.lora and model.head=r4f: a normalised head is trained as a whole: set one of them")
         model = adapters.with_adapters(model, run.config.model.lora, models.drawn_anew(model))
+    corpora.check(splits.corpora, model, tokenizer)
     if "train" in splits.sets:
         preflight.check_loss(run, model, tokenizer, splits.sets["train"])
     return LoadedRun(run, splits, tokenizer, model)
@@ -211,16 +212,24 @@ def _score_before(trainer: Any, loaded: LoadedRun, directory: RunDirectory, *, r
     if settings.eval_before_training and not directory.record.before:
         untrained = evaluate(trainer, run, loaded.tokenizer, splits.sets[first], first, untrained=True)
         directory.update(before=results.scores(untrained))
-    if not settings.retention or not splits.also or not settings.test_sets:
+    if not settings.retention or not settings.test_sets or not (splits.also or splits.corpora):
         return
     if not starting_model.knows_tasks(run, loaded.model):
         why = "its classification head is new" if run.config.model.name else "it is from scratch"
         say(f"retention is not measured: the model can do no task before training, {why}", "dim")
         return
-    for name in splits.also:
+    for name in (*splits.also, *splits.corpora):
         if name not in directory.record.retention:
-            untrained = evaluate(trainer, run, loaded.tokenizer, splits.sets[name], name, untrained=True)
+            untrained = _score_other(trainer, loaded, name, untrained=True)
             directory.update(retention={**directory.record.retention, name: results.scores(untrained)})
+
+
+def _score_other(trainer: Any, loaded: LoadedRun, name: str, *, untrained: bool = False) -> Scored:
+    """The scores of a model on a task of data.also, or on the texts of data.corpora."""
+    run, splits, tokenizer = loaded.run, loaded.splits, loaded.tokenizer
+    if name in splits.corpora:
+        return corpora.perplexity(trainer, run, tokenizer, splits.corpora[name], name)
+    return evaluate(trainer, run, tokenizer, splits.sets[name], name, untrained=untrained)
 
 
 def _evaluate(
@@ -237,9 +246,11 @@ def _evaluate(
         signals.check()
         names = dict.fromkeys(["validation", *_judged(loaded)])
         scores = {name: evaluate(monitor.trainer, run, loaded.tokenizer, splits.sets[name], name) for name in names}
+        others = [name for name in splits.corpora if name in record.retention]
+        texts = {name: _score_other(monitor.trainer, loaded, name) for name in others}
         with signals.deferred(trainer.args.world_size > 1):
             before = {name: scored["metrics"] for name, scored in record.retention.items()}
-            sections = _against_start(monitor, scores, before, run.card.score)
+            sections = _against_start(monitor, {**scores, **texts}, before, run.card.score)
         signals.check()  # of one that struck while a library loaded the model, and took it for an error
     except Interrupted as stop:
         with signals.deferred():
@@ -256,7 +267,8 @@ def _against_start(
     """The sections `drift` and `retention` of metrics.json, without those that are empty.
 
     Args:
-        before: the numbers of the starting model on the tasks of data.also
+        scores: of the trained model on all its splits and on the texts of data.corpora
+        before: the numbers of the starting model on the tasks of data.also, and on those texts
         score: what the score is called
     """
     if not monitor.measures:
@@ -328,7 +340,10 @@ def make_trainer(loaded: LoadedRun, folder: Path, scorer: Scorer | None = None, 
     return kind(
         loaded.model,
         args,
-        data_collator=Collator(collator(loaded.tokenizer, run.card.kind, prompt)),
+        data_collator=Collator(
+            collator(loaded.tokenizer, run.card.kind, prompt),
+            completions.PaddingFreeCollator() if config.data.padding_free else None,
+        ),
         train_dataset=Numbered(sets["train"]) if "train" in sets else None,
         eval_dataset=sets.get("validation"),
         processing_class=loaded.tokenizer,
@@ -440,7 +455,7 @@ def _scored_again(
 
     Args:
         against_start: also measure drift and retention
-        rescore_start: score the starting model on the tasks of data.also again; else run.json has its numbers
+        rescore_start: score the starting model on data.also and data.corpora again; else run.json has its numbers
     """
     launch.check_environment(run.config.optimisation.precision)
     check_precision(run.config.optimisation.precision)
@@ -448,32 +463,35 @@ def _scored_again(
     tokenizer = models.load_tokenizer(config, trust=run.trust)
     started = run_config.load(folder, trust=run.trust, build_terms=False)
     start, before = None, dict[str, Mapping[str, Any]]()
-    if against_start and (config.evaluation.drift_examples or (config.evaluation.retention and splits.also)):
+    others = [*splits.also, *splits.corpora] if config.evaluation.retention else []
+    if against_start and (config.evaluation.drift_examples or others):
         try:
             start = starting_model.rebuild(started, tokenizer, "" if record is None else record.start)
         except BadInput as error:
             warn(f"drift and retention are not measured again: {error}")
     with tempfile.TemporaryDirectory() as scratch:
-        if start is not None and config.evaluation.retention and starting_model.knows_tasks(started, start):
+        if start is not None and others and starting_model.knows_tasks(started, start):
             stored = {} if record is None or rescore_start else record.retention
             loaded = LoadedRun(run, splits, tokenizer, start)
             before = _scores_of_start(loaded, {name: scored["metrics"] for name, scored in stored.items()}, scratch)
         model = models.load_model(config, run.card, tokenizer, trust=run.trust, trained=True)
-        trainer = make_trainer(LoadedRun(run, splits, tokenizer, model), Path(scratch))
+        loaded = LoadedRun(run, splits, tokenizer, model)
+        trainer = make_trainer(loaded, Path(scratch))
         scores = {name: evaluate(trainer, run, tokenizer, splits.sets[name], name) for name in names}
+        texts = {name: _score_other(trainer, loaded, name) for name in splits.corpora if name in before}
         monitor = DriftMonitor(trainer, tokenizer, splits.sets.get("validation"), lambda: start)
-        sections = {} if start is None else _against_start(monitor, scores, before, run.card.score)
+        sections = {} if start is None else _against_start(monitor, {**scores, **texts}, before, run.card.score)
     return scores, sections
 
 
 def _scores_of_start(
     loaded: LoadedRun, known: dict[str, Mapping[str, Any]], scratch: str
 ) -> dict[str, Mapping[str, Any]]:
-    """The numbers of a starting model on every task of data.also; those that are known are not computed again."""
-    run, splits, tokenizer = loaded.run, loaded.splits, loaded.tokenizer
+    """The numbers of a starting model on every task of data.also, and every text of data.corpora, that is not known."""
+    run, splits = loaded.run, loaded.splits
     if run.card.kind == "generation":
         models.set_generation(loaded.model, run.config)
     trainer, numbers = make_trainer(loaded, Path(scratch)), dict(known)
-    for name in (name for name in splits.also if name not in known):
-        numbers[name] = evaluate(trainer, run, tokenizer, splits.sets[name], name, untrained=True).metrics
+    for name in (name for name in (*splits.also, *splits.corpora) if name not in known):
+        numbers[name] = _score_other(trainer, loaded, name, untrained=True).metrics
     return numbers

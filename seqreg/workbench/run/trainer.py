@@ -246,7 +246,12 @@ class FaultTolerantSeq2SeqTrainer(FaultTolerantTrainer, RegularizedSeq2SeqTraine
 
 
 class FaultTolerantCausalTrainer(FaultTolerantTrainer):
-    """The same for the completions of a causal language model."""
+    """The same for the completions of a causal language model.
+
+    `generating` is False where plain texts are scored: their NLL alone is computed.
+    """
+
+    generating = True
 
     def prediction_step(
         self,
@@ -264,6 +269,8 @@ class FaultTolerantCausalTrainer(FaultTolerantTrainer):
         if prediction_loss_only or report.clean is None:
             return loss, None, None
         numbers = completion_nll(report.clean, ctx)
+        if not self.generating:
+            return loss, numbers, inputs["labels"]
         gen_kwargs |= word_limits(self.options.config.generation, self.model, self.processing_class)
         return loss, (completions.complete(self.model, inputs, **gen_kwargs), *numbers), inputs["labels"]
 

@@ -147,13 +147,14 @@ def retention(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mappi
     """What a model knew of other tasks before training, and what it knows after it: loss and score of every task.
 
     Args:
-        before, after: numbers by task, with the keys "loss" and "score"
+        before, after: numbers by task, with the keys "loss" and "score"; by corpus, with "perplexity" instead
         score: what the score is called
     """
     return {
         task: {
             name: {"before": numbers[key], "after": after[task][key]}
-            for key, name in (("loss", "loss"), ("score", score))
+            for key, name in (("loss", "loss"), ("score", score), ("perplexity", "perplexity"))
+            if key in numbers and (key != "perplexity" or "score" not in numbers)
         }
         for task, numbers in before.items()
         if task in after

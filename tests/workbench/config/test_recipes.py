@@ -21,6 +21,7 @@ ARCHITECTURES = {
     "google/pegasus-large": "pegasus",
     "FacebookAI/roberta-large": "roberta",
     "FacebookAI/xlm-roberta-large": "xlm-roberta",
+    "HuggingFaceTB/SmolLM2-135M-Instruct": "llama",
 }
 
 
@@ -34,14 +35,14 @@ STEPS = [(recipe, chosen) for recipe, chosen in COMBINATIONS if chosen in ([], [
 
 
 def test_what_there_is() -> None:
-    assert {"cnn_dailymail", "gigaword", "reddit_tifu", "glue", "xnli", "xsum", "quickstart"} == set(RECIPES)
+    assert {"cnn_dailymail", "gigaword", "reddit_tifu", "glue", "xnli", "xsum", "quickstart", "sft"} == set(RECIPES)
     assert sorted([*term_names(), "asft", "r4f", "roast"]) == TERMS
-    assert len(COMBINATIONS) * (len(TERMS) + 1) == 31 * 16
+    assert len(COMBINATIONS) * (len(TERMS) + 1) == 36 * 16
 
 
 def allowed(recipe: str, chosen: list[str], term: str | None) -> bool:
     """Whether a model has what a term needs: UEGR distributions, R4F a classification head, RoAST a LayerNorm."""
-    if term == "roast" and chosen == ["pegasus"]:
+    if term == "roast" and (chosen == ["pegasus"] or recipe == "sft"):
         return False
     if term == "uegr" and chosen == ["stsb"]:
         return False

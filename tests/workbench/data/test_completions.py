@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqreg import Criterion
+from seqreg import BadInput, Criterion
 from seqreg.integrations.hf import context
 from seqreg.losses import IGNORE
 from seqreg.workbench.data import completions
 from seqreg.workbench.data.completions import CompletionCollator, PromptEncoder, features
 from seqreg.workbench.data.tokenizers import train_tokenizer
 from seqreg.workbench.scores.evaluate import completion_nll
-from tests.helpers import tiny_models
+from tests.helpers import tiny_models, tiny_tokenizer
 from tests.helpers.tiny_models import EOS, PAD, VOCAB
 
 TEXT = "the quick brown fox jumps over the lazy dog and runs away from it"
@@ -121,9 +121,54 @@ def test_gradients_do_not_depend_on_padding_or_on_what_pads(name: str) -> None:
         torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_gradients_do_not_depend_on_padding_at_all(name: str) -> None:
+    model, grads = tiny_models.dropout_off(tiny_models.make(name)), []
+    rows = [completions.features(*row) for row in ROWS]
+    joined = dict(completions.PaddingFreeCollator()(rows))
+    assert joined["input_ids"].shape == (1, sum(len(row["input_ids"]) for row in rows))
+    for made in (batch(ROWS), joined):
+        Criterion()(context(model, made)).total.backward()
+        grads.append([parameter.grad.clone() for parameter in model.parameters()])
+        model.zero_grad()
+    for first, second in zip(*grads, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-6)
+
+
+CHAT = [("system", "the cat"), ("user", "a dog ran"), ("assistant", "it sat"), ("user", "the bird")]
+
+
+def test_a_chat_is_what_the_template_writes() -> None:
+    tokenizer = tiny_tokenizer.tokenizer()
+    encoder = completions.ChatEncoder(tokenizer, None, 9)
+    text = "system : the cat user : a dog ran assistant : it sat </s> user : the bird assistant : "
+    assert tokenizer.decode(encoder.prompt(CHAT)) == tokenizer.decode(tokenizer(text)["input_ids"])
+    assert encoder.completion(CHAT, "on a mat") == (tokenizer("on a mat </s>")["input_ids"], 0)
+    assert completions.ChatEncoder(tokenizer, None, 2).completion(CHAT, "on a mat") == (
+        tokenizer("on a")["input_ids"],
+        2,
+    )
+    assert completions.ChatEncoder(tokenizer, 3, 9).prompt(CHAT) == tokenizer("bird assistant :")["input_ids"]
+    asked = completions.ChatEncoder(tokenizer, 2, 9).asked("the {source} sat", "cat and dog")
+    assert asked == [("user", "the cat and sat")]
+    tokenizer.chat_template = tokenizer.chat_template.replace(" </s>", "")
+    assert encoder.completion(CHAT, "on a mat") == (tokenizer("on a mat </s>")["input_ids"], 0)
+    tokenizer.chat_template = "{{ raise_exception('no system message') }}"
+    with pytest.raises(BadInput, match="refuses a chat: no system message"):
+        encoder.prompt(CHAT)
+    tokenizer.chat_template = "{% if add_generation_prompt %}asked{% endif %}"
+    with pytest.raises(BadInput, match="in another way"):
+        encoder.completion(CHAT, "on a mat")
+    tokenizer.chat_template = None
+    with pytest.raises(BadInput, match="has no chat template"):
+        encoder.prompt(CHAT)
+
+
 def test_generated_texts_take_the_place_of_references() -> None:
     ids = torch.tensor([[9, EOS, 4], [7, 8, 9], [EOS, EOS, EOS]])
-    found = completions.completed(batch(ROWS), ids, Padding())
+    model = tiny_models.make("llama")
+    model.generation_config.eos_token_id = [EOS]
+    found = completions.completed(batch(ROWS), ids, model, Padding())
     wanted = batch([(ROWS[0][0], [9, EOS]), (ROWS[1][0], [7, 8, 9]), (ROWS[2][0], [EOS])])
     for key, value in wanted.items():
         assert torch.equal(found[key], value)

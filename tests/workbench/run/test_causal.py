@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,15 @@ import safetensors.torch
 import torch
 import transformers
 
+from seqreg.errors import BadInput
+from seqreg.studies.compare import jobs
+from seqreg.studies.compare.plan import ComparisonPlan, Job
+from seqreg.workbench.config import overlay
 from seqreg.workbench.config.settings import Lora
 from seqreg.workbench.data.adapters import merged_state, plain_parameters, with_adapters
-from tests.helpers import forked_process, tiny_models
+from seqreg.workbench.data.examples import Example
+from seqreg.workbench.scores import corpora
+from tests.helpers import forked_process, tiny_models, tiny_tasks
 from tests.helpers.interrupted_runs import log
 from tests.helpers.tiny_tasks import seqreg
 
@@ -29,9 +36,12 @@ LLAMA = [
 LORA = [
     "model.name=base", "model.lora={r: 4, lora_dropout: 0.2, target_modules: [q_proj, down_proj]}", PROMPT,
     "optimisation.max_steps=6", "checkpoints.save_steps=2", "checkpoints.save_total_limit=9",
-    "optimisation.learning_rate=1e-2",
+    "optimisation.learning_rate=1e-2", "data.corpora={stories: stories.txt}",
 ]  # fmt: skip
 TERMS = ("r3f", "anchor")
+STORIES = (
+    "the mayor opened a bridge .\nthe bridge is new .\n\n\nx\n\n" + "a fair was held in the old town . " * 30 + "\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +52,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = json.loads((folder / "base" / "tokenizer_config.json").read_text())
     settings.pop("pad_token")
     (folder / "base" / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "stories.txt").write_text(STORIES)
     run = forked_process.command(folder / "lora", "quickstart", *SHORT, *LORA, terms=TERMS, folder=str(folder))
     assert run.wait() == 0, log(folder / "lora")
     return folder
@@ -99,9 +110,98 @@ def test_scores_perplexity_and_predictions_are_the_same_again_and_for_any_batch_
     seqreg("robustness", "lora", "--limit", "4", "--noise", "words", "--draws", "1", "--output", "rob", cwd=home)
 
 
+def test_soups_and_probes_of_adapters(home: Path) -> None:
+    other = [*SHORT, *LORA, "seed=2", "output=other"]
+    seqreg("train", "quickstart", "--terms", "anchor", *other, cwd=home)
+    seqreg("soup", "lora", "other", "-o", "soup", "--evaluate", cwd=home)
+    states = [safetensors.torch.load_file(home / name / "model.safetensors") for name in ("lora", "other", "soup")]
+    for key, value in states[2].items():
+        torch.testing.assert_close(value, (states[0][key] + states[1][key]) / 2)
+    assert json.loads((home / "soup" / "metrics.json").read_text())["retention"]["stories"]["perplexity"]["after"] > 1
+    assert "it has no ema.safetensors" in seqreg("soup", "lora", "-o", "no", "--ema", cwd=home, code=2).stderr
+    refused = seqreg("train", "quickstart", *SHORT, *LORA, "optimisation.ema_decay=0.9", "output=no", cwd=home, code=2)
+    assert "adapters are not averaged" in refused.stderr
+    assert "is not a classification" in seqreg("probe", "lora", cwd=home, code=2).stderr
+    tiny_tasks.task(home, "colour")
+    entry = {"task": "colour.yaml", "data": {"path": "colour", "max_source_length": 16}}
+    (home / "tasks.yaml").write_text(overlay.dump({"tasks": [entry]}))
+    probe = ("probe", "lora", "--tasks", "tasks.yaml", "--examples", "40", "--output", "probed")
+    assert "colour" in seqreg(*probe, cwd=home).stdout
+    assert "its first token sees no other" in seqreg(*probe, "--pooling", "first", cwd=home, code=2).stderr
+
+
+def test_methods_are_compared_and_reported(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(plan: ComparisonPlan, job: Job, trust: bool = False) -> subprocess.Popen[bytes]:
+        job.folder.parent.mkdir(parents=True, exist_ok=True)
+        seqreg(*jobs.words(plan, job, trust), cwd=home)
+        return subprocess.Popen(["true"])
+
+    monkeypatch.setattr(jobs, "start", start)
+    settings = [word for word in (*SHORT, *LORA) if not word.startswith("checkpoints.")]
+    words = ("quickstart", "-t", "anchor", "--arm", "wise", "--seeds", "2", "--output", "compared", *settings)
+    table = seqreg("compare", *words, cwd=home).stdout
+    assert "anchor against baseline" in table
+    seqreg("report", "compared", cwd=home)
+    page = (home / "compared" / "report.html").read_text()
+    assert "stories: perplexity change" in page
+    assert "anchor" in page
+
+
+def nll_of_texts(model: Any, tokenizer: Any, length: int) -> tuple[float, int]:
+    """The mean NLL of the predicted tokens of the corpus, a window at a time by the model itself, and their number."""
+    total, count = 0.0, 0
+    for text in STORIES.split("\n\n"):
+        ids = tokenizer(text.strip())["input_ids"]
+        for window in torch.tensor(ids, dtype=torch.long).split(length):
+            if len(window) > 1:
+                row = window.unsqueeze(0)
+                with torch.no_grad():
+                    total += float(model(input_ids=row, labels=row).loss) * (len(window) - 1)
+                count += len(window) - 1
+    return total / count, count
+
+
+def test_the_perplexity_of_plain_texts_is_kept_before_and_after(home: Path) -> None:
+    run = home / "lora"
+    data = overlay.read(run / "config.yaml")["data"]
+    length = data["max_source_length"] + data["max_target_length"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(run)
+    kept = json.loads((run / "metrics.json").read_text())["retention"]
+    assert list(kept) == ["stories"]
+    for when, folder in (("before", home / "base"), ("after", run)):
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+        expected, count = nll_of_texts(model, tokenizer, length)
+        assert count > length
+        assert kept["stories"]["loss"][when] == pytest.approx(expected, rel=1e-5)
+        assert kept["stories"]["perplexity"][when] == pytest.approx(math.exp(expected), rel=1e-5)
+    assert kept["stories"]["loss"]["before"] != kept["stories"]["loss"]["after"]
+    assert "perplexity, before and after" in (run / "README.md").read_text()
+    (home / "texts.jsonl").write_text(json.dumps({"text": "a fair was held ."}) + "\n")
+    again = ("data.corpora={stories: stories.txt, more: texts.jsonl}", "data.limit.stories=1", "--output", "corpora")
+    seqreg("evaluate", "lora", *again, cwd=home)
+    other = json.loads((home / "corpora" / "metrics.json").read_text())["retention"]
+    assert list(other) == ["stories", "more"]
+    assert other["stories"]["loss"]["after"] != pytest.approx(kept["stories"]["loss"]["after"], rel=1e-4)
+
+
+def test_texts_of_one_token_have_no_perplexity() -> None:
+    def by_word(text: str) -> dict[str, list[int]]:
+        return {"input_ids": [len(word) for word in text.split()]}
+
+    texts = [Example("one"), Example("two three four five six")]
+    assert [row["labels"] for row in corpora.windows(texts, by_word, 2)] == [[3, 5], [4, 4]]
+    with pytest.raises(BadInput, match=r"data\.corpora\.a: no text of two tokens or more"):
+        corpora.check({"a": texts[:1]}, tiny_models.make("llama"), by_word)
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
+        (["data.corpora={a: nowhere.txt}", "model.name=base", PROMPT], "data.corpora.a=nowhere.txt: no such file"),
+        (["data.corpora={a: empty.txt}", "model.name=base", PROMPT], "data.corpora.a=empty.txt: no text in it"),
+        (["data.corpora={test: stories.txt}", "model.name=base", PROMPT], "data.corpora.test: there is a split"),
+        (["data.corpora={a: a.jsonl}", "model.name=base", PROMPT], "a.jsonl:1: no column 'text'"),
+        (["data.corpora={a: stories.txt}"], "data.corpora.a: perplexity is that of causal language models"),
         (["model.name=base"], "neither the recipe nor"),
         (["model.name=base", 'data.prompt="no place"'], "expected {source} in it"),
         (["model.name=base", PROMPT, "model.lora={target_modules: [nothing]}"], "cannot have these adapters"),
@@ -112,6 +212,8 @@ def test_scores_perplexity_and_predictions_are_the_same_again_and_for_any_batch_
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(words: list[str], line: str, home: Path) -> None:
+    for name, text in {"empty.txt": "\n \n", "a.jsonl": '{"document": "a"}\n'}.items():
+        (home / name).write_text(text)
     refused = seqreg("train", "quickstart", *SHORT, "optimisation.max_steps=3", *words, "output=no", cwd=home, code=2)
     assert line in refused.stderr
     assert not (home / "no").exists()

@@ -1,0 +1,87 @@
+"""A model by its name alone, with adapters if asked for, and a batch for it: of a file, or of generated news."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import transformers
+from transformers.models.auto import modeling_auto as auto_models
+
+from seqreg.errors import BadInput
+from seqreg.workbench.config import cards
+from seqreg.workbench.config.settings import Lora
+from seqreg.workbench.data import adapters, loading, models, synthetic_news
+from seqreg.workbench.data.completions import PromptEncoder, features
+from seqreg.workbench.data.encoding import collator
+from seqreg.workbench.data.examples import Example
+
+ModelKind = Literal["seq2seq", "causal", "classifier"]
+PROMPT = "{source}\nTL;DR: "
+SOURCE, TARGET = 128, 32
+"""Tokens of a text."""
+_AUTO = {
+    "seq2seq": transformers.AutoModelForSeq2SeqLM,
+    "causal": transformers.AutoModelForCausalLM,
+    "classifier": transformers.AutoModelForSequenceClassification,
+}
+
+
+def kind_of(config: Any) -> ModelKind:
+    """What a model is for: by the class that it was saved with, else by its architecture."""
+    saved, kind = str((config.architectures or [""])[0]), config.model_type
+    if "SequenceClassification" in saved:
+        return "classifier"
+    if kind in auto_models.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
+        return "seq2seq"
+    return "causal" if models.is_decoder(kind) else "classifier"
+
+
+def load(name: str, *, lora_dropout: float | None = None, trust: bool = False) -> tuple[Any, Any, ModelKind]:
+    """The model, in float32, its tokenizer and what it is for.
+
+    Args:
+        name: on the hub, or a folder
+        lora_dropout: of LoRA adapters on all linear layers; None for no adapters
+    """
+    config = models.fetched(transformers.AutoConfig, name, "model", trust)
+    tokenizer, kind = models.stored_tokenizer(name, trust), kind_of(config)
+    model = models.loaded(_AUTO[kind], name, trust, config, new_head=kind == "classifier")
+    if kind == "causal" and tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if lora_dropout is not None:
+        lora = Lora(lora_dropout=lora_dropout, target_modules="all-linear")
+        model = adapters.with_adapters(model, lora, models.drawn_anew(model))
+    return model, tokenizer, kind
+
+
+def batch(model: Any, tokenizer: Any, kind: ModelKind, size: int, file: Path | None, task: str) -> dict[str, Any]:
+    """The first examples of a file, by the card of a task, or generated news without one; classes are made up then."""
+    examples = _news(size) if file is None else _first(file, task, kind, size)
+    prompt = PROMPT if kind == "causal" else None
+    rows = [_row(example, place, model, tokenizer, kind) for place, example in enumerate(examples)]
+    made = collator(tokenizer, "classification" if kind == "classifier" else "generation", prompt)(rows)
+    return {key: value.to(model.device) for key, value in made.items()}
+
+
+def _news(size: int) -> list[Example]:
+    return [Example(story["document"], target=story["summary"]) for story in synthetic_news.stories(size)]
+
+
+def _first(file: Path, task: str, kind: ModelKind, size: int) -> Sequence[Example]:
+    card, _ = cards.load(task)
+    if (card.kind == "generation") != (kind != "classifier"):
+        raise BadInput(f"--task {task}: {card.title} is a task of {card.kind}, and the model is for another: {kind}")
+    return loading.read_file(card, file)[:size]
+
+
+def _row(example: Example, place: int, model: Any, tokenizer: Any, kind: ModelKind) -> dict[str, Any]:
+    if kind == "causal":
+        encoder = PromptEncoder(tokenizer, PROMPT, SOURCE, TARGET)
+        return features(encoder.prompt(example.source), encoder.completion(example.target or "")[0])
+    row = dict(tokenizer(example.source, example.second, truncation=True, max_length=SOURCE))
+    if kind == "seq2seq":
+        target = tokenizer(text_target=example.target, truncation=True, max_length=TARGET)
+        return {**row, "labels": target["input_ids"]}
+    return {**row, "labels": place % model.config.num_labels if example.label is None else example.label}

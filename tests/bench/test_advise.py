@@ -1,0 +1,112 @@
+"""`seqreg advise`: what every term does on a model, and that looking changes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from seqreg import Criterion
+from seqreg.bench.advise import dropout_rates, examine
+from seqreg.bench.sample_batch import kind_of
+from seqreg.build import build_term, term_names
+from seqreg.integrations.hf import context
+from seqreg.terms.anchor import Anchor
+from seqreg.terms.r3f import R3F
+from seqreg.terms.rdrop import RDrop
+from seqreg.workbench.config import run_config
+from seqreg.workbench.config.settings import Lora
+from seqreg.workbench.data.adapters import with_adapters
+from tests.helpers import tiny_models, tiny_tokenizer
+from tests.helpers.tiny_tasks import seqreg
+
+CHOSEN = {"r3f": R3F(), "relative": R3F(scale=0.1, relative=True), "rdrop": RDrop(), "anchor": Anchor()}
+
+
+def verdicts(model: Any, name: str, **options: Any) -> dict[str, str]:
+    found = examine(model, tiny_models.batch(name), CHOSEN, repeats=1, **options)
+    return {term.term: term.verdict for term in found.terms}
+
+
+def test_terms_on_models_without_dropout_with_it_and_with_that_of_adapters() -> None:
+    llama = tiny_models.dropout_off(tiny_models.make("llama"))
+    plain = verdicts(llama, "llama")
+    assert plain["r3f"] == plain["rdrop"] == "nothing"
+    assert plain["relative"] in ("counts", "weak")  # its logits are those of random weights
+    assert plain["anchor"] in ("counts", "begins at 0")
+    assert verdicts(tiny_models.make("bart"), "bart")["rdrop"] != "nothing"
+    adapters = Lora(r=4, lora_dropout=0.5, target_modules="all-linear")
+    adapted = with_adapters(tiny_models.dropout_off(tiny_models.make("llama")), adapters, frozenset())
+    assert verdicts(adapted, "llama")["rdrop"] != "nothing"
+    assert dropout_rates(adapted)["lora_dropout"] == 0.5
+    assert dropout_rates(llama) == {}
+
+
+def test_looking_changes_nothing_and_values_are_those_of_the_criterion() -> None:
+    model = tiny_models.dropout_off(tiny_models.make("llama")).eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    found = examine(model, tiny_models.batch("llama"), CHOSEN, repeats=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    report = Criterion()(context(model.train(), tiny_models.batch("llama")))
+    assert found.base_loss == pytest.approx(float(report.total.detach()), rel=0.01)  # after three small steps
+    by_name = {term.term: term for term in found.terms}
+    assert (by_name["relative"].forwards, by_name["relative"].backwards) == (1, 1)
+    assert by_name["relative"].value == pytest.approx(by_name["relative"].part_over_base * found.base_loss / 0.1)
+    assert all((term.seconds or 0) > 0 for term in found.terms)
+    assert "scale=0.1 with relative=True" in by_name["r3f"].note
+
+
+def test_a_refusal_is_a_line_of_the_table() -> None:
+    found = examine(
+        tiny_models.make("t5"), tiny_models.batch("t5"), {"sift": build_term("freelb", {"preset": "roast"})}
+    )
+    assert found.terms[0].verdict == "refused"
+    assert "LayerNorm" in found.terms[0].note
+
+
+def test_recipes_of_terms_have_settings_for_causal_models() -> None:
+    assert run_config.term_settings("r3f") == {"r3f": {}}
+    assert run_config.term_settings("r3f", causal=True) == {"r3f": {"scale": 0.1, "relative": True}}
+    recipe = run_config.resolve("gigaword", variants=["smollm2"], terms=["r3f"])
+    assert recipe.config.terms == {"r3f": {"scale": 0.1, "relative": True}}
+    changed = run_config.resolve("gigaword", variants=["smollm2"], terms=["r3f"], overrides=["terms.r3f.scale=0.2"])
+    assert changed.config.terms == {"r3f": {"scale": 0.2, "relative": True}}
+    own = run_config.resolve("gigaword", variants=["smollm2"], terms=["r3f:scale=0.3"])
+    assert own.config.terms == {"r3f": {"scale": 0.3, "relative": True}}
+    assert run_config.resolve("gigaword", terms=["r3f"]).config.terms == {"r3f": {}}
+    for overrides, rate in (([], 0.1), (["model.lora.lora_dropout=0.3"], 0.3), (["model.lora=null"], None)):
+        rdrop = run_config.resolve("gigaword", variants=["smollm2"], terms=["rdrop"], overrides=overrides)
+        assert getattr(rdrop.config.model.lora, "lora_dropout", None) == rate
+    assert run_config.resolve("sft", variants=["tiny"], terms=["rdrop"]).config.model.lora is None
+
+
+@pytest.mark.parametrize(("name", "kind"), [("llama", "causal"), ("bart", "seq2seq"), ("roberta", "classifier")])
+def test_the_command(name: str, kind: str, tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer.tokenizer()
+    model = tiny_models.make(name, vocab_size=len(tokenizer), max_position_embeddings=256)
+    assert kind_of(model.config) == "classifier" or model.config.architectures is None
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    said = seqreg("advise", "model", "--json", cwd=tmp_path)
+    found = json.loads(said.stdout)
+    names = {term["term"].partition(":")[0] for term in found["terms"]}
+    assert names == set(term_names())
+    assert ("r3f:scale=0.1,relative=true" in [term["term"] for term in found["terms"]]) == (kind == "causal")
+    (tmp_path / "pairs.jsonl").write_text(json.dumps({"source": "the cat", "target": "a dog"}) + "\n")
+    words = ["-t", "r3f", "-t", "r3f:scale=0.2,relative=true", "--batch-size", "2", "--lora-dropout", "0.5"]
+    given = [] if kind == "classifier" else ["--data", "pairs.jsonl"]
+    table = seqreg("advise", "model", *words, *given, cwd=tmp_path).stdout
+    assert "lora_dropout 0.5" in table
+    assert "r3f:scale=0.2" in table
+    refused = seqreg("advise", "model", "-t", "r3f+rdrop", cwd=tmp_path, code=2)
+    assert "one term at a time" in refused.stderr
+    if kind == "classifier":
+        refused = seqreg("advise", "model", "--data", "pairs.jsonl", cwd=tmp_path, code=2)
+        assert "--task text_pairs" in refused.stderr
