@@ -1,4 +1,4 @@
-"""Commands that train models and use them: train, launch, check, quickstart, evaluate, predict, serve, export, replay."""
+"""Commands for one model: train, launch, check, quickstart, evaluate, predict, serve, export, replay."""
 
 from __future__ import annotations
 
