@@ -5,6 +5,7 @@ The files are safetensors: reading one runs no code. A plain file of whole tenso
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
-from seqreg.engines.detect import is_sharded
+from seqreg.engines.detect import is_sharded, world_size
 from seqreg.engines.shards import like, reshard
 
 
@@ -27,7 +28,10 @@ def save(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def load(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Fill tensors, whole ones or shards, with what a folder has under their names."""
-    state_dict_loader.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process reads whole tensors
+        reader = HuggingFaceStorageReader(str(folder))
+        state_dict_loader.load(dict(tensors), storage_reader=reader, no_dist=world_size() == 1)
 
 
 def read(folder: Path, model: nn.Module) -> dict[str, Tensor]:

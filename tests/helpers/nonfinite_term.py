@@ -24,17 +24,19 @@ class Faulty(Term):
     def cost(self) -> Cost:
         return Cost(forwards=0, backwards=0)
 
-    def _is_due(self, step: int | None) -> bool:
-        return step in self.at and self.rank in (None, int(os.environ.get("RANK", "0")))
+    @property
+    def _here(self) -> bool:
+        return self.rank in (None, int(os.environ.get("RANK", "0")))
 
     def input_shift(self, ctx: Evaluation, weight: float) -> Perturbation | None:
-        if self.how != "loss" or not self._is_due(ctx.step):
+        if self.how != "loss" or ctx.step not in self.at:
             return None
-        return Perturbation({ctx.sites("input")[0]: lambda embeds: torch.full_like(embeds, float("nan"))})
+        value = float("nan") if self._here else 0.0
+        return Perturbation({ctx.sites("input")[0]: lambda embeds: torch.full_like(embeds, value)})
 
     def __call__(self, ctx: Evaluation) -> Tensor:
         nothing = torch.zeros((), device=ctx.mask.device)
-        if not self._is_due(ctx.step) or self.how == "loss":
+        if ctx.step not in self.at or self.how == "loss" or not self._here:
             return nothing
         if self.how == "gradient":
             logits = ctx.clean.logits.float()

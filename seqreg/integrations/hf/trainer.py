@@ -286,10 +286,9 @@ class RegularizedTrainer(Trainer):
         examples = self.eval_dataset if hasattr(self.eval_dataset, "__getitem__") else self.train_dataset
         examples = next(iter(examples.values())) if isinstance(examples, dict) else examples
         size = min(self.args.per_device_eval_batch_size, len(examples))
-        ctx = self.build_context(self.model, self._batch(examples, range(size)))
-        base = Base(self.criterion.label_smoothing)
+        batch, base = self._batch(examples, range(size)), Base(self.criterion.label_smoothing)
         with training_off(self.model.modules()):
-            numbers, reference = observe(ctx, self._reference, base=base)
+            numbers, reference = observe(self.build_context(self.model, batch), self._reference, base=base)
         if self._reference is None:
             self._reference = reference
         return numbers

@@ -16,6 +16,7 @@ import transformers
 from huggingface_hub.errors import HfHubHTTPError
 from transformers.models.auto import modeling_auto as auto_models
 
+from seqreg.engines.shards import full
 from seqreg.errors import BadInput, nearest
 from seqreg.integrations.hf import r4f
 from seqreg.integrations.hf.model import special, unwrap
@@ -48,7 +49,7 @@ def pretrained_digest(model: Any, config: Config) -> str:
     digest, new = hashlib.sha256(), drawn_anew(model)
     for name, parameter in sorted(adapters.plain_parameters(model).items()):
         if name not in new and ".parametrizations." not in name:
-            values = parameter.detach().cpu().contiguous().flatten()
+            values = full(parameter.detach()).cpu().contiguous().flatten()
             digest.update(f"{name} {list(parameter.shape)} {parameter.dtype}\n".encode())
             digest.update(values.view(torch.uint8).numpy().data)
     return digest.hexdigest()
