@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from seqreg.cli.answers import answer
+from seqreg.cli.options import check_address
 from seqreg.errors import BadInput
 from seqreg.studies.common.trained_model import TrainedModel
 from seqreg.version import __version__
@@ -39,19 +40,6 @@ class _RefusedError(Exception):
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
         self.status = status
-
-
-def check_address(host: str, allow_remote: bool) -> None:
-    """Refuse an address that others can reach, unless it is asked for."""
-    if not allow_remote and not _is_loopback(host):
-        raise BadInput(f"--host {host}: other machines could reach the models there: if that is meant, --allow-remote")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class PageServer(ThreadingHTTPServer):

@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from seqreg.cli.answers import answer
-from seqreg.cli.serve import LONGEST, PageServer, check_address
+from seqreg.cli.options import check_address
+from seqreg.cli.serve import LONGEST, PageServer
 from seqreg.errors import BadInput
 from seqreg.studies.common.trained_model import TrainedModel
 from seqreg.workbench.data.examples import Example
