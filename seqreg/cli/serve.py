@@ -55,6 +55,9 @@ class PageServer(ThreadingHTTPServer):
 
     def __init__(self, models: Mapping[str, TrainedModel], host: str, port: int, *, allow_remote: bool = False) -> None:
         check_address(host, allow_remote)
+        for model in models.values():
+            if model.card.kind == "token_classification":
+                raise BadInput(f"{model.folder}: tags of words have no page yet: seqreg predict {model.folder} FILE")
         self.models, self.host, self.allow_remote = models, host, allow_remote
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.lock = threading.Lock()
