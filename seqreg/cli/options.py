@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
@@ -9,6 +10,7 @@ from typing import Annotated, Any, Literal, Optional
 import typer
 from rich.console import Console
 
+from seqreg.errors import BadInput
 from seqreg.workbench.config import lookup
 from seqreg.workbench.text.terminal import print_json
 
@@ -87,3 +89,16 @@ Output = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def check_address(host: str, allow_remote: bool) -> None:
+    """Refuse an address that others can reach, unless it is asked for."""
+    if not allow_remote and not _is_loopback(host):
+        raise BadInput(f"--host {host}: other machines could reach the models there: if that is meant, --allow-remote")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from seqreg.cli.answers import answer
+from seqreg.cli.options import check_address
 from seqreg.errors import BadInput
 from seqreg.studies.common.trained_model import TrainedModel
 from seqreg.version import __version__
@@ -41,19 +42,6 @@ class _RefusedError(Exception):
         self.status = status
 
 
-def check_address(host: str, allow_remote: bool) -> None:
-    """Refuse an address that others can reach, unless it is asked for."""
-    if not allow_remote and not _is_loopback(host):
-        raise BadInput(f"--host {host}: other machines could reach the models there: if that is meant, --allow-remote")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 class PageServer(ThreadingHTTPServer):
     """The page of some models; every question is answered by one thread at a time.
 
@@ -67,6 +55,9 @@ class PageServer(ThreadingHTTPServer):
 
     def __init__(self, models: Mapping[str, TrainedModel], host: str, port: int, *, allow_remote: bool = False) -> None:
         check_address(host, allow_remote)
+        for model in models.values():
+            if model.card.kind == "token_classification":
+                raise BadInput(f"{model.folder}: tags of words have no page yet: seqreg predict {model.folder} FILE")
         self.models, self.host, self.allow_remote = models, host, allow_remote
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.lock = threading.Lock()

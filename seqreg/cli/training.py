@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from seqreg.cli.options import Json, Recipe, Settings, Terms, Trained, Trust, Variants, print_result
+from seqreg.cli.options import Json, Recipe, Settings, Terms, Trained, Trust, Variants, check_address, print_result
 from seqreg.errors import BadInput
 from seqreg.workbench.config import run_config
 from seqreg.workbench.scores.results import METRICS, score_table
@@ -255,13 +255,13 @@ def serve(
 
     seqreg serve runs/gigaword-tiny/baseline runs/gigaword-tiny/r3f
     """
+    check_address(host, allow_remote)
     for run in runs:
         run_config.check_trained(run)
         run_config.load(run, build_terms=False)
     from seqreg.cli import serve
     from seqreg.studies.common.trained_model import load_all
 
-    serve.check_address(host, allow_remote)
     quiet()
     models = load_all(runs, trust=trust)
     for model in models.values():

@@ -79,7 +79,7 @@ def test_json_is_one_document_alone_on_the_standard_output(name: str, place: Pat
 
 
 def test_every_command_has_json() -> None:
-    assert set(PRINTED) | {"replay", "quickstart"} == set(COMMANDS), "a command that nobody walks"
+    assert set(PRINTED) | {"replay", "quickstart", "serve"} == set(COMMANDS), "a command that nobody walks"
     for name, command in COMMANDS.items():
         assert any("--json" in option.opts for option in command.params), name
 
@@ -152,6 +152,8 @@ WRONG = {
     "evaluate run data.path=gone": "data.path=gone: no such file or folder",
     "predict gone a.txt": "gone: no such folder",
     "predict run gone.txt": "gone.txt: no such file",
+    "serve run gone": "gone: no such folder",
+    "serve run --host 0.0.0.0": "--host 0.0.0.0: other machines could reach the models there",
     "rouge gone.txt a.txt": "gone.txt: cannot be read",
     "replay gone": "gone: no such folder",
     "new-task gone.csv": "gone.csv: ",

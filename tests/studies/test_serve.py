@@ -12,13 +12,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from seqreg.cli.answers import answer
-from seqreg.cli.serve import LONGEST, PageServer, check_address
+from seqreg.cli.options import check_address
+from seqreg.cli.serve import LONGEST, PageServer
 from seqreg.errors import BadInput
 from seqreg.studies.common.trained_model import TrainedModel
 from seqreg.workbench.data.examples import Example
@@ -172,6 +174,9 @@ def test_addresses_that_others_can_reach_are_refused(models: dict[str, TrainedMo
         port = server.server_address[1]
         assert server.knows(f"192.168.1.2:{port}")
         assert not server.knows(f"evil.example:{port}")
+    tagger = SimpleNamespace(card=SimpleNamespace(kind="token_classification"), folder=Path("runs/tags"))
+    with pytest.raises(BadInput, match="runs/tags: tags of words have no page yet: seqreg predict runs/tags FILE"):
+        PageServer({"tags": tagger}, "127.0.0.1", 0)  # type: ignore[dict-item]
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

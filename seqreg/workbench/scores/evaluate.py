@@ -190,7 +190,7 @@ def score_tags(texts: Sequence[str], examples: Sequence[Example], card: Card, **
     means = {name: 100 * mean for report in reports for name, mean in report.means.items()}
     columns = {name: column for report in reports for name, column in report.columns.items()}
     predictions = [
-        {"index": index, "prediction": text, "reference": reference}
+        {"index": index, "source": shown_source(examples[index]), "prediction": text, "reference": reference}
         | {name: round(column[index].item(), 6) for name, column in columns.items()}
         for index, (text, reference) in enumerate(zip(texts, references, strict=True))
     ]

@@ -93,6 +93,15 @@ def resolved(*settings: str) -> run_config.Run:
     return run_config.resolve("quickstart", overrides=["task=text_pairs", *settings])
 
 
+def test_another_file_of_the_same_task_has_a_name_of_its_own(tmp_path: Path) -> None:
+    for name, word in (("gb", "tomato"), ("us", "lift")):
+        (tmp_path / f"{name}.json").write_text(json.dumps({f"{word}{number}": "x" for number in range(20)}))
+    data = Data(path=str(tmp_path / "gb.json"), also={"g2p": str(tmp_path / "us.json")})
+    splits = loading.load(cards.load("g2p")[0], data, needs_train=False)
+    assert splits.also == ["g2p-us"]
+    assert splits.sets["g2p-us"][0].source.startswith("lift")
+
+
 def test_columns_delimiter_and_encoding_of_a_file(tmp_path: Path) -> None:
     lines = ["body;subject;note", *(f'"caf\xe9; {n}";sujet {n};x' for n in range(4))]
     (tmp_path / "mails.csv").write_bytes("\n".join(lines).encode("latin-1"))
