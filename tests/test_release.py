@@ -116,3 +116,24 @@ def test_an_installed_wheel_trains_outside_of_the_repository(installed: Path, tm
     assert metrics["versions"]["seqreg"] == __version__
     assert metrics["train"]["steps"] == 2
     _run(installed, tmp_path, "seqreg", "evaluate", "run")
+
+
+@pytest.mark.parametrize("minor", [10, 11, 12, 13])
+def test_the_sources_are_read_by_every_python_that_is_declared(minor: int) -> None:
+    """With the interpreters that are at hand; their libraries are not."""
+    assert f"Python :: 3.{minor}\n" in (ROOT / "setup.cfg").read_text()
+    places = [*(Path.home() / ".pyenv" / "versions").glob(f"3.{minor}.*/bin/python"), shutil.which(f"python3.{minor}")]
+    pythons = [str(place) for place in places if place and _version(str(place)) == f"3.{minor}"]
+    if not pythons:
+        pytest.skip(f"no Python 3.{minor} on this machine")
+    code = (
+        "import pathlib, sys\n"
+        "for path in pathlib.Path(sys.argv[1]).rglob('*.py'): compile(path.read_text('utf-8'), str(path), 'exec')"
+    )
+    done = subprocess.run([pythons[0], "-W", "error", "-c", code, str(ROOT / "seqreg")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def _version(python: str) -> str:
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    return subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip()

@@ -113,7 +113,7 @@ class ReadFile:
         return max(16, -(-int(most) // 16) * 16)
 
     def tags(self, name: str) -> list[str]:
-        """All tags of a column of lists: O first, then by type; an entity that has a beginning may also go on."""
+        """All tags of a column of lists: O first, then by type; an entity that has a beginning may also continue."""
         values = {str(tag) for value in self.columns[name] if isinstance(value, list) for tag in value}
         if all(value.isdigit() for value in values):
             return [f"tag_{number}" for number in range(max(map(int, values), default=0) + 1)]

@@ -30,7 +30,7 @@ METRICS: Mapping[str, TextMetric] = {
 def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
     """Type, first and last word of every entity, by the rules of conlleval, for IOB1, IOB2 and IOBES.
 
-    An entity goes on where an I or E follows a B or I of its type; all other tags but O begin one.
+    An entity continues where an I or E follows a B or I of its type; all other tags but O begin one.
 
     >>> sorted(entities("B-PER I-PER O I-LOC B-LOC".split()))
     [('LOC', 3, 3), ('LOC', 4, 4), ('PER', 0, 1)]
@@ -40,8 +40,8 @@ def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
     for place, tag in enumerate(tags):
         prefix, _, kind = tag.partition("-")
         if prefix in PREFIXES:
-            goes_on = before in ("B", "I") and prefix in ("I", "E") and kind == former
-            spans.append((kind, spans.pop()[1] if goes_on else place, place))
+            continues = before in ("B", "I") and prefix in ("I", "E") and kind == former
+            spans.append((kind, spans.pop()[1] if continues else place, place))
         before, former = prefix, kind
     return set(spans)
 

@@ -20,7 +20,7 @@ class WordLimits(LogitsProcessor):
     """No end before `min_words` words, and none begun after `max_words`; for one call of `generate`.
 
     What was there when it was called first, a prompt or the token that a decoder starts with, is not counted. A word
-    that has begun goes on, so none is cut in two; a limit that leaves nothing to generate gives way to the end.
+    that has begun continues, so none is cut in two; a limit that leaves nothing to generate gives way to the end.
 
     Args:
         ends: ids of the tokens that end a text

@@ -20,6 +20,7 @@ ARCHITECTURES = {
     "facebook/bart-large": "bart",
     "google/pegasus-large": "pegasus",
     "FacebookAI/roberta-large": "roberta",
+    "microsoft/deberta-v3-base": "deberta-v2",
     "FacebookAI/xlm-roberta-large": "xlm-roberta",
     "HuggingFaceTB/SmolLM2-135M-Instruct": "llama",
 }
@@ -35,7 +36,7 @@ STEPS = [(recipe, chosen) for recipe, chosen in COMBINATIONS if chosen in ([], [
 
 
 def test_what_there_is() -> None:
-    assert {"cnn_dailymail", "gigaword", "reddit_tifu", "glue", "xnli", "xsum", "quickstart", "sft", "ner"} == set(
+    assert {"cnn_dailymail", "gigaword", "reddit_tifu", "glue", "ner", "xnli", "xsum", "quickstart", "sft"} == set(
         RECIPES
     )
     assert sorted([*term_names(), "asft", "r4f", "roast"]) == TERMS
