@@ -29,7 +29,7 @@ COLUMNS = {
     "TP": (REFUSALS, "tensor parallelism, as transformers marks it"),
     "compile": (
         CONDITIONS,
-        "`model.compile(backend='eager')`, against the same without; other backends: `tests/integrations/test_compile.py`",
+        "`model.compile(backend='eager')`, against the same without; more in `tests/integrations/test_compile.py`",
     ),
     "LoRA": (CONDITIONS, "against the merged model, by the chain rule; Bregman against the loss from all logits"),
     "DoRA": (CONDITIONS, "against the loss from all logits, and the first loss against that of the merged model"),
@@ -115,7 +115,8 @@ adapters are refused there.
 A compiled model is compiled once: hooks on its embeddings and its stopped head are part of the graph, and later steps
 compile nothing (`tests/integrations/test_compile.py`). A graph ends at the embedding where a perturbation looks at the
 embeddings (R3F, NEFTune and others with a random start), and where two stacks share one lookup; those of transformers
-itself, as BART's masks, stay.
+itself, as BART's masks, stay. A compiled model that shifts or scales its logits (BART's bias) has them computed: exact,
+and not fused; `LossReport.paths` tells.
 """
 
 
