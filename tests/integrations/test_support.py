@@ -157,7 +157,7 @@ def compiled(terms: tuple[Term, ...]) -> str:
 
 
 def adapters(**settings: Any) -> Callable[[tuple[Term, ...]], str]:
-    """Other adapters of PEFT: against the loss from all logits, and the first loss against that of the merged model."""
+    """Other adapters of PEFT: the loss from all logits is the reference."""
 
     def work(terms: tuple[Term, ...]) -> str:
         kind = settings.get("kind", peft.LoraConfig)
@@ -165,9 +165,6 @@ def adapters(**settings: Any) -> Callable[[tuple[Term, ...]], str]:
         torch.manual_seed(0)
         net, batch = peft.get_peft_model(llama(), config).train(), [tiny_models.batch("llama")]
         slow = loss_and_gradient(copy.deepcopy(net), batch, terms, fused=False)
-        if hasattr(net.base_model, "merge_and_unload"):
-            merged = copy.deepcopy(net).merge_and_unload().train()
-            assert loss_and_gradient(merged, batch, terms, batched=False)[0][0] == pytest.approx(slow[0][0], rel=1e-4)
         return compare(loss_and_gradient(net, batch, terms, batched=False), slow, 1e-4)
 
     return work
