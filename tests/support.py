@@ -27,7 +27,20 @@ COLUMNS = {
     "FSDP1": (MATRIX, "`FullyShardedDataParallel(use_orig_params=True)`, as above"),
     "ZeRO": (REFUSALS, "DeepSpeed, any stage; the test has a stand-in of its wrapper, DeepSpeed itself was not run"),
     "TP": (REFUSALS, "tensor parallelism, as transformers marks it"),
+    "compile": (
+        CONDITIONS,
+        "`model.compile(backend='eager')`, against the same without; more in `tests/integrations/test_compile.py`",
+    ),
     "LoRA": (CONDITIONS, "against the merged model, by the chain rule; Bregman against the loss from all logits"),
+    "DoRA": (CONDITIONS, "against the loss from all logits; against PEFT's own: `tests/integrations/test_peft.py`"),
+    "IA3": (CONDITIONS, "as DoRA"),
+    "prefix": (CONDITIONS, "prefix tuning, against the loss from all logits"),
+    "LoRA on embeddings": (CONDITIONS, "as DoRA"),
+    "LoRA on head": (
+        CONDITIONS,
+        "such a head is no single matrix and its logits are held, so that both sides are one computation",
+    ),
+    "modules_to_save": (CONDITIONS, "as DoRA, with a language-model head that is trained whole"),
     "checkpointing": (CONDITIONS, "non-reentrant gradient checkpointing, against the same without"),
     "bf16 autocast": (CONDITIONS, "against the loss from all logits, to bf16's rounding"),
     "bf16 weights": (CONDITIONS, "as above"),
@@ -41,20 +54,20 @@ COLUMNS = {
     ),
 }
 TABLE = """
-base     F F F E R R F F F F F F
-r3f      F F F E R R F F F F F F
-smart    F F R E R R F F F R F F
-bregman  F F F R R R F F F F F F
-anchor   F F F R R R F F F F F F
-sift     F F R E R R F F F F F F
-alum     F F R E R R F F F R F F
-vat      F F R E R R F F F R R F
-freelb   F F R E R R F F F R R F
-rdrop    F F F E R R F F F F F F
-neftune  F F F E R R F F F F F F
-jachess  F F R E R R F F F R F -
-uegr     E E R E R R E R E R R E
-r4f      E E - E - - - - - - - -
+base     F F F E R R F F F F F F E F F F F F F
+r3f      F F F E R R F F F F F F E F F F F F F
+smart    F F R E R R F F F F F F E F F F R F F
+bregman  F F F R R R F F F F F F E F F F F F F
+anchor   F F F R R R F F F F F F E F F F F F F
+sift     F F R E R R F F F F F F E F F F F F F
+alum     F F R E R R F F F F F F E F F F R F F
+vat      F F R E R R F F F F F F E F F F R R F
+freelb   F F R E R R F F F F F F E F F F R R F
+rdrop    F F F E R R F F F F F F E F F F F F F
+neftune  F F F E R R F F F F F F E F F F F F F
+jachess  F F R E R R F F F F F F E F F F R F -
+uegr     E E R E R R E E E E E E E E R E R R E
+r4f      E E - E - - - - - - - - - - - - - - -
 """
 """A letter a column, in their order; see `STATUS`."""
 
@@ -101,6 +114,12 @@ Trainers: `shard(model)` of `seqreg.integrations.hf` before a `RegularizedTraine
 process (`tests/integrations/test_distributed.py::test_gradient_under_fsdp2`), resume exactly and save a plain model
 (`tests/workbench/run/test_engines.py`). Adafactor, R4F heads, selective updates, averages of weights and, in recipes,
 adapters are refused there.
+
+A compiled model is compiled once: hooks on its embeddings and its stopped head are part of the graph, and later steps
+compile nothing (`tests/integrations/test_compile.py`). A graph ends at the embedding where a perturbation looks at the
+embeddings (R3F, NEFTune and others with a random start), and where two stacks share one lookup; those of transformers
+itself, as BART's masks, stay. A compiled model that shifts or scales its logits (BART's bias) has them computed: exact,
+and not fused; `LossReport.paths` tells.
 """
 
 

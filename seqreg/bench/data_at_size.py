@@ -131,7 +131,7 @@ def _work(pipe: Connection, folder: str) -> None:
 def prepare(folder: Path) -> dict[str, Any]:
     """Examples, their fingerprint, token ids, lengths and order, and the first batch of it."""
     card, _ = cards.load("cnn_dailymail")
-    lengths = {"max_source_length": card.lengths.source, "max_target_length": card.lengths.target}
+    lengths: Any = {"max_source_length": card.lengths.source, "max_target_length": card.lengths.target}
     data = Data(path=str(folder / "data"), cache_dir=str(folder / "cache"), keep_in_memory=False, **lengths)
     splits = loading.load(card, data)
     digest, _ = fingerprint(splits)

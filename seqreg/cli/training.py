@@ -133,10 +133,11 @@ def check(
         recipe, terms=terms or (), variants=variant or (), overrides=settings or (), trust=trust,
         paths=run_config.PATHS,
     )  # fmt: skip
+    from seqreg.bench.scaling import Cluster
     from seqreg.cli import check
 
     quiet()
-    cluster = None if gpus is None else check.Cluster(gpus=gpus, memory=memory or check.Cluster.memory)
+    cluster = None if gpus is None else Cluster(gpus=gpus, memory=memory or Cluster.memory)
     outline = check.check(run, cluster)
     print_result(outline, outline, as_json=as_json)
 

@@ -257,18 +257,18 @@ class Lookup(_StackHooks):
         return self._embeds.clone()  # some models change it in place
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _computed(delta: Callable[[Tensor], Tensor], embeds: Tensor) -> Tensor:
     """A perturbation that depends on the embeddings: it may look at numbers, which no graph of torch.compile can."""
     return delta(embeds)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _same(tokens: Tensor, others: Tensor) -> bool:
     return torch.equal(tokens, others)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _only_padding(embedding: nn.Module, ids: Tensor) -> bool:
     """LED looks up a second time: the padding that fills its attention window."""
     padding = getattr(embedding, "padding_idx", None)
