@@ -122,7 +122,12 @@ def plot(curves: Sequence[Curve], path: str) -> None:
                 panel.loglog(curve.points, getattr(curve, of), style, marker=".", linewidth=1, label=curve.name)
             panel.set_title(axis if row == 0 else "", fontsize=10)
             panel.set_ylabel(label if column == 0 else "")
-            panel.set_xticks(POINTS[axis], [f"{point:,}" for point in POINTS[axis]], fontsize=7, minor=False)
+            panel.set_xticks(
+                POINTS[axis],
+                [f"{point // 1000}k" if point >= 1000 else str(point) for point in POINTS[axis]],
+                fontsize=7,
+                minor=False,
+            )
             panel.minorticks_off()
     panels[0][-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
     figure.savefig(path, dpi=130)
