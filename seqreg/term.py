@@ -21,7 +21,7 @@ from seqreg.schedules import Weight, weight_at
 
 @dataclass(frozen=True)
 class Cost:
-    """What a term adds to a plain step, in passes through the whole model."""
+    """What a term adds to a plain step, in passes through the whole model; one that begins at a layer counts as one."""
 
     forwards: int
     backwards: int

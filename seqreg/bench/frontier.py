@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from seqreg.bench.worker_process import count_flops
 from seqreg.build import build_term
 from seqreg.context import Evaluation
 from seqreg.criterion import Criterion
-from seqreg.errors import BadInput
+from seqreg.errors import Advice, BadInput
 from seqreg.integrations.hf import context
 from seqreg.integrations.hf import model as hf
 from seqreg.objective import Part, WeightedSum, evaluate
@@ -208,7 +209,9 @@ def value(term: Term, model: Any, batch: Mapping[str, Any]) -> Tensor:
 
 
 def _flops(model: Any, batch: Batch, *terms: Term) -> int:
-    return count_flops(criterion_step(Criterion(*terms), model, batch))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Advice)  # a weight of 1 is not to be trained with
+        return count_flops(criterion_step(Criterion(*terms), model, batch))
 
 
 def plot(frontier: Frontier, path: str) -> None:

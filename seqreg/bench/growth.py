@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -12,6 +13,7 @@ import numpy as np
 from seqreg.bench.sizes import Size
 from seqreg.bench.steps import HF, PLAIN, Variant, variants
 from seqreg.bench.worker_process import clock, count_flops, peak_memory
+from seqreg.errors import Advice
 
 Axis = Literal["classes", "target", "source", "rows", "layers"]
 BASE = Size(width=64, layers=2, heads=2, classes=8000, source=64, target=32, rows=4, together=1)
@@ -91,11 +93,13 @@ def _curve(variant: Variant, axis: Axis) -> Curve:
         size = dataclasses.replace(BASE, **{axis: point})  # type: ignore[arg-type]
         model, batch = size.model(), size.batch()
         step = variant.step(model, batch)
-        flops.append(count_flops(step))  # warms up too
-        memory.append(peak_memory(variant.step(model, batch), model))
-        begin = clock()
-        step()
-        seconds.append(clock() - begin)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Advice)  # random weights are not to be trained
+            flops.append(count_flops(step))  # warms up too
+            memory.append(peak_memory(variant.step(model, batch), model))
+            begin = clock()
+            step()
+            seconds.append(clock() - begin)
     return Curve(variant.name, axis, POINTS[axis], tuple(flops), tuple(memory), tuple(seconds))
 
 
@@ -118,7 +122,12 @@ def plot(curves: Sequence[Curve], path: str) -> None:
                 panel.loglog(curve.points, getattr(curve, of), style, marker=".", linewidth=1, label=curve.name)
             panel.set_title(axis if row == 0 else "", fontsize=10)
             panel.set_ylabel(label if column == 0 else "")
-            panel.set_xticks(POINTS[axis], [f"{point:,}" for point in POINTS[axis]], fontsize=7, minor=False)
+            panel.set_xticks(
+                POINTS[axis],
+                [f"{point // 1000}k" if point >= 1000 else str(point) for point in POINTS[axis]],
+                fontsize=7,
+                minor=False,
+            )
             panel.minorticks_off()
     panels[0][-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
     figure.savefig(path, dpi=130)

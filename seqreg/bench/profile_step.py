@@ -70,11 +70,11 @@ def profile_step(
     before, begin = resource.getrusage(resource.RUSAGE_SELF), time.process_time()
     whole()
     seconds, after = time.process_time() - begin, resource.getrusage(resource.RUSAGE_SELF)
-    wall, used = time.perf_counter(), time.process_time()
     with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
+        wall, used = time.perf_counter(), time.process_time()
         whole()
-    total = time.perf_counter() - wall
-    waiting = total / (time.process_time() - used)
+        total, used = time.perf_counter() - wall, time.process_time() - used
+    waiting = total / used
     kinds = dict.fromkeys(("matrix products", "attention", "optimizer", "other operators"), 0.0)
     for event in profiler.key_averages():
         kinds[kind_of(event.key)] += event.self_cpu_time_total / 1e6

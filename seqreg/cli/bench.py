@@ -16,7 +16,7 @@ from seqreg.cli.options import Json, Settings, print_result
 from seqreg.errors import BadInput
 from seqreg.workbench.text.atomic_files import writable
 from seqreg.workbench.text.escape import plain
-from seqreg.workbench.text.terminal import console, quiet
+from seqreg.workbench.text.terminal import console, print_json, quiet
 
 if TYPE_CHECKING:
     from seqreg.bench.measure import Bench
@@ -174,9 +174,14 @@ def _steps(
         console.print(f"Drawn in {plain(plot)}", markup=False)
 
 
-def _print_steps(measured: Bench) -> None:
+def _wide() -> Console:
+    """Where tables of many columns are printed."""
     out = Console(highlight=False)
-    out = out if out.is_terminal else Console(highlight=False, width=110)
+    return out if out.is_terminal else Console(highlight=False, width=110)
+
+
+def _print_steps(measured: Bench) -> None:
+    out = _wide()
     table = Table(title=f"One training step, {measured.size}")
     table.add_column("step", no_wrap=True)
     for name in ("time", "range", "FLOPs", "memory", "of the limit"):
@@ -346,5 +351,9 @@ def _profile(size: str, terms: list[str] | None, threads: int, as_json: bool) ->
     )
     busy = max(each.waiting for each in profiles)
     warning = f"The machine was busy ({busy:.1f} times the CPU time passed): shares and rates are not to be trusted."
-    result = [{**dataclasses.asdict(each), "of_peak": each.of_peak} for each in profiles]
-    print_result(result, table, note, *([warning] if busy > 1.2 else []), as_json=as_json)
+    if as_json:
+        print_json([{**dataclasses.asdict(each), "of_peak": each.of_peak} for each in profiles])
+        return
+    out = _wide()
+    for shown in (table, note, *([warning] if busy > 1.2 else [])):
+        out.print(shown)
