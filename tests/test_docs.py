@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import os
+import json
 import re
 import subprocess
 import sys
@@ -225,10 +226,14 @@ def test_every_term_and_preset_and_update_has_a_paper() -> None:
     assert all(f"{kind.__name__}(" in text for kind in UPDATES.values())
 
 
-def test_the_card_in_the_docs_is_a_card() -> None:
-    (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "recipes.md").read_text(), re.S)
-    card = cards.parse(overlay.parse(example, "docs/recipes.md"), "docs/recipes.md")
-    assert card.evaluations == ["test"]
+def test_the_card_and_the_engine_in_the_docs_are_read() -> None:
+    text = (ROOT / "docs" / "recipes.md").read_text()
+    card, engine = (
+        overlay.parse(example, "docs/recipes.md") for example in re.findall(r"```yaml\n(.*?)```", text, re.S)
+    )
+    assert cards.parse(card, "docs/recipes.md").evaluations == ["test"]
+    words = [f"engine.{key}={json.dumps(value)}" for key, value in engine["engine"].items()]
+    assert run_config.resolve("quickstart", overrides=words).config.engine.name == "fsdp2"
 
 
 def test_readme_lists_every_recipe() -> None:
