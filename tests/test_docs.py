@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import doctest
-import os
 import json
+import os
 import re
 import subprocess
 import sys
