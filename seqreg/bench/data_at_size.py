@@ -35,7 +35,7 @@ from seqreg.workbench.run.fingerprint import fingerprint
 EXAMPLES = 287_113
 """Training examples of CNN/DailyMail."""
 _WORDS = (570, 46)
-"""Median words of an article and of a summary: about those of the 950 articles that the repository was tried on."""
+"""Median words of an article and of a summary: about those of a sample of 950 articles of CNN/DailyMail."""
 _BYTES = 20_000
 """Of the disk, an example: its text, twice, and its token ids."""
 _TOKENIZER = "tokenizer"

@@ -30,7 +30,7 @@ Engine = Literal["DDP", "FSDP2"]
 
 @dataclass(frozen=True)
 class Cluster:
-    """GPUs, and what we assume of them; an A100's data sheet has the first two.
+    """GPUs, and what we assume of them: round numbers, none of them measured.
 
     Args:
         memory: GB of one
