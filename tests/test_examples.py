@@ -22,6 +22,8 @@ MODELS = {
     "accelerate_loop": "bart", "attach_trainer": "roberta", "own_head": "roberta", "own_model": "", "own_term": "bart",
     "sentence_pairs": "bert", "sft_lora": "llama", "training_loop": "bart",
 }  # fmt: skip
+RANKS = "accelerate_fsdp2"
+"""The example that torchrun starts."""
 
 
 def loaded(name: str) -> Any:
@@ -33,22 +35,37 @@ def loaded(name: str) -> Any:
     return module
 
 
+def save_model(example: str, model: str, folder: str) -> None:
+    """A tiny model with the words of an example."""
+    words = re.findall(r"\w+", (EXAMPLES / f"{example}.py").read_text().lower())
+    tokenizer = tiny_tokenizer.tokenizer(words)
+    tokenizer.save_pretrained(folder)
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 256}
+    extra = {"num_labels": 2} if model == "roberta" else {}
+    tiny_models.make(model, spread=2.0, **sizes, **extra).save_pretrained(folder)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_an_example_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if name == "sft_lora":
         pytest.importorskip("trl", reason="trl is not installed: pip install trl runs this example")
     folder, model = str(tmp_path / "model"), MODELS[name]
     if model:
-        words = re.findall(r"\w+", (EXAMPLES / f"{name}.py").read_text().lower())
-        tokenizer = tiny_tokenizer.tokenizer(words)
-        tokenizer.save_pretrained(folder)
-        sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 256}
-        extra = {"num_labels": 2} if model == "roberta" else {}
-        tiny_models.make(model, spread=2.0, **sizes, **extra).save_pretrained(folder)
+        save_model(name, model, folder)
     losses = loaded(name).main(*([folder] if model else []), 25)
     assert len(losses) == 25
     assert sum(losses[-5:]) < sum(losses[:5])
     assert len(capsys.readouterr().out) > 0
+
+
+def test_the_example_on_several_ranks_runs(tmp_path: Path) -> None:
+    folder = str(tmp_path / "model")
+    save_model(RANKS, "bart", folder)
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", str(EXAMPLES / f"{RANKS}.py"), folder]
+    done = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True)
+    steps = re.findall(r"step (\d): ([\d.]+)", done.stdout)
+    assert [step for step, _ in steps] == ["0", "1", "2"]  # two ranks share four rows, two in a step each
+    assert float(steps[-1][1]) < float(steps[0][1])
 
 
 def test_the_fairseq_example_gives_fairseq_what_the_plug_in_reads(tmp_path: Path) -> None:
@@ -71,6 +88,6 @@ def test_the_fairseq_example_gives_fairseq_what_the_plug_in_reads(tmp_path: Path
 
 def test_every_example_is_run_and_listed() -> None:
     text = (EXAMPLES.parent / "docs" / "library.md").read_text()
-    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted(MODELS)
-    scripts = [*(f"{name}.py" for name in MODELS), "fairseq_train.sh"]
+    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted([*MODELS, RANKS])
+    scripts = [*(f"{name}.py" for name in (*MODELS, RANKS)), "fairseq_train.sh"]
     assert [name for name in scripts if f"examples/{name}" not in text] == []
