@@ -23,8 +23,9 @@ STYLE: dict[Any, Any] = {
 
 
 def look(index: int) -> dict[str, str]:
-    """The colour and the marker of a series; after the last, the first again."""
-    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
+    """The colour and the marker of a series; after the last colour the first again, with another marker."""
+    turns, place = divmod(index, len(COLOURS))
+    return {"color": COLOURS[place], "marker": MARKERS[(place + turns) % len(MARKERS)]}
 
 
 @contextmanager

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from seqreg.studies.common.figures import figure, look
-from seqreg.studies.results.measurements import MethodMean, RankCorrelation
+from seqreg.studies.results.measurements import MethodMean
 
 Panel = tuple[str, Any]
-"""A title, and what is drawn: values of a comparison, its costs, means by measure, or a correlation."""
+"""A title, and what is drawn: values of a comparison, its costs, means by measure, or a relation."""
 _DPI_WIDTH = 6.0
 _VIOLIN = 8
 """Seeds from which a distribution is drawn behind the dots."""
@@ -26,6 +26,15 @@ class CostPanel:
     values: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class RelationPanel:
+    """Two numbers of every run of one step, by method."""
+
+    points: Mapping[str, Sequence[tuple[float, float]]]
+    x: str
+    y: str
+
+
 def draw(panels: Sequence[Panel], path: Path) -> None:
     """Draw all panels, two in a row."""
     across = min(2, len(panels))
@@ -34,7 +43,7 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
         for place, (title, content) in enumerate(panels):
             axes = drawn.add_subplot(down, across, place + 1)
             axes.set_title(title)
-            if isinstance(content, RankCorrelation):
+            if isinstance(content, RelationPanel):
                 _points(axes, content)
             elif isinstance(content, CostPanel):
                 _costs(axes, content.values)
@@ -109,11 +118,13 @@ def _measures(axes: Any, means: Mapping[str, Sequence[MethodMean]]) -> None:
         axes.legend(fontsize=9)
 
 
-def _points(axes: Any, relation: RankCorrelation) -> None:
+def _points(axes: Any, panel: RelationPanel) -> None:
     """Every run as a point, coloured by method."""
-    for place, (name, points) in enumerate(relation.points.items()):
+    for place, (name, points) in enumerate(panel.points.items()):
         if points:
             x, y = zip(*points, strict=True)
             style = look(place)
             axes.plot(x, y, style["marker"], color=style["color"], markersize=5, linestyle="", label=name)
+    axes.set_xlabel(panel.x)
+    axes.set_ylabel(panel.y)
     axes.legend(fontsize=7)

@@ -317,6 +317,13 @@ def _provenance(archive: Archive) -> str:
     return f"{hours}. Commit: {commits}. {prose(versions)}."
 
 
+def _relation_panel(step: StudyStep, relation: Relation, correlation: RankCorrelation) -> figures.Panel:
+    """The runs of one step: those of others may have another scale."""
+    prefix = f"{step.name}: "
+    points = {name.removeprefix(prefix): some for name, some in correlation.points.items() if name.startswith(prefix)}
+    return step.heading, figures.RelationPanel(points, relation.x, relation.y)
+
+
 def draw(found: StudyResults, path: Path) -> None:
     """The figure of a study."""
     panels: list[figures.Panel] = []
@@ -327,6 +334,10 @@ def draw(found: StudyResults, path: Path) -> None:
                 panels.append((f"{result.step.heading}: cost", figures.CostPanel(result.finding.values)))
         elif result.means:
             panels.append((result.step.heading, result.means))
-    panels += [(relation.title, correlation) for relation, correlation in found.relations if correlation is not None]
+    panels += [
+        _relation_panel(found.study.step(step), relation, correlation)
+        for relation, correlation in found.relations if correlation is not None
+        for step in relation.of
+    ]  # fmt: skip
     if panels:
         figures.draw(panels, path)
