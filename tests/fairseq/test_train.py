@@ -73,7 +73,12 @@ def test_training(pairs: Path, tmp_path: Path, arch: str, term: str) -> None:
 
 def test_the_example_trains(pairs: Path, tmp_path: Path) -> None:
     flags = [*tiny_fairseq.TRANSFORMER, *LOGGED, *SAVED, "--save-dir", str(tmp_path / "out"), "--max-update", "9"]
-    environment = {**os.environ, **ENVIRONMENT, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    stand_in = tmp_path / "bin" / "seqreg"  # the command line needs more than is in this environment
+    stand_in.parent.mkdir()
+    stand_in.write_text(f"#!/bin/sh\necho {tiny_fairseq.PLUGIN}\n")
+    stand_in.chmod(0o755)
+    path = f"{stand_in.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, **ENVIRONMENT, "PATH": path}
     command = ["bash", str(tiny_fairseq.ROOT / "examples" / "fairseq_train.sh"), str(pairs), *flags]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
     assert result.returncode == 0, result.stderr[-3000:]
