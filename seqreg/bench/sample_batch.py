@@ -11,7 +11,7 @@ from transformers.models.auto import modeling_auto as auto_models
 
 from seqreg.errors import BadInput
 from seqreg.workbench.config import cards
-from seqreg.workbench.config.settings import Lora
+from seqreg.workbench.config.settings import Data, Lora
 from seqreg.workbench.data import adapters, loading, models, synthetic_news
 from seqreg.workbench.data.completions import PromptEncoder, features
 from seqreg.workbench.data.encoding import collator
@@ -56,9 +56,12 @@ def load(name: str, *, lora_dropout: float | None = None, trust: bool = False) -
     return model, tokenizer, kind
 
 
-def batch(model: Any, tokenizer: Any, kind: ModelKind, size: int, file: Path | None, task: str) -> dict[str, Any]:
+def batch(
+    model: Any, tokenizer: Any, kind: ModelKind, size: int, file: Path | None, task: str,
+    delimiter: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """The first examples of a file, by the card of a task, or generated news without one; classes are made up then."""
-    examples = _news(size) if file is None else _first(file, task, kind, size)
+    examples = _news(size) if file is None else _first(file, task, kind, size, delimiter)
     prompt = PROMPT if kind == "causal" else None
     rows = [_row(example, place, model, tokenizer, kind) for place, example in enumerate(examples)]
     made = collator(tokenizer, "classification" if kind == "classifier" else "generation", prompt)(rows)
@@ -69,11 +72,11 @@ def _news(size: int) -> list[Example]:
     return [Example(story["document"], target=story["summary"]) for story in synthetic_news.stories(size)]
 
 
-def _first(file: Path, task: str, kind: ModelKind, size: int) -> Sequence[Example]:
+def _first(file: Path, task: str, kind: ModelKind, size: int, delimiter: str | None) -> Sequence[Example]:
     card, _ = cards.load(task)
     if (card.kind == "generation") != (kind != "classifier"):
         raise BadInput(f"--task {task}: {card.title} is a task of {card.kind}, and the model is for another: {kind}")
-    return loading.read_file(card, file)[:size]
+    return loading.read_file(card, file, Data(delimiter=delimiter))[:size]
 
 
 def _row(example: Example, place: int, model: Any, tokenizer: Any, kind: ModelKind) -> dict[str, Any]:

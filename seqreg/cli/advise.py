@@ -11,6 +11,7 @@ from rich.table import Table
 from seqreg.cli.options import Json, Trust, print_result
 from seqreg.errors import BadInput
 from seqreg.workbench.config import lookup, methods, overlay, run_config
+from seqreg.workbench.config import settings as config
 from seqreg.workbench.text.escape import plain
 from seqreg.workbench.text.terminal import quiet
 
@@ -36,6 +37,7 @@ def advise(
             "--terms", "-t", help="Only this term, such as `r3f` or `r3f:scale=0.01`; may be repeated. All by default."
         ),
     ] = None,
+    delimiter: Annotated[Optional[str], typer.Option(help=r"Between the cells of a CSV file; \t is a tab.")] = None,
     lora_dropout: Annotated[
         Optional[float], typer.Option(min=0, max=0.99, help="Put LoRA adapters of this dropout on the model.")
     ] = None,
@@ -52,6 +54,9 @@ def advise(
 
     seqreg advise facebook/bart-base --data pairs.jsonl -t r3f -t smart -t r3f:scale=0.1,relative=true
     """
+    if model.startswith((".", "/", "~")) and not Path(model).expanduser().is_dir():
+        raise BadInput(f"{model}: no such folder")
+    between = None if delimiter is None else config.one_character(delimiter, "--delimiter")
     from seqreg.bench import sample_batch
     from seqreg.bench.advise import examine
     from seqreg.workbench.data.hardware import check_precision
@@ -60,7 +65,7 @@ def advise(
     check_precision(precision)
     network, tokenizer, kind = sample_batch.load(model, lora_dropout=lora_dropout, trust=trust)
     chosen = _given(terms) if terms else _all(causal=kind == "causal")
-    batch = sample_batch.batch(network, tokenizer, kind, batch_size, data, task)
+    batch = sample_batch.batch(network, tokenizer, kind, batch_size, data, task, between)
     found = examine(network, batch, chosen, precision=precision)
     print_result(found, _about(found), _table(found), _summary(found), as_json=as_json)
 

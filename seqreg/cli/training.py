@@ -9,7 +9,7 @@ from typing import Annotated, Optional
 import typer
 
 from seqreg.cli.options import Json, Recipe, Settings, Terms, Trained, Trust, Variants, check_address, print_result
-from seqreg.errors import BadInput
+from seqreg.errors import BadInput, nearest
 from seqreg.workbench.config import run_config
 from seqreg.workbench.scores.results import METRICS, score_table
 from seqreg.workbench.text.atomic_files import writable
@@ -98,6 +98,11 @@ def launch(
 
     seqreg launch --nnodes 2 --nproc 8 --rdzv-endpoint node0:29500 --max-restarts 3 train gigaword --terms r3f
     """
+    from seqreg.cli.main import app as commands
+
+    known = sorted(typer.main.get_command(commands).commands)  # type: ignore[attr-defined]
+    if words[0] not in known:
+        raise BadInput(f"{words[0]}: no command of seqreg; {nearest(words[0], known)}")
     from seqreg.workbench.run import torchrun
 
     code = torchrun.launch(

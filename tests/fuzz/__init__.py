@@ -97,7 +97,7 @@ class Fuzz:
         self.done()
         return said
 
-    def checked(self, *words: str, look: Callable[[Any], str] = lambda _: "ok") -> None:
+    def checked(self, *words: str, look: Callable[..., str] = lambda *_: "ok") -> None:
         """`seqreg check`, with `look` in place of the model."""
         with mock.patch.object(check, "check", look):
             self.attempt("check", *words)
@@ -123,7 +123,7 @@ class Fuzz:
         path = self.file(name, content)
         chosen = ["gigaword"] if task == "text_pairs" else ["glue"]
         words = [*chosen, f"task={task}", "model.name=x", f"data.path={path}"]
-        self.checked(*words, look=lambda made: f"{len(loading.load(made.card, made.config.data).sets)}")
+        self.checked(*words, look=lambda made, *_: f"{len(loading.load(made.card, made.config.data).sets)}")
         (self.folder / name).unlink()
 
     def text(self, case: tuple[bytes, bytes, bytes]) -> None:

@@ -204,9 +204,13 @@ def damage(draw: Any, names: Any = tuple(FILES)) -> tuple[str, str, Any]:
     return name, way, draw(st.sampled_from(SHARES))
 
 
+ENDLESS = ("serve", "launch")
+"""Commands that end when someone ends them, or that start others."""
+
+
 def options() -> list[tuple[str, Any]]:
     """Every command with every option and argument that it has."""
-    commands = sorted(COMMAND.commands.items())  # type: ignore[attr-defined]
+    commands = [pair for pair in sorted(COMMAND.commands.items()) if pair[0] not in ENDLESS]  # type: ignore[attr-defined]
     return [(name, one) for name, command in commands for one in command.params if one.name != "help"]
 
 

@@ -60,6 +60,8 @@ PRINTED = {
     "bench": (["--batches"], {"8", "32"}),
     "fairseq-dir": ([], {"folder"}),
     "compare": (["quickstart", "-t", "r3f", "--seeds", "2", "-o", "compare", "--collect"], {"kind", "values"}),
+    "advise": (["./bert", "-t", "r3f"], {"terms"}),
+    "export": (["run", "-o", "exported"], {"output", "files"}),
     "soup": (["run", "--interpolate", "0.5", "-o", "soup"], {"kind", "runs", "start", "alpha", "output"}),
     "report": (["compare"], {"written"}),
     "calibrate": (["run", "--limit", "20"], {"kind", "values"}),
@@ -79,8 +81,10 @@ def test_json_is_one_document_alone_on_the_standard_output(name: str, place: Pat
 
 
 def test_every_command_has_json() -> None:
-    assert set(PRINTED) | {"replay", "quickstart", "serve"} == set(COMMANDS), "a command that nobody walks"
+    assert set(PRINTED) | {"replay", "quickstart", "serve", "launch"} == set(COMMANDS), "a command that nobody walks"
     for name, command in COMMANDS.items():
+        if name == "launch":  # it hands the options of another command on
+            continue
         assert any("--json" in option.opts for option in command.params), name
 
 
@@ -154,6 +158,10 @@ WRONG = {
     "predict run gone.txt": "gone.txt: no such file",
     "serve run gone": "gone: no such folder",
     "serve run --host 0.0.0.0": "--host 0.0.0.0: other machines could reach the models there",
+    "advise ./gone": "./gone: no such folder",
+    "advise ./bert --data gone.csv": "'gone.csv' does not exist",
+    "export gone -o x": "gone: no such folder",
+    "launch gone": "gone: no command of seqreg",
     "rouge gone.txt a.txt": "gone.txt: cannot be read",
     "replay gone": "gone: no such folder",
     "new-task gone.csv": "gone.csv: ",

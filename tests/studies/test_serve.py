@@ -189,7 +189,10 @@ def test_the_command_refuses_in_one_line_and_ends_by_ctrl_c(writer: Path, tmp_pa
     refused = seqreg("serve", writer, "--host", "0.0.0.0", cwd=tmp_path, code=2).stderr
     assert refused.strip().splitlines()[-1].startswith("--host 0.0.0.0: other machines could reach")
     words = [sys.executable, "-m", "seqreg", "serve", str(writer), "--port", "0", "--json"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell in the background ignores it
+    )  # fmt: skip
     assert process.stdout is not None
     text = ""
     while not text.endswith("}\n"):
