@@ -20,7 +20,9 @@ from seqreg.workbench.data.examples import Example
 ModelKind = Literal["seq2seq", "causal", "classifier"]
 PROMPT = "{source}\nTL;DR: "
 SOURCE, TARGET = 128, 32
-"""Tokens of a text."""
+"""Tokens of a text; fewer where the model has no positions for them."""
+_SPECIAL = 16
+"""Positions that are left for special tokens, and for those of the prompt around a text."""
 _AUTO = {
     "seq2seq": transformers.AutoModelForSeq2SeqLM,
     "causal": transformers.AutoModelForCausalLM,
@@ -80,11 +82,14 @@ def _first(file: Path, task: str, kind: ModelKind, size: int, delimiter: str | N
 
 
 def _row(example: Example, place: int, model: Any, tokenizer: Any, kind: ModelKind) -> dict[str, Any]:
+    positions = getattr(model.config, "max_position_embeddings", None) or SOURCE + TARGET + _SPECIAL
+    target_limit = min(TARGET, positions // 4)
+    source_limit = min(SOURCE, positions - target_limit - _SPECIAL)
     if kind == "causal":
-        encoder = PromptEncoder(tokenizer, PROMPT, SOURCE, TARGET)
+        encoder = PromptEncoder(tokenizer, PROMPT, source_limit, target_limit)
         return features(encoder.prompt(example.source), encoder.completion(example.target or "")[0])
-    row = dict(tokenizer(example.source, example.second, truncation=True, max_length=SOURCE))
+    row = dict(tokenizer(example.source, example.second, truncation=True, max_length=source_limit))
     if kind == "seq2seq":
-        target = tokenizer(text_target=example.target, truncation=True, max_length=TARGET)
+        target = tokenizer(text_target=example.target, truncation=True, max_length=target_limit)
         return {**row, "labels": target["input_ids"]}
     return {**row, "labels": place % model.config.num_labels if example.label is None else example.label}

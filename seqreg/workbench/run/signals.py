@@ -11,6 +11,8 @@ from typing import Any
 
 from seqreg.errors import Interrupted
 
+STOPPED = "stopped: run the same command to resume"
+
 
 class Signals:
     """SIGTERM and SIGINT: the first one stops the run in good order, the second at once.
@@ -43,7 +45,7 @@ class Signals:
         name = signal.Signals(number).name
         os.write(2, f"{name}: finishing the step and saving; once more to stop at once\n".encode())
         if not self._deferred:
-            raise Interrupted(number)
+            raise Interrupted(number, STOPPED)
 
     @contextlib.contextmanager
     def deferred(self, on: bool = True) -> Iterator[None]:
@@ -59,7 +61,7 @@ class Signals:
     def check(self) -> None:
         """Raise if a signal was noted."""
         if self.received is not None:
-            raise Interrupted(self.received)
+            raise Interrupted(self.received, STOPPED)
 
 
 def _die(number: int) -> None:
