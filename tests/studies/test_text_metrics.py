@@ -73,3 +73,5 @@ def test_the_best_single_seed_is_the_lowest_error_rate() -> None:
         "The lowest mean is a's (5.00), the lowest single seed b's (1.00): the minimum of several seeds rewards spread."
     ]
     assert conclusions._best_seed({"a": {"mean": 5.0, "scores": [4.0, 6.0]}}, True) == []
+    equal = {"a": {"mean": 4.0, "scores": [2.0, 6.0]}, "b": {"mean": 5.0, "scores": [4.0, 6.0]}}
+    assert conclusions._best_seed(equal, True) == []  # the best seeds are equal

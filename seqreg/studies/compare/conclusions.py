@@ -86,7 +86,7 @@ def _best_seed(methods: dict[str, Any], greater_is_better: bool) -> list[str]:
     choose, word, end = (max, "highest", "maximum") if greater_is_better else (min, "lowest", "minimum")
     seeds = {name: choose(stats["scores"]) for name, stats in methods.items()}
     best, most = choose(methods, key=lambda name: methods[name]["mean"]), choose(seeds, key=lambda name: seeds[name])
-    if best == most:
+    if seeds[best] == seeds[most]:
         return []
     return [
         f"The {word} mean is {best}'s ({methods[best]['mean']:.2f}), the {word} single seed {most}'s "

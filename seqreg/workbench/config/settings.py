@@ -463,8 +463,8 @@ class Config(Section):
         every, saved = self.evaluation.eval_steps, self.checkpoints.save_steps
         if self.evaluation.load_best_model_at_end and (not every or not saved or saved % every):
             raise ValueError(
-                f"evaluation.load_best_model_at_end needs evaluation.eval_steps={every} > 0 and "
-                f"checkpoints.save_steps={saved} a multiple of it"
+                "evaluation.load_best_model_at_end=true: set evaluation.eval_steps, and checkpoints.save_steps to a "
+                f"multiple of it (they are {every} and {saved})"
             )
         if self.evaluation.early_stopping_patience and not every:
             raise ValueError(

@@ -137,6 +137,9 @@ def _train(trainer: Any, loaded: LoadedRun, directory: RunDirectory) -> dict[str
         patience, step = run.config.evaluation.early_stopping_patience, trainer.state.global_step
         evaluations = f"{patience} evaluation{'s' * (patience != 1)}"
         say(f"stopped early, after step {step}: {run.card.score} was not better in {evaluations}")
+    if run.config.evaluation.load_best_model_at_end and trainer.state.best_model_checkpoint is not None:
+        best = Path(trainer.state.best_model_checkpoint).name.rpartition("-")[-1]
+        say(f"the model is that of step {best}, where {run.card.score} on the validation set was best")
     directory.check_own()
     trainer.check_weights()
     numbers = {

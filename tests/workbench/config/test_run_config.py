@@ -59,7 +59,7 @@ FAULTS = {
     "optimisation.num_train_epochs=1": r"^recipes/sizes/tiny_summarizer.yaml and command line: set one of optimisation",
     "optimisation.warmup_steps=9999": r"\.warmup_steps=9999 leaves nothing of optimisation\.max_steps=\d+: set both$",
     "generation.min_length=99": r"min_length=99 is larger than max_length=24$",
-    "evaluation.load_best_model_at_end=true": r"evaluation.load_best_model_at_end needs evaluation.eval_steps=0",
+    "evaluation.load_best_model_at_end=true": r"evaluation.load_best_model_at_end=true: set evaluation.eval_steps",
     "task=gigawrd": r"^command line: task='gigawrd': unknown task 'gigawrd'; did you mean 'gigaword'\?",
     "task=../../etc/passwd": r"unknown task '../../etc/passwd'",
     "task=/etc/passwd": r"unknown task",
