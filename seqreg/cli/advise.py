@@ -67,7 +67,7 @@ def advise(
     chosen = _given(terms) if terms else _all(causal=kind == "causal")
     batch = sample_batch.batch(network, tokenizer, kind, batch_size, data, task, between)
     found = examine(network, batch, chosen, precision=precision)
-    print_result(found, _about(found), _table(found), _summary(found), as_json=as_json)
+    print_result(found, _about(found), _table(found), _notes(found), _summary(found), as_json=as_json)
 
 
 def _tasks() -> list[str]:
@@ -122,11 +122,18 @@ def _about(found: ModelAdvice) -> str:
 
 def _table(found: ModelAdvice) -> Table:
     table = Table(title="every term on this model and batch")
-    for name in ("term", "", "value", "part / base loss", "extra passes", "seconds", "/ plain", "what it says"):
-        table.add_column(name, justify="left" if name in ("term", "", "what it says") else "right", overflow="fold")
+    for name in ("term", "verdict", "value", "part / base", "passes", "seconds", "/ plain"):
+        table.add_column(name, justify="left" if name in ("term", "verdict") else "right", overflow="fold")
     for term in found.terms:
-        table.add_row(plain(term.term), term.verdict, *_numbers(term), plain(term.note))
+        table.add_row(plain(term.term), term.verdict, *_numbers(term))
     return table
+
+
+def _notes(found: ModelAdvice) -> str:
+    """What there is to say about terms, and of how little the numbers are."""
+    lines = [f"{plain(term.term)}: {plain(term.note)}" for term in found.terms if term.note]
+    draws = "Every term draws its own dropout masks and noise, once: values, and the base losses beside them, vary."
+    return "\n".join([*lines, draws])
 
 
 def _numbers(term: TermAdvice) -> list[str]:

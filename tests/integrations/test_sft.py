@@ -15,6 +15,7 @@ from torch import Tensor
 from seqreg import BadInput, Criterion, attach, regularized
 from seqreg.errors import Advice
 from seqreg.integrations.hf import context, private_names
+from seqreg.terms.anchor import Anchor
 from seqreg.terms.bregman import Bregman
 from seqreg.terms.jachess import JacHess
 from seqreg.terms.r3f import R3F
@@ -38,6 +39,7 @@ TERMS: dict[str, Any] = {
     "r3f": R3F(weight=0.5, scale=0.1, dropout="shared"),
     "smart": SMART(weight=0.5),
     "jachess": JacHess(weight=0.1),
+    "anchor": Anchor(weight=1.0),
 }
 
 
