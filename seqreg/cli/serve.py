@@ -7,7 +7,7 @@ import json
 import secrets
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -228,9 +228,10 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing of every request: what is asked is nobody else's."""
 
 
-def serve(server: PageServer) -> None:
-    """Answer until Ctrl-C."""
+def serve(server: PageServer, announce: Callable[[], None]) -> None:
+    """Say where the page is, and answer until Ctrl-C."""
     try:
+        announce()
         server.serve_forever()
     except KeyboardInterrupt:
         pass

@@ -275,8 +275,7 @@ def serve(
     server = serve.PageServer(models, host, port, allow_remote=allow_remote)
     reach = "; other machines can reach it" if allow_remote else ""
     console.print(f"{', '.join(map(plain, models))}: {server.url} (Ctrl-C ends it{reach})", soft_wrap=True)
-    print_result({"url": server.url, "runs": list(models)}, as_json=as_json)
-    serve.serve(server)
+    serve.serve(server, lambda: print_result({"url": server.url, "runs": list(models)}, as_json=as_json))
     console.print("Stopped.")
 
 
