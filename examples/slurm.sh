@@ -13,6 +13,6 @@
 #SBATCH --time=12:00:00
 #SBATCH --signal=TERM@120
 set -euo pipefail
-head="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
-srun seqreg launch --nnodes "$SLURM_NNODES" --nproc "${NPROC:-8}" --rdzv-endpoint "$head:${PORT:-29500}" \
+hosts="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"
+srun seqreg launch --nnodes "$SLURM_NNODES" --nproc "${NPROC:-8}" --rdzv-endpoint "${hosts%%$'\n'*}:${PORT:-29500}" \
     --max-restarts "${MAX_RESTARTS:-3}" --shutdown-timeout 100 "$@"
