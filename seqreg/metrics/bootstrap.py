@@ -21,7 +21,12 @@ def resamples(size: int, count: int, rng: np.random.Generator) -> Iterator[NDArr
 
 def resampled_means(values: NDArray[Any], count: int, rng: np.random.Generator) -> NDArray[np.float64]:
     """Means of `count` resamples of every row of values; all rows see the same.      [rows, n] -> [rows, count]"""
-    means = [[row[indices].mean(1) for row in values] for indices in resamples(values.shape[-1], count, rng)]
+    size = values.shape[-1]
+    means = []
+    for indices in resamples(size, count, rng):
+        indices += np.arange(0, indices.size, size, dtype=np.int32)[:, None]  # every resample counts for itself
+        often = np.bincount(indices.ravel(), minlength=indices.size).reshape(indices.shape)
+        means.append(values @ often.T.astype(np.float64) / size)
     return np.concatenate(means, axis=1)
 
 

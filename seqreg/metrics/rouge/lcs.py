@@ -1,42 +1,13 @@
-"""N-gram and LCS counts of ROUGE, on texts of token ids: a text is a list of sentences.
-
-Every kind of ROUGE comes down to three whole numbers: hits, size of the prediction, size of the reference. Precision is
-hits / predicted, recall is hits / wanted.
-"""
+"""Longest common subsequences for ROUGE-L and ROUGE-Lsum, on texts of token ids: a text is a list of sentences."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
 Sentence = list[int]
 Text = list[Sentence]
-Counts = list[int]  # hits, predicted, wanted of every kind, then the EXTRAS
-EXTRAS = ("tokens", "trigrams", "distinct trigrams", "bigrams", "bigrams that the source does not have")
 BREAK = -1  # between sentences; no token has this number
-
-
-def ngrams(tokens: Sequence[int], n: int) -> Iterator[Hashable]:
-    """The n-grams in order; the tokens themselves where n is 1."""
-    return iter(tokens) if n == 1 else zip(*(tokens[start:] for start in range(n)), strict=False)
-
-
-def overlap(first: Iterable[Hashable], second: Iterable[Hashable]) -> int:
-    """How many items two bags share, each as often as it is in both."""
-    first, second = list(first), list(second)
-    distinct = set(first)
-    if len(distinct) == len(first):  # nothing twice: a set will do, and most bags of bigrams are such
-        return len(distinct.intersection(second))
-    left: dict[Hashable, int] = {}
-    for item in second:
-        left[item] = left.get(item, 0) + 1
-    hits = 0
-    for item in first:
-        remaining = left.get(item)
-        if remaining:
-            left[item] = remaining - 1
-            hits += 1
-    return hits
 
 
 def joined(text: Text) -> Sentence:
@@ -114,39 +85,25 @@ def union_lcs(masks: dict[int, int], fields: Sequence[int], prediction: Text) ->
     return union
 
 
-def union_hits(masks: dict[int, int], wanted: Sequence[int], prediction: Text, predicted: Sequence[int]) -> int:
-    """Hits of rougeLsum: the words at the places of `union_lcs`, none more often than the prediction has it."""
+def union_hits(masks: dict[int, int], wanted: Sequence[int], reference: Text, prediction: Text) -> int:
+    """Hits of rougeLsum: the words at the places of `union_lcs`, none more often than the prediction has it.
+
+    Args:
+        masks: the `places` of `wanted`, which is the reference, `joined`
+    """
     fields, start = [], 0
-    for place, token in enumerate(wanted):
-        if token == BREAK:
-            fields.append((1 << place) - (1 << start))
-            start = place + 1
+    for sentence in reference:
+        end = start + len(sentence)
+        fields.append((1 << end) - (1 << start))
+        start = end + 1
     union = union_lcs(masks, fields, prediction)
-    taken = []
+    often: dict[int, int] = {}
     while union:
         place = union.bit_length() - 1
-        taken.append(wanted[place])
+        often[wanted[place]] = often.get(wanted[place], 0) + 1
         union ^= 1 << place
-    return overlap(taken, predicted)
-
-
-def count(prediction: Text, reference: Text, source: Sentence, kinds: Sequence[str]) -> Counts:
-    """All the numbers of one example."""
-    predicted, wanted = list(chain.from_iterable(prediction)), list(chain.from_iterable(reference))
-    broken = joined(reference)
-    masks = places(broken) if "rougeL" in kinds or "rougeLsum" in kinds else {}
-    counts: Counts = []
-    for kind in kinds:
-        if kind == "rougeL":
-            counts += lcs_length(masks, len(broken), predicted), len(predicted), len(wanted)
-        elif kind == "rougeLsum":
-            counts += union_hits(masks, broken, prediction, predicted), len(predicted), len(wanted)
-        else:
-            n = int(kind[5:])
-            hits = overlap(ngrams(predicted, n), ngrams(wanted, n))
-            counts += hits, max(len(predicted) - n + 1, 0), max(len(wanted) - n + 1, 0)
-    trigrams, bigrams = max(len(predicted) - 2, 0), max(len(predicted) - 1, 0)
-    counts += len(predicted), trigrams, len(set(ngrams(predicted, 3)))
-    known = set(ngrams(source, 2))
-    counts += bigrams, sum([pair not in known for pair in ngrams(predicted, 2)]) if source else bigrams
-    return counts
+    hits = len(often)  # each is in the prediction once at least
+    if any(count > 1 for count in often.values()):
+        predicted = list(chain.from_iterable(prediction))
+        hits += sum(min(count, predicted.count(token)) - 1 for token, count in often.items() if count > 1)
+    return hits

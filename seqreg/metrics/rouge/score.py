@@ -1,4 +1,8 @@
-"""ROUGE: the numbers of rouge-score to the last bit, many times faster, with intervals and a signature."""
+"""ROUGE: the numbers of rouge-score to the last bit, many times faster, with intervals and a signature.
+
+Every kind of ROUGE comes down to three whole numbers: hits, size of the prediction, size of the reference. Precision is
+hits / predicted, recall is hits / wanted.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,9 @@ from numpy.typing import NDArray
 
 from seqreg.errors import BadInput, nearest
 from seqreg.metrics.bootstrap import percentile_intervals, resampled_means
-from seqreg.metrics.rouge.lcs import EXTRAS, count
+from seqreg.metrics.rouge import ngrams
+from seqreg.metrics.rouge.lcs import Text, joined, lcs_length, places, union_hits
+from seqreg.metrics.rouge.ngrams import Ints, Texts
 from seqreg.metrics.rouge.sentences import SPLITS, Split, choose_split
 from seqreg.metrics.rouge.tokens import TOKENIZERS, WORDS, Tokenizer, Vocabulary, loses_script
 
@@ -108,15 +114,21 @@ def rouge(
     every = itertools.chain(checked["predictions"], checked["references"])
     used, splitter = choose_split(split, every) if lsum else ("none", _unsplit)
     vocabulary = Vocabulary(tokenizer, stem)
-    counts = []
-    for owner, pair in tqdm(zip(owners, pairs, strict=True), "ROUGE", len(pairs), unit="pair", disable=not progress):
-        predicted, wanted = ([vocabulary.encode(part) for part in splitter(text)] for text in pair)
-        source = vocabulary.encode(checked["sources"][owner]) if sources is not None else []
-        counts.append(count(predicted, wanted, source, kinds))
-    table, starts = np.array(counts, dtype=np.int64), np.cumsum([0, *sizes[:-1]])
-    scores = {
-        kind: _best(_scores(table[:, 3 * place : 3 * place + 3]), starts, sizes) for place, kind in enumerate(kinds)
-    }
+    hits: dict[str, list[int]] = {kind: [] for kind in kinds if not kind[5:].isdecimal()}  # the others are below
+    predicted, wanted = [], []
+    for one, other in tqdm(pairs, "ROUGE", unit="pair", disable=not progress):
+        prediction, reference = ([vocabulary.encode(part) for part in splitter(text)] for text in (one, other))
+        predicted.append(list(itertools.chain.from_iterable(prediction)))
+        wanted.append(list(itertools.chain.from_iterable(reference)))
+        _count_subsequences(hits, prediction, reference, predicted[-1])
+    first, second, starts = Texts.of(predicted), Texts.of(wanted), np.cumsum([0, *sizes[:-1]])
+    scores = {}
+    for kind in kinds:
+        n = int(kind[5:]) if kind not in hits else 1
+        counted = np.array(hits[kind]) if kind in hits else ngrams.shared(first, second, n)
+        scores[kind] = _best(_scores(counted, first.windows(n), second.windows(n)), starts, sizes)
+    examples = first if max(sizes) == 1 else Texts.of([predicted[start] for start in starts])
+    known = None if sources is None else Texts.of([vocabulary.encode(source) for source in checked["sources"]])
     means = resampled_means(np.stack([scores[kind][:, 2] for kind in kinds]), resamples, np.random.default_rng(seed))
     return RougeReport(
         scores=scores,
@@ -124,7 +136,7 @@ def rouge(
         intervals=dict(zip(kinds, percentile_intervals(means, confidence), strict=True)),
         signature=f"rouge|v={version('rouge-score')}|stem={'yes' if stem else 'no'}|split={used}|tokenizer={tokenizer}"
         + ("" if max(sizes) == 1 else f"|nrefs={max(sizes) if len(set(sizes)) == 1 else 'var'}"),
-        counts=_summary(table[starts, -len(EXTRAS) :], with_sources=sources is not None),
+        counts=_summary(examples, known),
     )
 
 
@@ -148,24 +160,35 @@ def _best(scores: Scores, starts: NDArray[Any], sizes: Sequence[int]) -> Scores:
     return scores[chosen]
 
 
-def _scores(counted: NDArray[np.int64]) -> Scores:
-    """Precision, recall and F from hits, predicted, wanted: [n, 3] -> [n, 3], in rouge-score's order of operations."""
-    hits, predicted, wanted = counted.T
+def _count_subsequences(hits: dict[str, list[int]], prediction: Text, reference: Text, predicted: list[int]) -> None:
+    """Add the hits of one pair to those of rougeL and rougeLsum, where they are wanted."""
+    if not hits:
+        return
+    broken = joined(reference)
+    masks = places(broken)
+    if "rougeL" in hits:
+        hits["rougeL"].append(lcs_length(masks, len(broken), predicted))
+    if "rougeLsum" in hits:
+        hits["rougeLsum"].append(union_hits(masks, broken, reference, prediction))
+
+
+def _scores(hits: Ints, predicted: Ints, wanted: Ints) -> Scores:
+    """Precision, recall and F, in rouge-score's order of operations.      [n, 3]"""
     precision, recall = hits / np.maximum(predicted, 1), hits / np.maximum(wanted, 1)
     total = precision + recall
     f = np.divide(2 * precision * recall, total, out=np.zeros_like(total), where=total > 0)
     return np.stack([precision, recall, f], axis=1)
 
 
-def _summary(extras: NDArray[np.int64], with_sources: bool) -> dict[str, float]:
-    tokens, trigrams, distinct, bigrams, new = extras.T
+def _summary(predictions: Texts, sources: Texts | None) -> dict[str, float]:
+    trigrams, bigrams = predictions.windows(3), predictions.windows(2)
     summary = {
-        "gen_len": float(tokens.mean()),
-        "repetition": float(((trigrams - distinct) / np.maximum(trigrams, 1)).mean()),
-        "empty": float((tokens == 0).sum()),
+        "gen_len": float(predictions.sizes.mean()),
+        "repetition": float(((trigrams - ngrams.distinct(predictions, 3)) / np.maximum(trigrams, 1)).mean()),
+        "empty": float((predictions.sizes == 0).sum()),
     }
-    if with_sources:
-        some = bigrams > 0
+    if sources is not None:
+        new, some = ngrams.absent(predictions, sources, 2), bigrams > 0
         summary["novelty"] = float((new[some] / bigrams[some]).mean()) if some.any() else 0.0
     return summary
 
