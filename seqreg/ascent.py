@@ -130,9 +130,15 @@ class Ascent:
     def shift(self, deltas: Deltas) -> Perturbation:
         return Perturbation(deltas, point=self.point, detach=not self.embedding_grad)
 
+    def _embeds(self, name: str, clean: Pass) -> Tensor:
+        """What a site consumed, where the perturbation is added."""
+        if self.point == "layernorm" and (name, self.point) not in list(clean.embeds):
+            refuse(self, "inject", f"the {name} has no LayerNorm on its embeddings: use 'scaled' or 'word'")
+        return clean.embeds[name, self.point].detach()
+
     def bounds(self, ctx: Evaluation, name: str, clean: Pass) -> Bounds:
         """The sizes at a site; refuses those that the arithmetic cannot resolve."""
-        site, embeds = ctx.forward.sites[name], clean.embeds[name, self.point].detach()
+        site, embeds = ctx.forward.sites[name], self._embeds(name, clean)
         real = ctx.real(name, embeds)
         factor = site.scale if self.inject == "word" else 1.0
         unit: float | Tensor = float(rms(embeds, real)) if self.relative else factor
@@ -157,7 +163,7 @@ class Ascent:
         """The random start, and the sizes that bound the ascent."""
         bounds, deltas = {}, {}
         for name in ctx.sites(self.where):
-            embeds = clean.embeds[name, self.point].detach()
+            embeds = self._embeds(name, clean)
             here = bounds[name] = self.bounds(ctx, name, clean)
             deltas[name] = sample(self.noise, embeds, here.scale, here.mask)
             if self.rule == "power":

@@ -112,6 +112,11 @@ def raw_state(model: nn.Module) -> dict[str, Tensor]:
     return {key: value for key, value in model.state_dict().items() if key.startswith(prefixes)}
 
 
+def is_normalised(model: nn.Module) -> bool:
+    """Whether any layer of a model is normalised."""
+    return any(isinstance(module, SpectralNorm) for module in model.modules())
+
+
 def _normalised(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and any(isinstance(inner, SpectralNorm) for inner in module.modules()):

@@ -16,7 +16,7 @@ ENGINES, CONDITIONS, MATRIX = (
     "tests/integrations/test_support.py::test_condition",
     "tests/engines/test_matrix.py::test_exact_or_refused",
 )
-REFUSALS = "tests/integrations/test_support.py::test_engines_that_are_refused"
+REFUSED = "tests/engines/test_refused_engines.py::test_{}_is_refused"
 COLUMNS = {
     "DDP": (ENGINES, "two ranks with unequal numbers of labels, against one process"),
     "FSDP2": (ENGINES, "`fully_shard` on every layer and the model, as above"),
@@ -25,8 +25,8 @@ COLUMNS = {
         "as above with `MixedPrecisionPolicy(param_dtype=torch.bfloat16)`, against bf16 weights",
     ),
     "FSDP1": (MATRIX, "`FullyShardedDataParallel(use_orig_params=True)`, as above"),
-    "ZeRO": (REFUSALS, "DeepSpeed, any stage; the test has a stand-in of its wrapper, DeepSpeed itself was not run"),
-    "TP": (REFUSALS, "tensor parallelism, as transformers marks it"),
+    "ZeRO": (REFUSED.format("deepspeed"), "DeepSpeed 0.19.8 itself, stages 1, 2 and 3, on two ranks"),
+    "TP": (REFUSED.format("tensor_parallelism"), "`from_pretrained(..., tp_plan='auto')` on two ranks"),
     "compile": (
         CONDITIONS,
         "`model.compile(backend='eager')`, against the same without; more in `tests/integrations/test_compile.py`",
@@ -38,7 +38,7 @@ COLUMNS = {
     "LoRA on embeddings": (CONDITIONS, "as DoRA"),
     "LoRA on head": (
         CONDITIONS,
-        "such a head is no single matrix and its logits are held, so that both sides are one computation",
+        "as DoRA, with dropout; against PEFT's own: `tests/integrations/test_peft.py`",
     ),
     "modules_to_save": (CONDITIONS, "as DoRA, with a language-model head that is trained whole"),
     "checkpointing": (CONDITIONS, "non-reentrant gradient checkpointing, against the same without"),
@@ -54,20 +54,20 @@ COLUMNS = {
     ),
 }
 TABLE = """
-base     F F F E R R F F F F F F E F F F F F F
-r3f      F F F E R R F F F F F F E F F F F F F
-smart    F F R E R R F F F F F F E F F F R F F
-bregman  F F F R R R F F F F F F E F F F F F F
-anchor   F F F R R R F F F F F F E F F F F F F
-sift     F F R E R R F F F F F F E F F F F F F
-alum     F F R E R R F F F F F F E F F F R F F
-vat      F F R E R R F F F F F F E F F F R R F
-freelb   F F R E R R F F F F F F E F F F R R F
-rdrop    F F F E R R F F F F F F E F F F F F F
-neftune  F F F E R R F F F F F F E F F F F F F
-jachess  F F R E R R F F F F F F E F F F R F -
+base     F F F E R R F F F F F F F F F F F F F
+r3f      F F F E R R F F F F F F F F F F F F F
+smart    F F R E R R F F F F F F F F F F R F F
+bregman  F F F R R R F F F F F F F F F F F F F
+anchor   F F F R R R F F F F F F F F F F F F F
+sift     F F R E R R F F F F F F F F F F F F F
+alum     F F R E R R F F F F F F F F F F R F F
+vat      F F R E R R F F F F F F F F F F R R F
+freelb   F F R E R R F F F F F F F F F F R R F
+rdrop    F F F E R R F F F F F F F F F F F F F
+neftune  F F F E R R F F F F F F F F F F F F F
+jachess  F F R E R R F F F F F F F F F F R F F
 uegr     E E R E R R E E E E E E E E R E R R E
-r4f      E E - E - - - - - - - - - - - - - - -
+r4f      E E E E R R E E E E R E R E E E E R E
 """
 """A letter a column, in their order; see `STATUS`."""
 
@@ -94,28 +94,41 @@ that names the term, the engine or setting, and what to use; nothing is computed
 between ranks; no GPU was used.
 """
 NOTES = """
-R4F is R3F on a classifier, which has no vocabulary to fuse. UEGR compares several outputs at once, from all logits.
+R4F is R3F on a classifier, which has no vocabulary to fuse: RoBERTa, against the plain model whose head has the
+normalised weights, by the chain rule (`tests/integrations/test_support.py::test_r4f_condition`). UEGR compares
+several outputs at once, from all logits.
 In bf16 terms with an ascent are refused at their default `scale`, which bf16 cannot resolve: make it larger, or train
 in float32 under autocast. JacHess keeps the slopes of the first batch: of the whole step over ranks, of the first
 micro-batch under accumulation. A size that is relative to the RMS of embeddings (`relative`) is that of the
-micro-batch; the column *accumulation* is with `relative=False`.
+micro-batch; the column *accumulation* is with `relative=False`, and JacHess with `epsilon=1e-4`.
+
+A head with a LoRA adapter is fused as one wider head, [W, B], of wider states, [x, s A x]: nothing is merged, and its
+dropout stays. With DoRA, several active adapters or a bias in the adapter, under FSDP2 and compiled, its logits are
+held.
 
 Under FSDP2 `count=count(model, batches)` is required, as under DDP. The head is gathered once a step and its gradient
 reduce-scattered once, however many passes a term makes (`tests/integrations/test_engines.py`); alone in its FSDP
 group it is gathered once more for the backward of each further pass. Held meanwhile, a rank: the whole head, its
 whole gradient in float32 (FSDP2 holds it with a plain head too, in the parameters' dtype), and a buffer of 1,024 rows
 of logits. The average of Bregman is kept as shards; `Criterion.state_dict()` has them as DTensors for
-`torch.distributed.checkpoint`, and what was saved whole is sharded when it is loaded. Layerdrop, different
-`mp_policy.param_dtype` in one model, meshes with more than data parallelism, and selective updates are refused.
+`torch.distributed.checkpoint`, and what was saved whole is sharded when it is loaded. HSDP, a mesh of copies by
+shards, is exact too (two by two ranks, `tests/engines/test_matrix.py`). Layerdrop, different `mp_policy.param_dtype` in
+one model, meshes with tensor or pipeline parallelism, and selective updates are refused.
 `seqreg bench --engine fsdp2` measures the fused head against a plain one.
+
+DeepSpeed ends every backward pass through the outputs of its engine by reducing the gradients of the parameters. An
+ascent takes gradients of its perturbation through the same outputs, and there are none to reduce: stages 1 and 2 stop
+in `reduce_ipg_grads`. So all stages are refused, and not each term by itself.
 
 Trainers: `shard(model)` of `seqreg.integrations.hf` before a `RegularizedTrainer` is made, or `attach` is called, and
 `engine.name=fsdp2` in a recipe ([several processes](recipes.md#several-processes-and-nodes)), give the gradient of one
-process (`tests/integrations/test_distributed.py::test_gradient_under_fsdp2`), resume exactly and save a plain model
+process (`tests/integrations/test_distributed.py::test_gradient_under_fsdp2`: seq2seq, causal and classification; with
+`param_dtype` bf16 that of a loop in bf16), resume exactly and save a plain model
 (`tests/workbench/run/test_engines.py`). Adafactor, R4F heads, selective updates, averages of weights and, in recipes,
-adapters are refused there.
+adapters are refused there, and `cpu_offload` where there is no GPU; on GPUs it was not run.
 
-A compiled model is compiled once: hooks on its embeddings and its stopped head are part of the graph, and later steps
+Compiled models under DDP and FSDP2 are exact and fused (`tests/integrations/test_engines.py`). A compiled model is
+compiled once: hooks on its embeddings and its stopped head are part of the graph, and later steps
 compile nothing (`tests/integrations/test_compile.py`). A graph ends at the embedding where a perturbation looks at the
 embeddings (R3F, NEFTune and others with a random start), and where two stacks share one lookup; those of transformers
 itself, as BART's masks, stay. A compiled model that shifts or scales its logits (BART's bias) has them computed: exact,

@@ -85,7 +85,7 @@ class EmbeddingTap(_StackHooks):
     ) -> None:
         if point == "layernorm" and stack.norm is None:
             name = type(stack.module).__name__
-            raise BadInput(f"{name} has no LayerNorm on its embeddings to perturb after: use 'scaled' or 'word'")
+            raise BadInput(f"{name} has no LayerNorm on its embeddings to perturb after: use inject='scaled' or 'word'")
         super().__init__(stack)
         self.delta, self.point, self.detach, self.fired = delta, point, detach, 0
         self.strange = ""
@@ -119,7 +119,7 @@ class EmbeddingTap(_StackHooks):
             return f"{stack} cannot be perturbed: its {embedding} gives a {self.strange}, not embeddings"
         return (
             f"the perturbation of {stack} was applied {self.fired} times instead of once: its {embedding} must be "
-            "called exactly once per forward pass; feed input_ids, not inputs_embeds"
+            "called exactly once per forward pass; feed input_ids, not inputs_embeds, and no prompt or prefix tuning"
         )
 
     def _at_embedding(self, embedding: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
@@ -178,7 +178,9 @@ class TappedEmbeddings(Mapping[tuple[str, Point], Tensor]):
         if key in self.layer_inputs:
             return self.layer_inputs[key]
         if key not in self.taps:
-            raise BadInput(f"the {key[0]} has no LayerNorm on its embeddings to perturb after: use 'scaled' or 'word'")
+            raise BadInput(
+                f"the {key[0]} has no LayerNorm on its embeddings to perturb after: use inject='scaled' or 'word'"
+            )
         embeds = self.taps[key].embeds
         if self.taps[key].fired != 1 or embeds is None:
             raise BadInput(self.taps[key].complaint())

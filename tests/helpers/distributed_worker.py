@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import BartForConditionalGeneration
 
 from seqreg import BadInput, Criterion
-from seqreg.engines.shards import whole_state
+from seqreg.engines.shards import full, whole_state
 from seqreg.integrations.hf import context, count, optimizer_steps, shard
 from seqreg.losses import label_smoothed_nll
 from seqreg.selective_update import StochasticUpdate
@@ -51,9 +51,9 @@ def anchored() -> Criterion:
 
 
 def through_trainer(world: int) -> Iterator[tuple[str, Tensor, dict[str, float]]]:
-    for model in ("bart", "roberta"):
+    for model in ("bart", "roberta", "llama"):
         for name, terms in TERMS.items():
-            for accumulate in (1, 2, 4):
+            for accumulate in (1, 2, 4) if model != "llama" else (1,):
                 with tempfile.TemporaryDirectory() as out:
                     one = trainer(
                         model, Path(out), *terms, net=tiny_models.dropout_off(tiny_models.make(model)), max_steps=1,
@@ -64,13 +64,17 @@ def through_trainer(world: int) -> Iterator[tuple[str, Tensor, dict[str, float]]
                 yield f"trainer/{model}/{name}/{accumulate}", gradients.steps[0], losses(one)[0]
 
 
+def sharded(model: str, **settings: Any) -> Any:
+    return shard(tiny_models.dropout_off(tiny_models.make(model)), **settings)
+
+
 def sharded_trainer(model: str, out: Path, *terms: Any, **settings: Any) -> Any:
-    return trainer(model, out, *terms, net=shard(tiny_models.dropout_off(tiny_models.make(model))), **settings)
+    return trainer(model, out, *terms, net=sharded(model), **settings)
 
 
 def under_fsdp2(world: int) -> Iterator[tuple[str, Tensor, dict[str, float]]]:
     """The same trainers, whose models are sharded."""
-    for model, name in itertools.product(("bart", "roberta"), TERMS):
+    for model, name in itertools.product(("bart", "roberta", "llama"), TERMS):
         for accumulate in (1, 2) if model == "bart" else (1,):
             with tempfile.TemporaryDirectory() as out:
                 one = sharded_trainer(
@@ -80,6 +84,22 @@ def under_fsdp2(world: int) -> Iterator[tuple[str, Tensor, dict[str, float]]]:
                 one.add_callback(gradients := Gradients())
                 one.train()
             yield f"fsdp2/{model}/{name}/{accumulate}", gradients.steps[0], losses(one)[0]
+
+
+def in_bf16(rank: int, world: int, model: str, name: str) -> tuple[Tensor, Tensor]:
+    """The gradient of a trainer whose model is sharded, and computes in bf16, and that of a loop over the same rows."""
+    with tempfile.TemporaryDirectory() as out:
+        one = trainer(
+            model, Path(out), *TERMS[name], net=sharded(model, param_dtype=torch.bfloat16), max_steps=1,
+            per_device_train_batch_size=8 // world,
+        )  # fmt: skip
+        one.add_callback(gradients := Gradients())
+        one.train()
+    net = sharded(model, param_dtype=torch.bfloat16)
+    batch = {key: value[rank::world] for key, value in tiny_models.batch(model, rows=8).items()}
+    criterion = Criterion(*TERMS[name], label_smoothing=0.1)
+    criterion(context(net, batch, step=0, count=count(net, [batch]))).total.backward()
+    return gradients.steps[0], torch.cat([full(p.grad).flatten() for p in net.parameters() if p.grad is not None])
 
 
 def resumed(out: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
@@ -173,6 +193,8 @@ def main(out: str) -> None:
         if world > 1:
             for key, gradient, log in under_fsdp2(world):
                 gradients[key], logs[key] = gradient, log
+            for model, name in itertools.product(("bart", "llama"), ("none", "r3f_rows")):
+                gradients[f"bf16/{model}/{name}"] = in_bf16(rank, world, model, name)  # type: ignore[assignment]
             gradients["resumed"] = resumed(Path(out) / "fsdp2")  # type: ignore[assignment]
     torch.save((gradients, logs), f"{out}/{world}-{rank}.pt")
     accelerator.end_training()

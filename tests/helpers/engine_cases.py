@@ -18,6 +18,7 @@ from typing import Any
 import peft
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
@@ -69,10 +70,12 @@ class Case:
     Args:
         engine: "" for one process, "ddp", "fsdp2", "fsdp1"
         way: how FSDP2 is applied: "layers" and the root, "root" alone, "head" in a group of its own that is freed after
-            every pass, or "hsdp": shards in pairs of ranks, copied between pairs
+            every pass, or "hsdp": shards in pairs of ranks, copied between pairs; of DDP: "find_unused" parameters, as
+            transformers' Trainer does
         dtype: of MixedPrecisionPolicy; of the model itself in one process
         unlabelled: the last rank has no label at all
-        lora: adapters alone learn
+        lora: modules with adapters, which alone learn
+        compiled: `model.compile(backend="eager")`, before it is wrapped
     """
 
     model: str
@@ -83,7 +86,8 @@ class Case:
     dtype: torch.dtype | None = None
     unlabelled: bool = False
     checkpointing: bool = False
-    lora: bool = False
+    lora: tuple[str, ...] = ()
+    compiled: bool = False
 
     @property
     def reference(self) -> Case:
@@ -108,7 +112,7 @@ def layers(model: Any) -> list[Any]:
 
 def wrap(model: Any, case: Case, world: int) -> Any:
     if case.engine == "ddp":
-        return torch.nn.parallel.DistributedDataParallel(model)
+        return torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=case.way == "find_unused")
     if case.engine == "fsdp1":
         policy = ModuleWrapPolicy({type(layer) for layer in layers(model)})
         return FullyShardedDataParallel(
@@ -163,7 +167,7 @@ def make(case: Case) -> Any:
     if case.lora:
         torch.manual_seed(7)
         model = peft.get_peft_model(
-            model, peft.LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False, lora_dropout=0.1)
+            model, peft.LoraConfig(target_modules=list(case.lora), init_lora_weights=False, lora_dropout=0.1)
         )
     if case.term == R4F:
         torch.manual_seed(7)
@@ -178,6 +182,10 @@ def run(case: Case, rank: int, world: int) -> Result:
     model = make(case)
     if case.dtype is not None and not case.engine:
         return _low_precision(model, case, world)
+    if case.compiled:
+        torch._dynamo.reset()
+        counters.clear()
+        model.compile(backend="eager")
     net = wrap(model, case, world)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
     criterion = Criterion(*terms_of(case), label_smoothing=0.1, fused=case.fused)
@@ -201,6 +209,7 @@ def run(case: Case, rank: int, world: int) -> Result:
         result.paths, result.parts = dict(report.paths), {key: float(part) for key, part in report.parts.items()}
         result.gradients = gradients(net)
         optimizer.step()
+    assert not case.compiled or counters["stats"]["unique_graphs"] > 0
     return result
 
 
@@ -209,7 +218,9 @@ def _low_precision(model: Any, case: Case, world: int) -> Result:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     criterion = Criterion(*terms_of(case), label_smoothing=0.1, fused=case.fused)
     result = Result([], {}, {}, {})
-    copy = make(case).to(case.dtype)
+    copy = make(case)
+    for parameter in copy.parameters():  # and not buffers
+        parameter.data = parameter.data.to(case.dtype)
     for step in range(2):
         batches = [batch(case, number, world, step) for number in range(world)]
         whole = alone(case, batches)

@@ -134,6 +134,28 @@ def test_a_loss_of_the_class_itself_is_refused_replaced_or_called(tmp_path: Path
         one.train()
 
 
+def test_a_class_that_cannot_hand_the_criterion_on_is_refused(tmp_path: Path) -> None:
+    class Fixed(Doubling):
+        def __init__(self, model: Any, args: Any, train_dataset: Any) -> None:
+            super().__init__(model, args, train_dataset=train_dataset)
+
+    class Mixed(Doubling, transformers.Seq2SeqTrainer):  # type: ignore[misc]
+        """Right above it is a class of transformers with a list of parameters of its own."""
+
+    for cls, named in ((Fixed, "Fixed"), (Mixed, "Seq2SeqTrainer")):
+        with pytest.raises(
+            BadInput, match=rf"^{named}.__init__ takes no criterion= .* attach\(trainer, criterion, own_l"
+        ):
+            regularized(cls, own_loss="call")
+        assert issubclass(regularized(cls, own_loss="replace"), cls)
+    assert isinstance(attach(made("bart", tmp_path, cls=Mixed), Criterion(), own_loss="call"), Mixed)
+    one = made("roberta", tmp_path)
+    again = regularized(Doubling, own_loss="call")(
+        one.model, one.args, train_dataset=one.train_dataset, criterion=Criterion()
+    )
+    assert isinstance(again, Doubling)
+
+
 def test_what_cannot_work_is_refused_in_one_line(tmp_path: Path) -> None:
     for name in ("DPOTrainer", "RewardTrainer", "GRPOTrainer", "GKDTrainer", "SentenceTransformerTrainer"):
         cls = type(name, (transformers.Trainer,), {"__module__": "elsewhere"})
@@ -164,6 +186,17 @@ def test_what_cannot_work_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"label_smoothing_factor=0\.1: set Criterion"):
         attach(smoothed, Criterion())
     assert type(smoothed) is transformers.Seq2SeqTrainer  # as it was
+
+
+def test_a_loss_that_is_set_after_the_criterion_is_refused_too(tmp_path: Path) -> None:
+    one = attach(made("roberta", tmp_path), Criterion())
+    one.compute_loss_func = lambda outputs, labels, num_items_in_batch=None: outputs.logits.sum()
+    with pytest.raises(BadInput, match=r"^compute_loss_func and criterion both compute the loss"):
+        one.train()
+    other = attach(made("bart", tmp_path), Criterion())
+    other.args.label_smoothing_factor = 0.1
+    with pytest.raises(BadInput, match=r"^label_smoothing_factor=0\.1: set Criterion"):
+        other.train()
 
 
 def test_classes_are_made_once() -> None:

@@ -53,13 +53,23 @@ def test_gradient(seen: dict[int, Any], model: str, term: str, way: str) -> None
 
 
 @pytest.mark.parametrize("term", TERMS)
-@pytest.mark.parametrize(("model", "cuts"), [("bart", (1, 2)), ("roberta", (1,))])
+@pytest.mark.parametrize(("model", "cuts"), [("bart", (1, 2)), ("roberta", (1,)), ("llama", (1,))])
 def test_gradient_under_fsdp2(seen: dict[int, Any], model: str, cuts: tuple[int, ...], term: str) -> None:
     """The trainer of a sharded model has the gradient of one process."""
     expected = seen[1][0][0][f"trainer/{model}/{term}/1"]
     for (gradients, _), accumulate in itertools.product(seen[2], cuts):
         error = (gradients[f"fsdp2/{model}/{term}/{accumulate}"] - expected).norm() / expected.norm()
         assert error <= (1e-4 if term == "smart" else 1e-6), f"accumulation {accumulate}: {error:.1e}"
+
+
+@pytest.mark.parametrize("term", ["none", "r3f_rows"])
+@pytest.mark.parametrize("model", ["bart", "llama"])
+def test_gradient_under_fsdp2_in_bf16(seen: dict[int, Any], model: str, term: str) -> None:
+    exact = seen[1][0][0][f"trainer/{model}/{term}/1"]
+    for gradients, _ in seen[2]:
+        found, loop = gradients[f"bf16/{model}/{term}"]
+        assert (found - loop).norm() <= 2e-2 * loop.norm()
+        assert 1e-4 * exact.norm() < (found - exact).norm() <= 5e-2 * exact.norm(), "of bf16"
 
 
 def test_a_sharded_trainer_resumes_exactly_and_saves_a_plain_model(seen: dict[int, Any]) -> None:

@@ -78,7 +78,21 @@ def regularized(trainer_class: Any, *, own_loss: OwnLoss = "refuse") -> Any:
         raise BadInput(f"regularized takes a subclass of transformers.Trainer, not {trainer_class!r}")
     if issubclass(trainer_class, RegularizedTrainer):
         return trainer_class
-    return _with_criterion(trainer_class, own_loss)
+    made = _with_criterion(trainer_class, own_loss)
+    if made.__bases__[0] is trainer_class:
+        _check_init(trainer_class)
+    return made
+
+
+def _check_init(plain: Any) -> None:
+    """Refuse a class whose `__init__`, which is called before the criterion's, cannot hand `criterion=` on."""
+    for cls in plain.__mro__[: plain.__mro__.index(_library(plain))]:
+        taken = inspect.signature(vars(cls).get("__init__", RegularizedTrainer.__init__)).parameters
+        if "criterion" not in taken and not any(one.kind is one.VAR_KEYWORD for one in taken.values()):
+            raise BadInput(
+                f"{cls.__name__}.__init__ takes no criterion= to hand on to super().__init__: make the trainer, then "
+                "attach(trainer, criterion, own_loss='call')"
+            )
 
 
 def _with_criterion(plain: Any, own_loss: OwnLoss) -> Any:
@@ -92,8 +106,13 @@ def _replacing(plain: Any) -> Any:
 
 def _calling(plain: Any) -> Any:
     """The criterion's methods right before those of the library, so that the class' own are called and call them."""
-    library = next(cls for cls in plain.__mro__ if cls is Trainer or is_sft(cls))
+    library = _library(plain)
     return _class(f"Regularized{plain.__name__}", (plain, _replacing(library)), plain.__doc__)
+
+
+def _library(plain: Any) -> Any:
+    """The class of transformers or TRL that a class is made from."""
+    return next(cls for cls in plain.__mro__ if cls is Trainer or is_sft(cls))
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import EncoderDecoderModel, PreTrainedModel
 
+from seqreg import spectral_norm
 from seqreg.context import Context, Count, Kind
 from seqreg.engines.detect import Engine, engine_of, refusal, world_size
 from seqreg.engines.shards import Shards, kept_whole
@@ -26,6 +27,7 @@ from seqreg.integrations.hf import reference
 from seqreg.integrations.hf.encoder_reuse import EncoderReuse
 from seqreg.integrations.hf.layer_input import LayerInput
 from seqreg.integrations.hf.lazy_logits import Pending, deferred, head_of
+from seqreg.integrations.hf.lora_head import LoraHead
 from seqreg.losses import IGNORE, check_labels
 
 ContextBuilder = Callable[..., Context]
@@ -44,6 +46,8 @@ class HFForward(Forward):
         self.stacks = hf.stacks(module)
         self.documents = documents(self.inputs)
         self.packed = self.documents is not None
+        if task == "classification":
+            self._check_classifier()
         self.sites = {name: self._site(name, stack, labels) for name, stack in self.stacks.items()}
         self.engine, self.shards = engine_of(model), Shards.of(model)
         self.targets = None if labels is None else target_positions(self.inputs, labels, task)
@@ -62,6 +66,7 @@ class HFForward(Forward):
         if task in ("seq2seq", "causal") or hf.takes_cache(module):
             self.inputs.setdefault("use_cache", False)
         self.head = None if task == "classification" else head_of(model, module, self.shards)
+        self.lora = LoraHead(self.head) if hasattr(self.head, "lora_A") else None
         self.head_owner = None if self.head is None or self.shards is None else self.shards.owner(self.head)
         self.batch_size = None if self.packed or hf.routes(module, self.inputs) else _batch_size(self.inputs)
         self.lookups = self._lookups(self.inputs)
@@ -72,6 +77,13 @@ class HFForward(Forward):
         self.reuse = (
             EncoderReuse.of(module, self.stacks) if possible and not self.drops_layers and self.shards is None else None
         )
+
+    def _check_classifier(self) -> None:
+        if self.packed:
+            raise BadInput("rows are packed, and a classifier has one label a row: give it a document a row")
+        head = hf.classification_head(self.module)
+        if spectral_norm.is_normalised(head):
+            hf.check_adapted_head(head)
 
     def keep_input(self, site: str, layer: int) -> None:
         if (site, layer) in self.kept_inputs:
@@ -103,7 +115,9 @@ class HFForward(Forward):
             for kept in kept_inputs.values():
                 exits.enter_context(kept.keeping(self._masks or "shared"))
             embeds = exits.enter_context(perturbed(self.stacks, at_embeddings))
-            exits.enter_context(deferred(self.head, self.head_owner, copied=self._swapped))
+            reached = getattr(self.model, "find_unused_parameters", False)  # of DistributedDataParallel
+            stopped = deferred(self.head, self.head_owner, copied=self._swapped, lora=self.lora, reached=reached)
+            exits.enter_context(stopped)
             if self.reuse is not None and self._masks is not None and not hidden:
                 inputs = exits.enter_context(self.reuse(inputs, self._masks, shifts))
             output = (self.module if self.observing else self.model)(**inputs, **options)

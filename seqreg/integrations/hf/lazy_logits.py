@@ -21,13 +21,30 @@ from seqreg.engines.detect import is_fsdp2, is_sharded
 from seqreg.engines.shards import Shards, kept_whole
 from seqreg.errors import BadInput
 from seqreg.fused.head import Projection
+from seqreg.integrations.hf.lora_head import LoraHead
+
+
+class _Reached(torch.autograd.Function):
+    """States as they are, in a graph that leads to weight and bias of the head too, and gives them nothing.
+
+    DistributedDataParallel with find_unused_parameters takes parameters that the graph of the output does not lead to
+    for unused; their gradient comes from the loss, outside of the model.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, *_: Tensor | None) -> Tensor:
+        return states.view_as(states)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0], None, None
 
 
 class _Head:
     """A projection without its states. No dataclass: engines that look for tensors in an output do not look inside."""
 
-    def __init__(self, projection: Projection) -> None:
-        self.projection = projection
+    def __init__(self, projection: Projection, reached: bool) -> None:
+        self.projection, self.reached = projection, reached
 
 
 @dataclass
@@ -43,8 +60,15 @@ class Pending:
     made: Tensor | None = None
 
     @classmethod
-    def of(cls, projection: Projection) -> Pending:
-        return cls(projection.states, _Head(projection))
+    def of(cls, projection: Projection, *, reached: bool = False) -> Pending:
+        """
+        Args:
+            reached: weight and bias are to be found in the graph of the states, for who looks at parameters there
+        """
+        if reached and projection.requires_grad:
+            states = _Reached.apply(projection.states, projection.weight, projection.bias)  # type: ignore[no-untyped-call]
+            projection = replace(projection, states=states)
+        return cls(projection.states, _Head(projection, reached))
 
     @property
     def projection(self) -> Projection:
@@ -58,7 +82,7 @@ class Pending:
 
     def __add__(self, other: Any) -> Any:
         projection = self.projection
-        if not _is_row(other, len(projection.weight)):
+        if not _is_row(other, len(projection.weight)) or (self.head.reached and other.requires_grad):
             return self.tensor() + other
         added = other.reshape(-1)
         return self._with(bias=added if projection.bias is None else projection.bias + added)
@@ -109,7 +133,8 @@ class Pending:
         return func(*_tensors(args), **{key: _tensors([value])[0] for key, value in (kwargs or {}).items()})
 
     def _with(self, **changes: Any) -> Pending:
-        return Pending.of(replace(self.projection, **changes))
+        changed = replace(self.projection, **changes)
+        return Pending(changed.states, _Head(changed, self.head.reached))
 
 
 def _on_tensor(name: str) -> Any:
@@ -142,7 +167,7 @@ def head_of(model: nn.Module, module: PreTrainedModel, shards: Shards | None = N
         active = [] if head.disable_adapters else head.active_adapters
         head = head.modules_to_save[active[0]] if active else head.original_module
     while model is not module:
-        if isinstance(model, DistributedDataParallel) and not model.find_unused_parameters:
+        if isinstance(model, DistributedDataParallel):
             model = model.module
         elif hasattr(model, "_orig_mod"):  # torch.compile, which sees that the head has another forward
             model = model._orig_mod  # type: ignore[assignment]
@@ -150,6 +175,8 @@ def head_of(model: nn.Module, module: PreTrainedModel, shards: Shards | None = N
             break
         else:  # FSDP1 and DeepSpeed shard the weight
             return None
+    if LoraHead.fits(head) and shards is None and not _compiled(model, module):
+        return None if "forward" in vars(head) or head._forward_hooks or head._forward_pre_hooks else head
     own_group = is_fsdp2(head)  # with a class made for it, and a hook before and after
     linear = type(head) is nn.Linear or (own_group and nn.Linear in type(head).__bases__)
     if not linear or "forward" in vars(head):
@@ -161,11 +188,24 @@ def head_of(model: nn.Module, module: PreTrainedModel, shards: Shards | None = N
     return head if head.weight.shape == (head.out_features, head.in_features) else None
 
 
+def _compiled(*models: Any) -> bool:
+    return any(hasattr(model, "_orig_mod") or model._compiled_call_impl is not None for model in models)
+
+
 @contextlib.contextmanager
-def deferred(head: nn.Linear | None, owner: Any = None, *, copied: bool = False) -> Iterator[None]:
+def deferred(
+    head: nn.Linear | None,
+    owner: Any = None,
+    *,
+    copied: bool = False,
+    lora: LoraHead | None = None,
+    reached: bool = False,
+) -> Iterator[None]:
     """Passes inside stop before the head.
 
     Args:
+        reached: DistributedDataParallel looks for unused parameters in the graph of the output
+        lora: of a head with a LoRA adapter
         owner: the FSDP2 module whose group holds the weight of the head, if one does
         copied: that weight is not the model's own: what is gathered is kept, before the next pass overwrites it
     """
@@ -184,10 +224,14 @@ def deferred(head: nn.Linear | None, owner: Any = None, *, copied: bool = False)
         dtype = torch.get_autocast_dtype(kind) if autocast and states.dtype != torch.float64 else states.dtype
         if is_sharded(head.weight):
             raise BadInput("FSDP2 has not gathered the language-model head in its own pass: use Criterion(fused=False)")
+        if lora is not None:
+            states, weight = lora(states, fresh=copied)
+            return Pending.of(Projection(states, weight, head.bias, dtype, torch.is_grad_enabled()), reached=reached)
         if copied and owner is not None:
             bias = None if head.bias is None else head.bias.detach().clone()
             return Pending.of(Projection(states, head.weight.detach().clone(), bias, dtype, False))
-        return Pending.of(Projection(states, head.weight, head.bias, dtype, torch.is_grad_enabled(), gather))
+        projection = Projection(states, head.weight, head.bias, dtype, torch.is_grad_enabled(), gather)
+        return Pending.of(projection, reached=reached)
 
     head.forward = stop  # type: ignore[method-assign, assignment]
     try:

@@ -238,5 +238,18 @@ def r4f(model: nn.Module, layers: spectral_norm.Layers = "all", warmup: int = 15
         layers: "all" weight matrices of the head (the paper) or only the last, "out_proj" (fairseq)
         warmup: power iterations before the first pass (fairseq makes none)
     """
-    spectral_norm.spectral_norm(classification_head(unwrap(model)), layers, warmup)
+    head = classification_head(unwrap(model))
+    check_adapted_head(head)
+    spectral_norm.spectral_norm(head, layers, warmup)
     return model
+
+
+def check_adapted_head(head: nn.Module) -> None:
+    """Refuse adapters on layers that R4F normalises, or is to: what they add is not."""
+    for name, module in head.named_modules():
+        base = getattr(module, "base_layer", None)
+        if isinstance(base, nn.Linear):
+            raise BadInput(
+                f"R4F: the adapters on layer {name!r} of the head are not normalised: train the head whole "
+                "(modules_to_save), or take it out of target_modules"
+            )

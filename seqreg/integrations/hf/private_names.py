@@ -8,7 +8,7 @@ code uses one that is not listed here.
 
 from __future__ import annotations
 
-READ_IN = {"transformers": "5.22.2", "accelerate": "1.15.0", "trl": "1.16.0"}
+READ_IN = {"transformers": "5.22.2", "accelerate": "1.15.0", "trl": "1.16.0", "torch": "2.13.0", "peft": "0.21.2"}
 
 TRAINER_METHODS = {
     "_clip_grad_norm": "model",
@@ -57,3 +57,21 @@ FUNCTIONS = (
     "transformers.trainer_pt_utils.safe_globals",
 )
 """Functions elsewhere that are documented nowhere."""
+ASSIGNED = {
+    "peft.tuners.lora.layer.LoraLayer": ("lora_A", "lora_B", "lora_dropout", "lora_variant", "scaling"),
+    "torch._dynamo.eval_frame.OptimizedModule": ("_orig_mod",),
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup": (
+        "post_forward_mesh_info", "reshard_after_backward",
+    ),
+    "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState": ("_fsdp_param_groups", "_mp_policy"),
+}  # fmt: skip
+"""Attributes that other classes assign, or declare: where weights in shards and heads are looked into."""
+FOUND_ON = {
+    "torch.Tensor": ("_base", "_version"),
+    "torch.distributed.fsdp.FSDPModule": ("_get_fsdp_state",),
+    "torch.nn.Module": ("_compiled_call_impl", "_forward_hooks", "_forward_pre_hooks", "_modules"),
+    "transformers.PreTrainedConfig": ("_attn_implementation",),
+}
+"""Attributes that are found on a class, or on what it makes."""
+MARKS = ("_is_fsdp_managed_module", "_tp_size", "ds_id")
+"""What transformers and DeepSpeed leave on a module or a parameter; where one is gone, its test of engines fails."""

@@ -172,6 +172,7 @@ class RegularizedTrainer(Trainer):
             raise BadInput("optim='adafactor' averages rows and columns, which FSDP2 cuts: use adamw_torch")
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
+        self._check_settings(self.update)  # which may have been set since
         self._window, self._measured_at, self._reference = Window(self.criterion), -1, None
         self.criterion.memory.clear()  # a resumed run loads it, and what an update keeps
         if self.update is not None:
