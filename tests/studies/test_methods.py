@@ -11,10 +11,12 @@ import pytest
 from PIL import Image
 
 from seqreg.errors import BadInput
+from seqreg.metrics import statistics
 from seqreg.studies.collapse.study_files import ChainPlan
-from seqreg.studies.compare import conclusions, jobs, report
+from seqreg.studies.compare import conclusions, effects, jobs, report, significance
 from seqreg.studies.compare import figures as report_figures
 from seqreg.studies.compare import plan as comparison
+from seqreg.studies.compare import results as stored
 from seqreg.studies.compare import study as compares
 from seqreg.workbench.config import run_config
 from seqreg.workbench.run.train import trained
@@ -292,6 +294,54 @@ def test_w11_a_verdict_between_collapsed_methods_means_nothing(kind: str, tmp_pa
     assert row[head.index("collapsed")] == "5 of 5"
     assert row[head.index("most common prediction (%)")] > 95
     assert "has collapsed with 5 of 5 seeds" in report.report([tmp_path / "one"]).read_text()
+
+
+def test_collapse_is_said_before_too_few_seeds(tmp_path: Path) -> None:
+    """More seeds would not help."""
+    fake_comparison.comparison(tmp_path, {"r3f": 30.0}, seeds="2", collapsed=("baseline", "r3f"), curves=False)
+    finding = conclusions.judge(tmp_path)
+    said = next(one for one in finding.summary if one.startswith("r3f "))
+    assert "the output of both has collapsed, so a verdict between them means nothing" in said
+    assert "more needed" not in said
+    assert finding.tables[0].rows[1][-1] == "means nothing: both collapsed"
+    page = report.report([tmp_path]).read_text()
+    assert "The output of baseline has collapsed, and that of r3f too." in page
+    fake_comparison.comparison(tmp_path / "one", {"r3f": 30.0}, seeds="2", collapsed=("r3f",), curves=False)
+    said = next(one for one in conclusions.judge(tmp_path / "one").summary if one.startswith("r3f "))
+    assert "not enough seeds for a verdict" in said
+
+
+def test_the_scale_of_methods_that_do_not_differ_is_readable(tmp_path: Path) -> None:
+    fake_comparison.comparison(tmp_path, {"r3f": 0.0}, seeds="3", curves=False)
+    values = significance.measure(stored.load(tmp_path))
+    values["methods"]["r3f"]["difference"] |= {"difference": 0.0, "interval": (0.0, 0.0)}
+    shown = effects.effects(values)
+    assert shown is not None
+    assert [label for _, label in shown.ticks] == ["-1", "-0.5", "0", "+0.5", "+1"]
+    assert (shown.zero, shown.methods[0].place, shown.methods[0].ends) == (50.0, 50.0, (50.0, 50.0))
+
+
+def test_early_stops_are_in_the_summary(tmp_path: Path) -> None:
+    fake_comparison.comparison(tmp_path, {"r3f": 1.0}, seeds="3", curves=False)
+    for seed, (steps, model) in {1: (40, 20), 3: (60, 60)}.items():
+        path = tmp_path / f"r3f/seed-{seed}/metrics.json"
+        metrics = json.loads(path.read_text())
+        metrics.setdefault("train", {}).update(steps=steps, stopped_early=True, best_step=model, model_step=model)
+        path.write_text(json.dumps(metrics))
+    told = "r3f stopped early with 2 of 3 seeds, after 40 and 60 steps; their models are those of steps 20 and 60."
+    assert told in conclusions.judge(tmp_path).summary
+    assert told in report.report([tmp_path]).read_text()
+
+
+def test_intervals_stay_within_what_a_score_can_be(tmp_path: Path) -> None:
+    """Student's interval of three seeds near 0 reaches below it."""
+    fake_comparison.comparison(tmp_path, {"r3f": 0.0}, seeds="3", curves=False)
+    results = stored.load(tmp_path)
+    for seed, score in zip((1, 2, 3), (0.1, 2.0, 5.0), strict=True):
+        results.methods["r3f"].metrics[seed]["scores"][results.split][results.metric] = score
+    low, high = significance._summary(results, "r3f")["student"]
+    assert (low, high) == (0.0, pytest.approx(statistics.student([0.1, 2.0, 5.0])[1]))
+    assert statistics.student([0.1, 2.0, 5.0])[0] < 0
 
 
 @pytest.mark.parametrize("kind", ["texts", "classes"])

@@ -41,9 +41,11 @@ def server(models: dict[str, TrainedModel]) -> Iterator[PageServer]:
     server = PageServer(models, "127.0.0.1", 0)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
     thread.join()
 
 
@@ -193,15 +195,19 @@ def test_the_command_refuses_in_one_line_and_ends_by_ctrl_c(writer: Path, tmp_pa
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ),
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell in the background ignores it
     )  # fmt: skip
-    assert process.stdout is not None
-    text = ""
-    while not text.endswith("}\n"):
-        line = process.stdout.readline()
-        assert line, process.stderr
-        text += line
-    assert json.loads(text)["url"].startswith("http://127.0.0.1:")
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    try:
+        assert process.stdout is not None
+        text = ""
+        while not text.endswith("}\n"):
+            line = process.stdout.readline()
+            assert line, process.stderr
+            text += line
+        assert json.loads(text)["url"].startswith("http://127.0.0.1:")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()  # a server of a test that has failed
+        process.wait()
     assert process.returncode == 0
     assert "Traceback" not in errors
     assert errors.rstrip().endswith("Stopped.")

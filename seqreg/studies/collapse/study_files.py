@@ -122,7 +122,7 @@ class ProbeTask:
         """Load the examples of a task, at most so many of a split."""
         if card.kind != "classification" and (card.kind != "generation" or run is None):
             raise BadInput(f"{name}: a linear probe is a classifier, and {card.title} is {card.kind}")
-        splits = loading.load(card, data)
+        splits = loading.load(card, data.indexed)
         split = splits.evaluations(card)[0]
         train = loading.sample(splits.sets["train"], most)
         if run is None and len({example.label for example in train}) < 2:

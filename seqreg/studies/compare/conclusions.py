@@ -25,12 +25,14 @@ from seqreg.studies.compare.judgement import (
     FEW_SEEDS,
     NOT_SHOWN,
     WORSE,
+    both_collapsed,
     counted,
     fallen,
     headline,
     is_better,
     judgement,
     judgement_words,
+    listed,
     unjudged,
 )
 from seqreg.studies.compare.plan import Job
@@ -71,6 +73,7 @@ def sentences(results: Results, values: dict[str, Any]) -> list[str]:
     lines += against_free(values, judged)
     planned = {**methods, **values["without"]}
     lines += [_failures(some, planned[some.name]["planned"]) for some in results.methods.values() if some.failed]
+    lines += [early_stops(some) for some in results.scored if any(map(_stopped_early, some.metrics.values()))]
     lines += [_collapsed(name, stats) for name, stats in methods.items() if stats["collapse"]["collapsed"]]
     lines += _best_seed(methods, values["greater_is_better"])
     if plan.primary_late:
@@ -79,6 +82,21 @@ def sentences(results: Results, values: dict[str, Any]) -> list[str]:
         sizes = " to ".join(str(len(seeds)) for seeds in [*(old["seeds"] for old in plan.extended), plan.seeds])
         lines.append(f"Seeds or methods were added after a first look (seeds: {sizes}): p values are then too small.")
     return lines
+
+
+def _stopped_early(metrics: dict[str, Any]) -> bool:
+    return bool(metrics.get("train", {}).get("stopped_early"))
+
+
+def early_stops(method: MethodResults) -> str:
+    """With which seeds the runs of a method stopped early, and which steps their models are of."""
+    runs = [method.metrics[seed]["train"] for seed in sorted(method.metrics) if _stopped_early(method.metrics[seed])]
+    steps, models = (listed([str(run[key]) for run in runs]) for key in ("steps", "model_step"))
+    kept = "" if steps == models else f"; their models are those of step{'s' * (len(runs) > 1)} {models}"
+    return (
+        f"{method.name} stopped early with {len(runs)} of {counted(len(method.metrics), 'seed')}, after {steps} steps"
+        f"{kept}."
+    )
 
 
 def _best_seed(methods: dict[str, Any], greater_is_better: bool) -> list[str]:
@@ -142,7 +160,7 @@ def _verdict(name: str, stats: dict[str, Any], values: dict[str, Any], seeds: Se
     if stats.get("described"):
         ends = f" (95% interval {plus['interval'][0]:+.2f} to {plus['interval'][1]:+.2f})" if plus["interval"] else ""
         return f"{name} against {base}, {DESCRIBED}: {plus['difference']:+.2f} {values['metric']}{ends}{cost}."
-    if plus["p"] is None or stats["missing"]:
+    if (plus["p"] is None or stats["missing"]) and not both_collapsed(stats, values):
         more, beyond = counted(stats["missing"], "seed"), stats["missing"] - stats["waiting"]
         further = [*seeds, *range(max(seeds) + 1, max(seeds) + 1 + beyond)]
         hint = f"--extend --seeds {write_seeds(further)}" if beyond > 0 else "the same command trains them"

@@ -49,7 +49,8 @@ def effects(values: dict[str, Any]) -> Effects | None:
     numbers = [0.0]
     for stats in methods.values():
         numbers += [stats["difference"]["difference"], *(stats["difference"]["interval"] or ())]
-    reach = max(max(numbers) - min(numbers), 1e-6)
+    numbers += [] if any(numbers) else [-1.0, 1.0]  # nothing differs: a scale of one point
+    reach = max(numbers) - min(numbers)
     low, high = min(numbers) - 0.06 * reach, max(numbers) + 0.06 * reach
 
     def place(value: float) -> float:

@@ -6,14 +6,13 @@ import fcntl
 import shlex
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from seqreg.errors import BadInput, Interrupted
-from seqreg.studies.common.processes import end_with_parent
+from seqreg.studies.common.processes import ForkedCommand
 from seqreg.studies.compare.plan import ComparisonPlan, Job
 from seqreg.workbench.run.run_directory import LOCK, RunRecord
 from seqreg.workbench.scores.results import METRICS, deciding, main_split, scores_examples, scores_of
@@ -97,12 +96,12 @@ def work(
     Args:
         before: runs of the comparison that were finished earlier, for the count
     """
-    pending, running = list(jobs), dict[Job, subprocess.Popen[bytes]]()
+    pending, running = list(jobs), dict[Job, ForkedCommand]()
     began, told, ended = time.monotonic(), False, 0
     try:
         while pending or running:
             for job in [job for job, process in running.items() if process.poll() is not None]:
-                code, ended = running.pop(job).returncode, ended + 1
+                code, ended = running.pop(job).wait(), ended + 1
                 left = (time.monotonic() - began) / ended * (len(jobs) - ended)
                 _ended(job, code, f"{before + ended} of {before + len(jobs)}, {_minutes(left)}")
                 yield job
@@ -122,17 +121,14 @@ def work(
             process.wait()
 
 
-def start(plan: ComparisonPlan, job: Job, trust: bool = False) -> subprocess.Popen[bytes]:
+def start(plan: ComparisonPlan, job: Job, trust: bool = False) -> ForkedCommand:
     """Start one run; what it prints goes to its log."""
     job.folder.parent.mkdir(parents=True, exist_ok=True)
     job.code.unlink(missing_ok=True)
     say(f"{job.title}: begins", "dim")
-    with open_own(job.log, "a") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "seqreg.cli.main", *words(plan, job, trust)],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            start_new_session=True, preexec_fn=end_with_parent(),  # a Ctrl-C reaches them through us, once
-        )  # fmt: skip
+    with open_own(job.log, "a"):  # a log that cannot be written is the comparison's matter
+        pass
+    return ForkedCommand(words(plan, job, trust), job.log)
 
 
 def _minutes(seconds: float) -> str:

@@ -32,12 +32,12 @@ def judgement(stats: dict[str, Any], values: dict[str, Any]) -> str:
         return ONE_MODEL
     if stats.get("described"):
         return DESCRIBED
+    if both_collapsed(stats, values):  # which more seeds or examples do not change
+        return BOTH_COLLAPSED
     if plus["p"] is None or stats["missing"]:
         return FEW_SEEDS
-    if values["examples"] < values["examples_needed"]:
-        return FEW_EXAMPLES
     if unjudged(stats, values):
-        return BOTH_COLLAPSED
+        return FEW_EXAMPLES
     if stats["holm"] <= values["alpha"]:
         return BETTER if is_better(plus["difference"], values) else WORSE
     return NOT_SHOWN
@@ -91,11 +91,16 @@ def is_better(difference: float, values: dict[str, Any]) -> bool:
 
 def unjudged(stats: dict[str, Any], values: dict[str, Any]) -> str:
     """Why a difference is not judged although there are seeds enough; "" if it is."""
+    if both_collapsed(stats, values):
+        return "the output of both has collapsed, so a verdict between them means nothing"
     if values["examples"] < values["examples_needed"]:
         return f"too few test examples for a verdict: {values['examples']}, and {values['examples_needed']} are needed"
-    if fallen(stats) and fallen(values["methods"][values["baseline"]]):
-        return "the output of both has collapsed, so a verdict between them means nothing"
     return ""
+
+
+def both_collapsed(stats: dict[str, Any], values: dict[str, Any]) -> bool:
+    """Whether the outputs of a method and of the baseline have both collapsed."""
+    return fallen(stats) and fallen(values["methods"][values["baseline"]])
 
 
 def fallen(stats: dict[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -14,6 +15,7 @@ import numpy as np
 from seqreg.metrics import statistics, tags
 from seqreg.metrics.rouge.score import rouge
 from seqreg.metrics.statistics import Difference
+from seqreg.metrics.texts import greater_is_better
 from seqreg.metrics.variety import spread, variety
 from seqreg.studies.compare import drift
 from seqreg.studies.compare.arms import SOUPS
@@ -146,8 +148,24 @@ def difference(results: Results, name: str, metric: str | None = None, base: str
     return statistics.welch(*(list(results.scores(method, metric).values()) for method in (base, name)))
 
 
+def bounds(score: str) -> tuple[float, float]:
+    """The least and the most that a score can be, in percent.
+
+    >>> bounds("rougeL"), bounds("matthews"), bounds("wer")
+    ((0.0, 100.0), (-100.0, 100.0), (0.0, inf))
+    """
+    if not greater_is_better(score):
+        return 0.0, math.inf
+    return (-100.0 if score in ("score", "matthews", "pearson", "spearman") else 0.0), 100.0
+
+
 def _summary(results: Results, name: str, metric: str | None = None) -> dict[str, Any]:
-    return asdict(statistics.summary(list(results.scores(name, metric).values())))
+    found = asdict(statistics.summary(list(results.scores(name, metric).values())))
+    low, high = bounds(metric or results.metric)
+    for key in ("interval", "student"):  # of a handful of seeds: it may reach beyond what the score can be
+        if found[key] is not None:
+            found[key] = tuple(float(np.clip(end, low, high)) for end in found[key])
+    return found
 
 
 def _other(results: Results, key: str) -> dict[str, Any]:

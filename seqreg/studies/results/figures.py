@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from seqreg.studies.results.measurements import MethodMean
 Panel = tuple[str, Any]
 """A title, and what is drawn: values of a comparison, its costs, means by measure, or a relation."""
 _DPI_WIDTH = 6.0
+_TITLE = 46
+"""Characters of a line of a title."""
 _VIOLIN = 8
 """Seeds from which a distribution is drawn behind the dots."""
 
@@ -42,7 +45,9 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
     with figure(path, width=_DPI_WIDTH * across, height=4.2 * down) as drawn:
         for place, (title, content) in enumerate(panels):
             axes = drawn.add_subplot(down, across, place + 1)
-            axes.set_title(title)
+            axes.set_title(textwrap.fill(title, _TITLE), fontsize=13)
+            axes.yaxis.label.set_size(11)
+            axes.xaxis.label.set_size(11)
             if isinstance(content, RelationPanel):
                 _points(axes, content)
             elif isinstance(content, CostPanel):
@@ -99,7 +104,7 @@ def _measures(axes: Any, means: Mapping[str, Sequence[MethodMean]]) -> None:
             if mean.difference is None:
                 continue
             index = methods.index(mean.method)
-            x, style = place + 0.7 * (index / max(1, len(methods) - 1) - 0.5), look(index + 1)
+            x, style = place + 0.4 * (index / max(1, len(methods) - 1) - 0.5), look(index + 1)
             if mean.difference.interval is not None:
                 axes.plot([x, x], np.array(mean.difference.interval) / spread, color=style["color"], linewidth=1.5)
             label = mean.method if place == 0 else None
@@ -115,7 +120,7 @@ def _measures(axes: Any, means: Mapping[str, Sequence[MethodMean]]) -> None:
     axes.set_xticks(range(len(means)), list(means), rotation=40, ha="right", fontsize=9)
     axes.set_ylabel("minus baseline, in sd over seeds")
     if methods:
-        axes.legend(fontsize=9)
+        axes.legend(fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _points(axes: Any, panel: RelationPanel) -> None:
