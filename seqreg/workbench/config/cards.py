@@ -6,14 +6,14 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from seqreg.errors import BadInput
 from seqreg.metrics import tags, texts
 from seqreg.metrics.tags import TagMetricName
 from seqreg.metrics.texts import TextMetricName, Tokenize
 from seqreg.workbench.config import lookup, overlay
-from seqreg.workbench.config.schema import Count, Length, Natural, Section, checked
+from seqreg.workbench.config.schema import Count, Length, Natural, Section, checked, known_encoding, one_character
 
 NewsKind = Literal["city", "people"]
 CardKind = Literal["generation", "classification", "regression", "token_classification"]
@@ -176,6 +176,7 @@ class Files(Section):
         labels: other names of classes
         mapping: for a JSON file that is one object, the names of two columns: of its keys, and of its values. What is
             not a text in the latter is left out
+        delimiter, encoding: of CSV files, and of all text files, where they are not a comma and utf-8
     """
 
     names: list[str] = []
@@ -183,6 +184,18 @@ class Files(Section):
     only: str | None = None
     labels: dict[str, str] = {}
     mapping: Annotated[list[str], Field(min_length=2, max_length=2)] | None = None
+    delimiter: str | None = None
+    encoding: str | None = None
+
+    @field_validator("delimiter")
+    @classmethod
+    def _one_character(cls, value: str | None) -> str | None:
+        return None if value is None else one_character(value)
+
+    @field_validator("encoding")
+    @classmethod
+    def _can_be_read(cls, value: str | None) -> str | None:
+        return None if value is None else known_encoding(value)
 
     @model_validator(mode="after")
     def _are_names(self) -> Files:

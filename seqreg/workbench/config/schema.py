@@ -108,3 +108,26 @@ def texts(section: type[Section], prefix: str = "") -> set[str]:
         elif (inner := _section_in(field.annotation)) is not None:
             keys |= texts(inner, f"{prefix}{name}.")
     return keys
+
+
+def one_character(delimiter: str, option: str = "") -> str:
+    r"""A delimiter of cells, with the two characters \t as the tab that they stand for; refuses one that cannot be.
+
+    Args:
+        option: of a command that it was given with; pydantic names settings itself
+    """
+    character = "\t" if delimiter == r"\t" else delimiter
+    if len(character) != 1 or character in '\n\r"':
+        raise BadInput(f"{option} {delimiter!r}: " * bool(option) + r"expected one character, such as ; or \t")
+    return character
+
+
+def known_encoding(encoding: str, option: str = "") -> str:
+    """The encoding of a text file, in which lines and commas are where they are in ASCII; refuses another."""
+    try:
+        known = "\n,".encode(encoding) == b"\n,"
+    except (LookupError, ValueError):  # also codecs that are none of text
+        known = False
+    if not known:
+        raise BadInput(f"{option} {encoding!r}: " * bool(option) + "expected utf-8, latin-1, cp1252 or the like")
+    return encoding

@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from seqreg.errors import BadInput
 from seqreg.workbench.config.cards import ColumnNames, Generation, Prompt
-from seqreg.workbench.config.schema import Count, Few, Length, Natural, NotNegative, Positive, Section, Share
+from seqreg.workbench.config.schema import (
+    Count,
+    Few,
+    Length,
+    Natural,
+    NotNegative,
+    Positive,
+    Section,
+    Share,
+    known_encoding,
+    one_character,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from seqreg.criterion import Criterion
@@ -18,6 +28,8 @@ if TYPE_CHECKING:
 
 VOCABULARY, CHARACTERS = "vocabulary:", "characters"
 """Tokenizers of single symbols: of a list in the model's config.json, or of all characters of the training text."""
+BUFFER_SIZE = 1000
+"""Of the shuffle buffer of datasets, by default."""
 
 
 class Lora(Section):
@@ -128,37 +140,14 @@ def _pairs(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from _pairs(value)
 
 
-def one_character(delimiter: str, option: str = "") -> str:
-    r"""A delimiter of cells, with the two characters \t as the tab that they stand for; refuses one that cannot be.
-
-    Args:
-        option: of a command that it was given with; pydantic names settings itself
-    """
-    character = "\t" if delimiter == r"\t" else delimiter
-    if len(character) != 1 or character in '\n\r"':
-        raise BadInput(f"{option} {delimiter!r}: " * bool(option) + r"expected one character, such as ; or \t")
-    return character
-
-
-def known_encoding(encoding: str, option: str = "") -> str:
-    """The encoding of a text file, in which lines and commas are where they are in ASCII; refuses another."""
-    try:
-        known = "\n,".encode(encoding) == b"\n,"
-    except (LookupError, ValueError):  # also codecs that are none of text
-        known = False
-    if not known:
-        raise BadInput(f"{option} {encoding!r}: " * bool(option) + "expected utf-8, latin-1, cp1252 or the like")
-    return encoding
-
-
 class Data(Section):
     """Which examples, and how much of each text.
 
     Args:
         path: a file or a folder to use instead of the hub, with the card's columns
         columns: other names of columns than the card's, by what they hold: {source: body}
-        delimiter: between the cells of a CSV file, where it is not a comma: one character, or \\t for a tab
-        encoding: of files that are text, in Python's names
+        delimiter: between the cells of a CSV file: one character, or \\t for a tab; the card's by default, or a comma
+        encoding: of files that are text, in Python's names; the card's by default, or utf-8
         subset: on the hub, the configuration of the dataset; the card's by default
         revision: on the hub, the branch, tag or commit of the dataset
         also: further tasks that the model is scored on, before training (`evaluation.retention`) and after it, to see
@@ -179,6 +168,9 @@ class Data(Section):
             tokenizer, and train on the assistant's answer; data that are chats always are
         padding_free: put all training examples of a batch into one row, without padding, each with positions and
             attention of its own, as TRL's setting of this name does; for causal language models
+        packing: the same, with batches of bins instead of examples, as TRL's setting of this name does: a bin has as
+            many training examples as fit into max_length tokens, by best-fit decreasing
+        max_length: tokens of a bin with packing; 1024 by default, as in TRL
         group_by_length: put examples of similar length into a batch, to save padding; all are read once before training
         max_source_length: tokens after which a source text is cut; the card's by default
         max_target_length: the same for the target
@@ -188,12 +180,16 @@ class Data(Section):
             ids to Arrow files once, and read those; by default false for files of more than 64 MB
         cache_dir: the folder of these files, which may be removed at any time; `seqreg` in the cache of datasets by
             default
+        streaming: read training examples while the model trains, from a file or from the hub, and hold `buffer_size` of
+            them: nothing is downloaded or written first. They come in their order, mixed by a shuffle buffer, and from
+            the beginning again when they end; a bad record is found when it is reached
+        buffer_size: examples in the shuffle buffer of datasets; 1 keeps their order
     """
 
     path: str | None = None
     columns: ColumnNames = ColumnNames()
     delimiter: str | None = None
-    encoding: str = "utf-8"
+    encoding: str | None = None
     subset: str | None = None
     revision: str | None = None
     also: dict[str, str | None] = {}
@@ -206,6 +202,8 @@ class Data(Section):
     prompt: Prompt | None = None
     chat_template: bool = False
     padding_free: bool = False
+    packing: bool = False
+    max_length: Length | None = None
     max_source_length: Length = 512
     max_target_length: Length = 64
     dataloader_num_workers: Few = 0
@@ -213,6 +211,29 @@ class Data(Section):
     max_empty_fraction: Share = 0.1
     keep_in_memory: bool | None = None
     cache_dir: str | None = None
+    streaming: bool = False
+    buffer_size: Length = BUFFER_SIZE
+
+    @property
+    def joins_examples(self) -> bool:
+        """Whether all training examples of a batch are in one row."""
+        return self.padding_free or self.packing
+
+    @property
+    def bin_length(self) -> int:
+        """Tokens of a bin."""
+        return self.max_length or 1024
+
+    @model_validator(mode="after")
+    def _packing_alone(self) -> Data:
+        if self.max_length is not None and not self.packing:
+            raise ValueError(
+                f"data.max_length={self.max_length}: the length of bins, which data.packing=true makes: set that, or "
+                "data.max_source_length, which cuts a source"
+            )
+        if self.packing and self.group_by_length:
+            raise ValueError("data.packing and data.group_by_length: bins have no padding to save: set one of them")
+        return self
 
     @field_validator("delimiter")
     @classmethod
@@ -221,8 +242,35 @@ class Data(Section):
 
     @field_validator("encoding")
     @classmethod
-    def _can_be_read(cls, value: str) -> str:
-        return known_encoding(value)
+    def _can_be_read(cls, value: str | None) -> str | None:
+        return None if value is None else known_encoding(value)
+
+    @model_validator(mode="after")
+    def _can_be_streamed(self) -> Data:
+        if not self.streaming:
+            if self.buffer_size != BUFFER_SIZE:
+                raise ValueError(f"data.buffer_size={self.buffer_size}: of a stream: set data.streaming=true")
+            return self
+        refused = {
+            "group_by_length=true": self.group_by_length and "lengths are not known before the examples are read",
+            "packing=true": self.packing and "lengths are not known before the examples are read",
+            f"train_fraction={self.train_fraction:g}": self.train_fraction < 1
+            and "the number of examples is not known",
+            f"holdout={self.holdout}": self.holdout is not None and "nothing can be held out of a stream",
+            f"keep_in_memory={str(self.keep_in_memory).lower()}": self.keep_in_memory is not None
+            and "a stream is neither held in memory nor written to disk",
+            f"dataloader_num_workers={self.dataloader_num_workers}": self.dataloader_num_workers > 1
+            and "a stream is read by one process: at most 1",
+        }
+        for key, reason in refused.items():
+            if reason:
+                raise ValueError(f"data.{key}: {reason}: leave it out, or data.streaming=true")
+        return self
+
+    @property
+    def indexed(self) -> Data:
+        """The same examples for what has to draw from all of them: not as a stream."""
+        return self.updated(streaming=False, buffer_size=BUFFER_SIZE)
 
 
 class Loss(Section):
@@ -377,6 +425,8 @@ class Logging(Section):
         smoothness_steps: steps between two measurements of smoothness, which cost extra passes; 0 for none
         drift_steps: steps between two measurements of drift (`evaluation.drift_examples`), each for the next log; the
             starting model then stays in memory; 0 for the end alone
+        projector: also write the mean encoder states of the examples of `evaluation.drift_examples`, under the starting
+            and the trained model, for TensorBoard's projector
     """
 
     logging_steps: Count = 50
@@ -386,6 +436,13 @@ class Logging(Section):
     diagnostics_steps: Natural = 500
     smoothness_steps: Natural = 0
     drift_steps: Natural = 0
+    projector: bool = False
+
+    @model_validator(mode="after")
+    def _projector_is_of_tensorboard(self) -> Logging:
+        if self.projector and not self.tensorboard:
+            raise ValueError("logging.projector=true: it is TensorBoard's: set logging.tensorboard=true")
+        return self
 
 
 class Checkpoints(Section):
@@ -466,6 +523,8 @@ class Config(Section):
                 "evaluation.load_best_model_at_end=true: set evaluation.eval_steps, and checkpoints.save_steps to a "
                 f"multiple of it (they are {every} and {saved})"
             )
+        if self.logging.projector and not self.evaluation.drift_examples:
+            raise ValueError("logging.projector=true needs examples: set evaluation.drift_examples > 0")
         if self.evaluation.early_stopping_patience and not every:
             raise ValueError(
                 f"evaluation.early_stopping_patience={self.evaluation.early_stopping_patience} needs "
@@ -480,6 +539,18 @@ class Config(Section):
             raise ValueError(
                 f"optimisation.ema_decay={self.optimisation.ema_decay:g}: an average of a normalised head is none: set "
                 "it to null, or model.head=plain"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _stream_is_enough(self) -> Config:
+        if not self.data.streaming:
+            return self
+        if self.optimisation.max_steps is None:
+            raise ValueError("data.streaming=true: the examples are not counted: set optimisation.max_steps")
+        if self.model.name is None and (self.model.tokenizer is None or self.model.has_symbols):
+            raise ValueError(
+                "data.streaming=true: the tokenizer of this model is made of all its text: set model.tokenizer=NAME"
             )
         return self
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from seqreg.errors import BadInput
+from seqreg.errors import BadInput, nearest
 from seqreg.integrations.hf.model import task_of, unwrap
 from seqreg.integrations.hf.reference import adapted
 from seqreg.workbench.config.settings import Lora
@@ -36,6 +36,7 @@ def with_adapters(model: Any, lora: Lora, drawn: frozenset[str]) -> Any:
         modules_to_save=sorted({*lora.modules_to_save, *heads}) or None,
         fan_in_fan_out=model.config.model_type in ("gpt2", "imagegpt"),  # whose layers are transposed
     )
+    _check_targets(model, lora)
     try:
         wrapped = peft.get_peft_model(model, config)
     except ValueError as error:  # of modules that the model does not have
@@ -43,6 +44,20 @@ def with_adapters(model: Any, lora: Lora, drawn: frozenset[str]) -> Any:
         raise BadInput(f"model.lora={settings}: {type(model).__name__} cannot have these adapters: {line}") from None
     _check_saved(wrapped, lora)
     return wrapped
+
+
+def _check_targets(model: Any, lora: Lora) -> None:
+    """Refuse names of `target_modules` that no module has: PEFT would ignore them beside one that is there."""
+    given, names = lora.target_modules, [name for name, _ in model.named_modules()]
+    if isinstance(given, str) and any(name.endswith(f".{given}") for name in names):
+        raise BadInput(f"model.lora.target_modules={given!r} is a pattern of whole names: write [{given}]")
+    for module in given if isinstance(given, list) else ():
+        if not any(name == module or name.endswith(f".{module}") for name in names):
+            matrices = [name for name, weight in model.named_parameters() if weight.dim() == 2]
+            known = {name.removesuffix(".weight").rpartition(".")[2] for name in matrices}
+            raise BadInput(
+                f"model.lora.target_modules: {type(model).__name__} has no module {module!r}; {nearest(module, known)}"
+            )
 
 
 def _check_saved(model: Any, lora: Lora) -> None:

@@ -1,4 +1,4 @@
-"""Examples of similar length in a batch, so that little of it is padding.
+"""Batches with little padding, or none: examples of similar length in a batch, and bins of short ones.
 
 `DataCollatorForSeq2Seq` already pads to the longest example of its batch; what is left to do is to put like with like.
 The windows and their sorting are transformers' own (`get_length_grouped_indices`). This file adds what that lacks: a
@@ -8,7 +8,9 @@ ranks that see batches of about the same length at the same step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left, insort
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,6 +78,32 @@ class GroupedOrder(Sampler[int]):
         full = len(indices) // self.step_size
         for step in [*torch.randperm(full, generator=generator).tolist(), full]:
             yield from indices[step * self.step_size : (step + 1) * self.step_size]
+
+
+def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Numbers of examples by bin: the longest example first, each into the fullest bin that it fits into.
+
+    TRL's `packing_strategy="bfd"`; no length is above `capacity`.
+    """
+    bins: list[list[int]] = []
+    by_space: defaultdict[int, deque[int]] = defaultdict(deque)  # bins with so many tokens left
+    spaces: list[int] = []  # of the bins that have any, sorted
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        place = bisect_left(spaces, lengths[index])
+        if place == len(spaces):
+            number, space = len(bins), capacity
+            bins.append([])
+        else:
+            space = spaces[place]
+            number = by_space[space].popleft()
+            if not by_space[space]:
+                spaces.pop(place)
+        bins[number].append(index)
+        if left := space - lengths[index]:
+            if not by_space[left]:
+                insort(spaces, left)
+            by_space[left].append(number)
+    return bins
 
 
 def length_table(lengths: ArrayLike) -> NDArray[np.int64]:

@@ -35,7 +35,7 @@ def prompt_of(run: Run, model: Any) -> str | None:
         data, name = run.config.data, type(unwrap(model)).__name__
         if data.prompt is not None:
             raise BadInput(f"data.prompt is for causal language models, and this is a {name}: see data.source_prefix")
-        for key in ("chat_template", "padding_free"):
+        for key in ("chat_template", "padding_free", "packing"):
             if getattr(data, key):
                 raise BadInput(f"data.{key} is for causal language models, and this is a {name}: leave it out")
         return None

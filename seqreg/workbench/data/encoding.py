@@ -20,7 +20,7 @@ import pyarrow.compute
 import tokenizers
 import torch
 import transformers
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 from transformers import DataCollatorForSeq2Seq, DataCollatorForTokenClassification, DataCollatorWithPadding
 
 from seqreg.errors import BadInput
@@ -29,9 +29,11 @@ from seqreg.workbench.config.cards import CardKind
 from seqreg.workbench.config.settings import Config
 from seqreg.workbench.data import arrow_cache, completions
 from seqreg.workbench.data.arrow_cache import StoredTable, TableWriter, key_of
+from seqreg.workbench.data.batches import best_fit_decreasing
 from seqreg.workbench.data.completions import ChatEncoder, CompletionCollator, PromptEncoder, features
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.data.stored_examples import OnDisk
+from seqreg.workbench.data.streaming import StreamedExamples
 from seqreg.workbench.text.terminal import say, warn
 
 INDEX = "example_index"
@@ -243,8 +245,45 @@ class Numbered(Dataset[dict[str, Any]]):
         return {**self.dataset[index], INDEX: index}
 
 
+class Packed(Numbered):
+    """Bins of examples, each of as many as fit into `max_length` tokens; the same ones in every epoch."""
+
+    def __init__(self, dataset: Encoded, max_length: int) -> None:
+        super().__init__(dataset)
+        lengths = [tokens for tokens, _ in dataset.lengths()]
+        for index, length in enumerate(lengths):
+            if length > max_length:
+                raise BadInput(
+                    f"data.max_length={max_length}: training example {index} has {length} tokens with its prompt: "
+                    "raise it, or lower data.max_source_length or data.max_target_length"
+                )
+        self.bins = best_fit_decreasing(lengths, max_length)
+
+    def __len__(self) -> int:
+        return len(self.bins)
+
+    def __getitem__(self, index: int) -> Any:
+        return [super(Packed, self).__getitem__(example) for example in self.bins[index]]
+
+
+class EncodedStream(IterableDataset[dict[str, Any]]):
+    """The examples of a stream without an end, each with its number.
+
+    Args:
+        encoder: how they are encoded
+    """
+
+    def __init__(self, examples: StreamedExamples, encoder: Encoded) -> None:
+        self.examples, self.encoder = examples, encoder
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        config = self.encoder.config
+        for number, example in self.examples.shuffled(config.seed, config.data.buffer_size):
+            yield {**self.encoder.others([example])[0], INDEX: number}
+
+
 class Collator:
-    """A collator that keeps the numbers of the examples.
+    """A collator that keeps the numbers of the examples, which may come in bins.
 
     Args:
         training: that of training examples, which have numbers, where it is another
@@ -253,10 +292,11 @@ class Collator:
     def __init__(self, collate: Any, training: Any = None) -> None:
         self.collate, self.training = collate, training or collate
 
-    def __call__(self, features: list[dict[str, Any]]) -> Any:
-        indices = [example[INDEX] for example in features if INDEX in example]
+    def __call__(self, features: Sequence[Any]) -> Any:
+        examples = [example for each in features for example in (each if isinstance(each, list) else [each])]
+        indices = [example[INDEX] for example in examples if INDEX in example]
         collate = self.training if indices else self.collate
-        batch = collate([{key: value for key, value in each.items() if key != INDEX} for each in features])
+        batch = collate([{key: value for key, value in each.items() if key != INDEX} for each in examples])
         if indices:
             batch[INDEX] = torch.tensor(indices)
         return batch

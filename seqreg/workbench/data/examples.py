@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,8 @@ ASSISTANT = "assistant"
 _EMPTY = "an empty text"
 LONG = 200_000
 """Characters from which a note is made of a text: all of it is tokenized before it is cut."""
+ENOUGH = 1000
+"""Examples of a stream after which the share of empty ones is looked at."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,10 @@ def _chat(card: Card, record: Record, where: str, *, labelled: bool) -> Example 
                 f"two, the last of {ASSISTANT!r}"
             )
         return _as_example([*before, last], None)
+    if not any(name in record for name in names_of(columns.source)):
+        empty = [name for name in names_of(columns.messages) if name in record]
+        if empty:
+            raise BadInput(f"{where}: the column {empty[0]!r} is empty (null)")
     name, value = column_of(record, columns.source, where)
     if not isinstance(value, list):
         return None
@@ -311,12 +317,7 @@ def examples(
             left_out[_EMPTY] += 1
         else:
             made.append(item)
-    total = len(made) + left_out.total()
-    if left_out[_EMPTY] > empty * total:
-        raise BadInput(
-            f"{where.rpartition(':')[0]}: {left_out[_EMPTY]} of {total} examples have an empty text, more than "
-            f"data.max_empty_fraction={empty:g}: look at the data, or set data.max_empty_fraction"
-        )
+    _check_empty(left_out[_EMPTY], len(made) + left_out.total(), empty, where)
     notes = [f"{count} examples left out: {reason}" for reason, count in left_out.items() if count]
     if repeated := ids.total() - len(ids):
         notes.append(f"{repeated} examples have the id of another")
@@ -328,6 +329,31 @@ def examples(
             "cut, which slows every batch that it is in"
         )
     return made, notes
+
+
+def stream(card: Card, records: Iterable[tuple[str, Record]], *, empty: float) -> Iterator[Example]:
+    """Training examples one after the other: those of `examples`, which are checked when they are reached."""
+    kinds, left_out, total, where = dict[bool, str](), 0, 0, ""
+    for total, (where, record) in enumerate(records, start=1):
+        item = example(card, record, where)
+        _same_kind(card, record, where, kinds)
+        if item is None:
+            continue
+        if item.source and item.target != "":
+            yield item
+            continue
+        left_out += 1
+        if total >= ENOUGH:
+            _check_empty(left_out, total, empty, where)
+    _check_empty(left_out, total, empty, where)
+
+
+def _check_empty(left_out: int, total: int, most: float, where: str) -> None:
+    if left_out > most * total:
+        raise BadInput(
+            f"{where.rpartition(':')[0]}: {left_out} of {total} examples have an empty text, more than "
+            f"data.max_empty_fraction={most:g}: look at the data, or set data.max_empty_fraction"
+        )
 
 
 def _same_kind(card: Card, record: Record, where: str, kinds: dict[bool, str]) -> None:

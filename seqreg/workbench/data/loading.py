@@ -19,6 +19,7 @@ from seqreg.workbench.data import examples as examples_of_cards
 from seqreg.workbench.data.examples import Example, column_of, example, examples, names_of, text_of
 from seqreg.workbench.data.readers import Record
 from seqreg.workbench.data.stored_examples import OnDisk, StoredExamples, identity
+from seqreg.workbench.data.streaming import StreamedExamples
 from seqreg.workbench.text.atomic_files import regular
 
 ALIASES = {
@@ -40,12 +41,19 @@ class Splits:
     Args:
         also: names of those that come from other tasks
         corpora: plain texts, by name: examples that have a source alone
+        stream: training examples that are read while the model trains; there is no set `train` then
     """
 
     sets: dict[str, Sequence[Example]]
     notes: list[str] = field(default_factory=list)
     also: list[str] = field(default_factory=list)
     corpora: dict[str, Sequence[Example]] = field(default_factory=dict)
+    stream: StreamedExamples | None = None
+
+    @property
+    def first(self) -> Sequence[Example]:
+        """The training examples, or the first ones of a stream; none where there are none."""
+        return self.sets.get("train", ()) if self.stream is None else self.stream.first
 
     def evaluations(self, card: Card) -> list[str]:
         """The splits that a model is judged by in the end: those of the card that are there."""
@@ -97,11 +105,11 @@ def _corpus(name: str, path: Path, data: Data) -> list[Example]:
     if not os.path.isfile(path):
         raise BadInput(f"data.corpora.{name}={path}: no such file")
     if path.suffix == ".txt":
-        lines = (line.rstrip() for _, line in readers.lines(regular(path), encoding=data.encoding))
+        lines = (line.rstrip() for _, line in readers.lines(regular(path), encoding=data.encoding or readers.UTF8))
         blocks = itertools.groupby(lines, key=bool)
         texts = ["\n".join(block) for filled, block in blocks if filled]
     else:
-        records = readers.read(path, encoding=data.encoding, options="data.")
+        records = readers.read(path, encoding=data.encoding or readers.UTF8, options="data.")
         texts = [text_of(record, "text", where) for where, record in records]
     if not any(texts):
         raise BadInput(f"data.corpora.{name}={path}: no text in it")
@@ -113,9 +121,13 @@ def _splits(card: Card, data: Data, needs_train: bool) -> Splits:
     if data.path is not None:
         splits = _local(card, data, needs_train)
     elif card.generated is not None:
+        if data.streaming:
+            raise BadInput(f"data.streaming=true: {card.title} is generated, in memory: leave it out")
         splits = _generated(card)
     elif card.hub is not None:
-        splits = Splits({name: _hub(card, name, data) for name in card.splits})
+        splits = Splits({name: _hub(card, name, data) for name in card.splits if name != "train" or not data.streaming})
+        if data.streaming and needs_train:
+            splits.stream = _hub_stream(card, data)
     else:
         raise BadInput(f"{card.title}: give the file or folder of your data with data.path=FILE_OR_FOLDER")
     _carve(card, data, splits)
@@ -124,6 +136,8 @@ def _splits(card: Card, data: Data, needs_train: bool) -> Splits:
             raise BadInput(f"data.unlabelled={data.unlabelled}: no such file")
         splits.sets[UNLABELLED] = _without_labels(read_file(card, Path(data.unlabelled), data, labelled=False))
     for name, most in data.limit.items():
+        if name == "train" and data.streaming:
+            continue  # which stops there
         if name in splits.sets:
             splits.sets[name] = splits.sets[name][:most]
         elif name not in ("train", "validation", "test", *card.splits, *data.corpora):
@@ -140,9 +154,9 @@ def _check_used(card: Card, data: Data) -> None:
     for key in ("subset", "revision"):
         if getattr(data, key) is not None and (local or card.hub is None):
             raise BadInput(f"data.{key}={getattr(data, key)}: the data of this run are not from the hub: leave it out")
-    if not local and (data.delimiter is not None or data.encoding != readers.UTF8):
-        key = "encoding" if data.delimiter is None else "delimiter"
-        raise BadInput(f"data.{key}={getattr(data, key)}: for local files, and data.path names none: leave it out")
+    for key in ("delimiter", "encoding"):
+        if not local and getattr(data, key) is not None:
+            raise BadInput(f"data.{key}={getattr(data, key)}: for local files, and data.path names none: leave it out")
 
 
 def _read(
@@ -169,14 +183,29 @@ def read_file(card: Card, path: Path, data: Data = PLAIN, *, labelled: bool = Tr
     return made
 
 
+def _stream(card: Card, path: Path, data: Data) -> StreamedExamples:
+    """The training examples of a file, as a stream."""
+
+    def read() -> Iterator[Example]:
+        return examples_of_cards.stream(card, records(card, path, data, "train"), empty=data.max_empty_fraction)
+
+    return StreamedExamples.of(read, str(path), data.limit.get("train"), arrow_cache.file_digest(regular(path)))
+
+
 def _local(card: Card, data: Data, needs_train: bool) -> Splits:
     path = Path(data.path or "")
+    if data.streaming and not os.path.isdir(path):
+        raise BadInput(
+            f"data.path={path}: data.streaming=true cannot split one file: give a folder that has train and validation"
+        )
     if os.path.isfile(path):
         return _one_file(card, path, data)
     if not os.path.isdir(path):
         raise BadInput(f"data.path={path}: no such file or folder")
     for pattern in card.files.names:
         if "{" not in pattern and (path / pattern).is_file():  # a file of all examples, whatever the split
+            if data.streaming:
+                raise BadInput(f"data.streaming=true: {path / pattern} has all splits, and is not read as a stream")
             return _one_file(card, path / pattern, data)
     splits = Splits({})
     for name in dict.fromkeys(["train", "validation", "test", *card.splits]):
@@ -188,6 +217,9 @@ def _local(card: Card, data: Data, needs_train: bool) -> Splits:
                 f"{file.name} is there and not scored: this task is judged by {', '.join(card.evaluations)}"
             )
             continue
+        if name == "train" and data.streaming:
+            splits.stream = _stream(card, file, data) if needs_train else None
+            continue
         made, notes = _read(card, file, data, name, training=name == "train")
         if not made and card.files.only is not None and not notes:  # the file has other configurations
             continue
@@ -195,8 +227,13 @@ def _local(card: Card, data: Data, needs_train: bool) -> Splits:
             raise BadInput(f"{file}: 0 examples{'; ' + notes[0] if notes else ''}")
         splits.sets[name] = made
         splits.notes += [f"{file.name}: {note}" for note in notes]
-    if "train" not in splits.sets and needs_train:
+    if "train" not in splits.sets and splits.stream is None and needs_train:
         raise BadInput(f"data.path={path}: expected a file train{'|'.join(readers.ENDINGS)} in it{_other(path, card)}")
+    if "validation" not in splits.sets and splits.stream is not None:
+        raise BadInput(
+            f"data.path={path}: data.streaming=true: nothing can be held out of a stream: add a file validation"
+            f"{'|'.join(readers.ENDINGS)}"
+        )
     if not splits.sets:
         raise BadInput(f"data.path={path}: no file for {', '.join(['validation', *card.evaluations])} in it")
     if "validation" not in splits.sets and "train" in splits.sets:
@@ -227,6 +264,11 @@ def _carve(card: Card, data: Data, splits: Splits) -> None:
         return
     if "test" in splits.sets or "validation" not in splits.sets:
         return
+    if splits.stream is not None:
+        raise BadInput(
+            f"data.streaming=true: the validation set of {card.title} is held out of its training examples, which a "
+            "stream does not allow: leave it out, or give a folder that has train, validation and test by data.path"
+        )
     splits.sets["test"] = splits.sets.pop("validation")
     if "train" not in splits.sets:
         return
@@ -291,7 +333,9 @@ def records(card: Card, path: Path, data: Data, name: str = "") -> Iterator[tupl
     known = {name for names in columns if names for name in names_of(names)}
     named = path.suffix == ".txt" and any(pattern.endswith(".txt") for pattern in card.files.names)
     ways: Any = {"header": card.files.header, "known": known, "mapping": card.files.mapping}
-    ways |= {"delimiter": data.delimiter, "encoding": data.encoding, "options": "data."}
+    delimiter = data.delimiter or (card.files.delimiter if path.suffix == ".csv" else None)
+    encoding = data.encoding or card.files.encoding or readers.UTF8
+    ways |= {"delimiter": delimiter, "encoding": encoding, "options": "data."}
     plain = readers.CONLL if card.kind == "token_classification" else ".tsv"
     every = readers.read(path, ending=plain if named else None, **ways)
     split, column = card.splits.get(name, name), card.files.only
@@ -362,7 +406,30 @@ class HubExamples(OnDisk):
 
 
 def _hub(card: Card, name: str, data: Data) -> Sequence[Example]:
-    """One split from the hub, or one line on how to provide it."""
+    """One split from the hub; held in memory where nothing is to be downloaded first."""
+    loaded, place = _from_hub(card, name, data), f"{card.hub and card.hub.repo} {name}"
+    used = loaded.filter(lambda record: _is_used(card, record, name == "train"))
+    if not data.streaming:
+        return HubExamples(used, card, place, data)
+    rows = enumerate(used.take(data.limit[name]) if name in data.limit else used)
+    read = (example(card, record, f"{place} row {index}") for index, record in rows)
+    return [item for item in read if item is not None]
+
+
+def _hub_stream(card: Card, data: Data) -> StreamedExamples:
+    """The training examples of the hub, as a stream."""
+    loaded, place = _from_hub(card, "train", data), f"{card.hub and card.hub.repo} train"
+
+    def read() -> Iterator[Example]:
+        rows = ((f"{place} row {index}", record) for index, record in enumerate(loaded))
+        used = (row for row in rows if _is_used(card, row[1], True))
+        return examples_of_cards.stream(card, used, empty=data.max_empty_fraction)
+
+    return StreamedExamples.of(read, place, data.limit.get("train"))
+
+
+def _from_hub(card: Card, name: str, data: Data) -> Any:
+    """A split as datasets has it, or one line on how to provide it."""
     import datasets
 
     assert card.hub is not None
@@ -371,21 +438,24 @@ def _hub(card: Card, name: str, data: Data) -> Sequence[Example]:
     config = wanted.config or data.subset or card.hub.config
     if data.revision is not None and card.hub.files is not None:
         raise BadInput(f"data.revision={data.revision}: {card.title} is read from a copy on the hub that has no other")
+    if data.streaming and "[" in wanted.split:
+        raise BadInput(
+            f"data.streaming=true: {name} of {card.title} is {wanted.split} on the hub, and a stream has no slices: "
+            "leave it out"
+        )
+    streaming = {"streaming": True} if data.streaming else {}
     try:
         if card.hub.files is not None:
             base = wanted.split.partition("[")[0]
             files = card.hub.files.format(config=config, split=base)
-            loaded = datasets.load_dataset("parquet", data_files={base: files}, split=wanted.split)
-        else:
-            loaded = datasets.load_dataset(card.hub.repo, config, split=wanted.split, revision=data.revision)
+            return datasets.load_dataset("parquet", data_files={base: files}, split=wanted.split, **streaming)
+        return datasets.load_dataset(card.hub.repo, config, split=wanted.split, revision=data.revision, **streaming)
     except Exception as error:  # the hub's clients raise dozens of kinds; the answer to all is the same
         columns = ", ".join(names_of(names)[0] for names in card.columns.model_dump().values() if names)
         raise BadInput(
             f"{card.title}: {card.hub.repo} cannot be had from the hub ({_reason(error)}): give a local copy by "
             f"data.path=FOLDER that has {', '.join(card.splits)} as .jsonl, .csv or .parquet with {columns}"
         ) from None
-    used = loaded.filter(lambda record: _is_used(card, record, name == "train"))
-    return HubExamples(used, card, f"{card.hub.repo} {name}", data)
 
 
 def _reason(error: Exception) -> str:

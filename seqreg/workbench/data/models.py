@@ -21,7 +21,7 @@ from seqreg.errors import BadInput, nearest
 from seqreg.integrations.hf import r4f
 from seqreg.integrations.hf.model import special, unwrap
 from seqreg.workbench.config.cards import Card
-from seqreg.workbench.config.settings import Config
+from seqreg.workbench.config.settings import Config, Model
 from seqreg.workbench.data import adapters, weights
 from seqreg.workbench.data.completions import ChatEncoder, PromptEncoder, is_causal
 from seqreg.workbench.data.examples import Example
@@ -57,7 +57,17 @@ def pretrained_digest(model: Any, config: Config) -> str:
 
 def load_tokenizer(config: Config, examples: Sequence[Example] = (), *, trust: bool = False) -> Any:
     """The tokenizer of a run, or both of them; `examples` are for one that has to be made of training text."""
-    chosen = config.model
+    return tokenizer_of(config.model, examples, trust=trust)
+
+
+def tokenizer_of(
+    chosen: Model, examples: Sequence[Example] = (), *, trust: bool = False, option: str = "model.tokenizer=NAME"
+) -> Any:
+    """The same without a run.
+
+    Args:
+        option: how a user chooses another tokenizer
+    """
     if chosen.has_symbols:
         settings = fetched(transformers.AutoConfig, chosen.name, "model", trust) if chosen.name else None
         return symbol_tokenizers(chosen, settings, examples)
@@ -67,7 +77,7 @@ def load_tokenizer(config: Config, examples: Sequence[Example] = (), *, trust: b
         return train_tokenizer(texts, chosen.vocab_size)
     beside = os.path.join(chosen.name or "", TARGET)
     target = chosen.target_tokenizer or (beside if chosen.name and os.path.isdir(beside) else None)
-    source = stored_tokenizer(name, trust)
+    source = stored_tokenizer(name, trust, f"set {option}")
     return source if target is None else _two(source, stored_tokenizer(target, trust), target)
 
 
@@ -82,11 +92,11 @@ def _two(source: Any, target: Any, name: str) -> TwoTokenizers:
     return TwoTokenizers(source, target)
 
 
-def stored_tokenizer(name: str, trust: bool) -> Any:
+def stored_tokenizer(name: str, trust: bool, fix: str = "save one there with save_pretrained") -> Any:
     """The tokenizer of a folder or of the hub. Where there is none, transformers makes one without a vocabulary."""
     tokenizer = fetched(transformers.AutoTokenizer, name, "tokenizer", trust)
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
-        raise BadInput(f"{name}: there is no tokenizer: its vocabulary is empty; set model.tokenizer=NAME")
+        raise BadInput(f"{name}: there is no tokenizer: its vocabulary is empty; {fix}")
     return tokenizer
 
 

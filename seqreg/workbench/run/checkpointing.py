@@ -67,6 +67,7 @@ class CheckpointingTrainer(RegularizedTrainer):
         self._evaluation_due = False
         self.not_better = 0
         """Evaluations since the best one, of the checkpoint that is loaded."""
+        self._best_loaded: int | None = None
         decay = options.config.optimisation.ema_decay
         self.ema = None if decay is None else WeightEMA(decay)
         self._source = ""
@@ -284,8 +285,13 @@ class CheckpointingTrainer(RegularizedTrainer):
         """The same at the end: transformers would take what is on the disk, or silently nothing."""
         best = Path(str(self.state.best_model_checkpoint))
         if self._is_intact(best, "; the last weights are kept"):
-            self._source = str(best)
+            self._source, self._best_loaded = str(best), checkpoints.step_of(best)
             super()._load_best_model()
+
+    @property
+    def model_step(self) -> int:
+        """The step that the model is of when the run has ended: the last one, or the best."""
+        return self.state.global_step if self._best_loaded is None else self._best_loaded
 
 
 @contextlib.contextmanager

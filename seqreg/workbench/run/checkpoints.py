@@ -183,11 +183,18 @@ def _make_way(final: Path) -> None:
 
 
 def publish(aside: Path, folder: Path) -> dict[str, Any]:
-    """Move synced files to where they belong, one by one; returns their `listing`."""
+    """Move synced files to where they belong, one by one; returns their `listing`.
+
+    They get the permissions of any new file: safetensors writes for the user alone.
+    """
     files = listing(aside)
+    mask = os.umask(0)
+    os.umask(mask)
+    mode = 0o666 & ~mask
     for path in _files(aside):
         target = folder / path.relative_to(aside)
         target.parent.mkdir(parents=True, exist_ok=True)
+        path.chmod(mode)
         path.replace(target)
     sync(folder)
     shutil.rmtree(aside)

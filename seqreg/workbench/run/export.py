@@ -5,19 +5,29 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 
 from seqreg.errors import BadInput
+from seqreg.workbench.config import overlay
 from seqreg.workbench.run.run_directory import RunRecord
 from seqreg.workbench.run.train import trained
 from seqreg.workbench.scores.results import METRICS
-from seqreg.workbench.text.atomic_files import writable
+from seqreg.workbench.text.atomic_files import writable, write_text
 
-ABOUT = ("README.md", "config.yaml", "task.yaml", METRICS)
+CONFIG = "config.yaml"
+ABOUT = ("README.md", CONFIG, "task.yaml", METRICS)
 """Files beside those of the model: its card, the run as a recipe, and its scores."""
+PATHS: dict[str, Any] = {
+    "data": {"path": True, "unlabelled": True, "cache_dir": True, "also": True, "corpora": True},
+    "model": {"name": True, "tokenizer": True, "target_tokenizer": True},
+    "terms": {"anchor": {"reference": True}},
+    "output": True,
+}
+"""Settings that may be paths."""
 
 
 def export(run: Path, folder: Path) -> list[str]:
@@ -28,8 +38,23 @@ def export(run: Path, folder: Path) -> list[str]:
     names = exported(run)
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(run / name, folder / name)
+        shutil.copyfile(run / name, folder / name)  # with the permissions of a new file
+    write_text(folder / CONFIG, overlay.dump(_absolute(overlay.read(run / CONFIG), PATHS)))
     return names
+
+
+def _absolute(value: Any, keys: Mapping[str, Any] | bool) -> Any:
+    """Settings with the whole path of every file and folder that is there, so that the recipe works in any folder.
+
+    Args:
+        keys: where paths are; True for this value, or all of a mapping
+    """
+    if isinstance(value, dict):
+        chosen = dict.fromkeys(value, True) if keys is True else keys
+        return {
+            key: _absolute(inner, chosen[key]) if chosen and key in chosen else inner for key, inner in value.items()
+        }
+    return os.path.abspath(value) if keys is True and isinstance(value, str) and os.path.exists(value) else value
 
 
 def exported(run: Path) -> list[str]:

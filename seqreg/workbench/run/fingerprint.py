@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -23,8 +24,11 @@ _SAMPLE = 1000
 def fingerprint(splits: Splits) -> tuple[str, dict[str, Outline]]:
     """SHA-256 of all examples of all splits, of a sample where they are from the hub, and the outlines of the splits.
 
-    Of large files it is computed once, and kept beside their examples.
+    Of large files it is computed once, and kept beside their examples. A stream has a digest of its own.
     """
+    if splits.stream is not None:
+        digest, outlines = fingerprint(dataclasses.replace(splits, stream=None))
+        return hashlib.sha256(f"{digest} {splits.stream.digest}".encode()).hexdigest(), outlines
     splits = Splits({**splits.sets, **splits.corpora})
     stored = [examples for examples in splits.sets.values() if isinstance(examples, StoredExamples)]
     if not stored:

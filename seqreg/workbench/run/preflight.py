@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from seqreg.criterion import Criterion
 from seqreg.errors import Advice, BadInput, DiskError
 from seqreg.integrations.hf import context
 from seqreg.integrations.hf.model import unwrap
@@ -64,10 +63,12 @@ def check_loss(run: Run, model: Any, tokenizer: Any, examples: Sequence[Example]
     )
     prompt = completions.prompt_of(run, model)
     encoded = Encoded(examples[:2], tokenizer, config.updated(data=short), prompt, quiet=True)
-    collate = collator(tokenizer, run.card.kind, prompt)
+    rows = [encoded[index] for index in range(len(encoded))]
+    joins = config.data.joins_examples
+    collate = completions.PaddingFreeCollator() if joins else collator(tokenizer, run.card.kind, prompt)
     training, bf16 = model.training, config.optimisation.precision == "bf16"
     try:
-        batch = collate([encoded[index] for index in range(len(encoded))])
+        batch = collate(rows)
         ctx = context(model.train(), {**batch}, step=0)
         with (
             warnings.catch_warnings(),
@@ -76,8 +77,8 @@ def check_loss(run: Run, model: Any, tokenizer: Any, examples: Sequence[Example]
         ):
             warnings.simplefilter("ignore", Advice)  # given at the first step, on complete examples
             bad = not_finite(copy.deepcopy(run.criterion)(ctx))
-        if config.data.padding_free:
-            _check_padding_free(model, [encoded[index] for index in range(len(encoded))], tokenizer)
+        if joins:
+            _check_isolation(model, rows, "packing" if config.data.packing else "padding_free")
         if bad:
             raise BadInput(
                 f"the loss of the first {len(encoded)} training examples is not finite ({', '.join(bad)}): look at "
@@ -95,15 +96,20 @@ def check_loss(run: Run, model: Any, tokenizer: Any, examples: Sequence[Example]
 
 
 @torch.no_grad()
-def _check_padding_free(model: Any, rows: Sequence[dict[str, Any]], tokenizer: Any) -> None:
-    """Refuse a model in whose attention the examples of one row see each other."""
+def _check_isolation(model: Any, rows: Sequence[Mapping[str, Any]], setting: str) -> None:
+    """Refuse a model in which an example sees the one before it in its row."""
     model.eval()
-    both = (completions.CompletionCollator(tokenizer), completions.PaddingFreeCollator())
-    padded, joined = (float(Criterion()(context(model, {**collate(rows)})).total) for collate in both)
-    if abs(padded - joined) > 1e-3 * abs(padded):
+    last = len(rows[-1]["input_ids"])
+    joined, alone = (
+        context(model, {**completions.PaddingFreeCollator()(some)}).forward(dropout="off", grad=False).logits[0]
+        for some in (rows, rows[-1:])
+    )
+    scale = (alone - alone.mean(-1, keepdim=True)).norm().clamp_min(1e-30)
+    difference = float((joined[1 - last :] - alone).norm() / scale)
+    if not difference < 1e-3:
         raise BadInput(
-            f"data.padding_free: the loss of two examples is {padded:.6g} apart and {joined:.6g} in one row: the "
-            f"attention of {type(unwrap(model)).__name__} does not keep them apart: leave it out"
+            f"data.{setting}: logits of an example change by {difference:.1%} with another one before it in its row: "
+            f"{type(unwrap(model)).__name__} does not keep them apart: leave it out"
         )
 
 

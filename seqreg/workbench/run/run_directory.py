@@ -28,6 +28,7 @@ from seqreg.workbench.config.other_names import current, current_settings
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.config.settings import flat, with_defaults
 from seqreg.workbench.data.loading import Splits
+from seqreg.workbench.data.readers import UTF8
 from seqreg.workbench.run import checkpoints, disk
 from seqreg.workbench.run.fingerprint import difference, fingerprint
 from seqreg.workbench.run.launch import processes
@@ -113,6 +114,7 @@ def settings_of(run: Run) -> dict[str, Any]:
     cache = {"keep_in_memory", "cache_dir"}
     config = run.config.model_dump(mode="json", exclude={"output": True, "task": True, "data": cache})
     card = run.card.model_dump(mode="json", exclude_defaults=True)
+    config["data"]["encoding"] = config["data"]["encoding"] or UTF8  # as versions wrote it that had no other default
     return {**flat(config), **flat(card, "task."), WORLD: processes()[1]}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from seqreg.engines.shards import full
@@ -77,6 +77,8 @@ class DriftMonitor(TrainerCallback):
         self.trainer, self.config, self.tokenizer = trainer, trainer.options.config, tokenizer
         self.examples = loading.sample(examples, self.config.evaluation.drift_examples) if examples else []
         self.start, self.left_out = functools.cache(start), ""
+        self.states: dict[str, Tensor] = {}
+        """Mean encoder states by model, [examples, D] each."""
 
     @property
     def measures(self) -> bool:
@@ -101,17 +103,25 @@ class DriftMonitor(TrainerCallback):
             warn(f"drift from the starting model is not measured: {error}")
             return {"left_out": self.left_out}
         new = models.drawn_anew(model)
-        with self._batches(trained.device) as batches:
+        with self._batches(trained.device, "drift") as batches:
             numbers = drift.measure(trained, model, batches, examples=len(self.examples), new=new)
         return {**numbers, "seconds": time.perf_counter() - begin}
 
+    def keep_states(self) -> None:
+        """Compute the mean encoder states of the examples for TensorBoard, where that is wanted and possible."""
+        if not self.config.logging.projector or not self.examples or self.left_out:
+            return
+        for name, model in (("start", self.start()), ("trained", self.trainer.model)):
+            with self._batches(self.trainer.model.device, f"states, {name}") as batches:
+                self.states[name] = drift.mean_states(model, batches)
+
     @contextlib.contextmanager
-    def _batches(self, device: Any) -> Iterator[Iterator[dict[str, Any]]]:
+    def _batches(self, device: Any, title: str) -> Iterator[Iterator[dict[str, Any]]]:
         """The batches of the examples, with a bar on how many are done."""
         bars, size = self.trainer.options.bars, self.config.evaluation.per_device_eval_batch_size
         encoded, starts = self.trainer.eval_dataset.others(self.examples), range(0, len(self.examples), size)
         bars.progress.start()
-        bar = Bar(bars.progress, "drift", len(starts), "batch")
+        bar = Bar(bars.progress, title, len(starts), "batch")
 
         def batches() -> Iterator[dict[str, Any]]:
             for first in starts:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 from transformers import TrainerCallback
@@ -17,7 +20,9 @@ from transformers import TrainerCallback
 from seqreg.build import term_names
 from seqreg.schedules import weight_at
 from seqreg.workbench.config import overlay
+from seqreg.workbench.config.cards import Card
 from seqreg.workbench.config.run_config import Run
+from seqreg.workbench.data.examples import Example, tag_text
 from seqreg.workbench.scores.evaluate import Scored, Scorer
 from seqreg.workbench.scores.results import drift_numbers, score_lines
 from seqreg.workbench.text import stored_json
@@ -31,6 +36,10 @@ RESULTS = (
     "trained_drift/cka",
 )  # fmt: skip
 """What the table of hparams shows of every run: scores, then what training has changed."""
+PROJECTED = "encoder_states"
+"""The tag of the projector."""
+LABEL = 100
+"""Characters of the label of a point."""
 _UNUSED = ("epoch", "num_input_tokens_seen", "total_flos", "train_runtime", "train_loss", "train_tokens_per_second")
 _NOT_SHOWN = ("epoch", "runtime", "per_second", "preparation_time", "_references", "_reference")
 
@@ -141,6 +150,23 @@ class TensorBoardWriter(TrainerCallback):
         if self.writer is not None:
             with self._or_give_up():
                 self.writer.flush()
+
+    def project(self, states: Mapping[str, Tensor], examples: Sequence[Example]) -> None:
+        """Write representations of examples for the projector.
+
+        Args:
+            states: by model, [examples, D] each
+        """
+        if self.writer is None:
+            return
+        columns = ["model", "label" if self.run.card.columns.target is None else "target", "source"]
+        rows = [[name, *described(example, self.run.card)] for name in states for example in examples]
+        with self._or_give_up():
+            shutil.rmtree(self.folder / "00000", ignore_errors=True)  # of a run that was stopped at this place
+            (self.folder / "projector_config.pbtxt").unlink(missing_ok=True)
+            self.writer.add_embedding(
+                torch.cat(list(states.values())), metadata=rows, metadata_header=columns, tag=PROJECTED
+            )
 
     def close(self, scores: dict[str, Scored], metrics: Mapping[str, Any], step: int) -> None:
         """Add the final scores, drift and retention, and end the hparams session.
@@ -270,6 +296,15 @@ def _simple(value: Any) -> Any:
     if value is None:
         return "none"
     return value if isinstance(value, (bool, int, float, str)) else json.dumps(value, sort_keys=True)
+
+
+def described(example: Example, card: Card) -> list[str]:
+    """What an example is predicted as, and its source, for the labels of points: a line each, and not long."""
+    if example.label is not None:
+        told = str(example.label) if card.labels is None else card.labels[int(example.label)]
+    else:
+        told = example.target or tag_text(card, example.tags or ())
+    return [" ".join(text.split())[:LABEL] for text in (told, example.source)]
 
 
 def samples(scorer: Scorer, count: int) -> str:

@@ -32,6 +32,8 @@ def launch(
         raise BadInput(f"{stray}={os.environ[stray]} is set: this is a process of torchrun already, or unset it")
     if nnodes > 1 and not endpoint:
         raise BadInput(f"--nnodes {nnodes}: needs --rdzv-endpoint HOST:PORT, one node that all others reach")
+    if endpoint is not None:
+        _check_endpoint(endpoint)
     from torch.distributed import run
 
     os.environ.setdefault(UNSHARED_STORE, "1")
@@ -41,6 +43,14 @@ def launch(
     options = [f"--nproc-per-node={nproc}", f"--max-restarts={restarts}", f"--shutdown-timeout={shutdown_timeout}"]
     chosen = run.parse_args([*nodes, *options, "-m", "seqreg", *words])  # type: ignore[no-untyped-call]
     return exit_code(lambda: run.run(chosen))  # type: ignore[no-untyped-call]
+
+
+def _check_endpoint(endpoint: str) -> None:
+    """Refuse what torchrun would take for another address, or fail at when its processes are started."""
+    host, _, port = endpoint.rpartition(":")
+    named = host.startswith("[") and host.endswith("]") if ":" in host else bool(host) and host.split() == [host]
+    if not named or not (port.isascii() and port.isdigit() and 1 <= int(port[:6]) <= 65535):
+        raise BadInput(f"--rdzv-endpoint {endpoint!r}: expected HOST:PORT, such as node0:29500")
 
 
 def exit_code(agent: Callable[[], object]) -> int:

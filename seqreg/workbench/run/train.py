@@ -20,12 +20,13 @@ from seqreg.errors import BadInput, Interrupted
 from seqreg.integrations.hf import shard
 from seqreg.integrations.hf.reference import adapted
 from seqreg.integrations.hf.trainer import RAW_HEAD
+from seqreg.selective_update import MeasuredUpdate
 from seqreg.workbench.config import run_config
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.config.settings import Config
 from seqreg.workbench.data import adapters, completions, loading, models
 from seqreg.workbench.data.batches import GroupedOrder
-from seqreg.workbench.data.encoding import Collator, Encoded, Numbered, collator
+from seqreg.workbench.data.encoding import Collator, Encoded, EncodedStream, Numbered, Packed, collator
 from seqreg.workbench.data.hardware import check_precision
 from seqreg.workbench.data.loading import UNLABELLED, Splits
 from seqreg.workbench.run import checkpoints, disk, launch, preflight, starting_model
@@ -68,15 +69,20 @@ def prepare(run: Run, *, splits: Splits | None = None) -> LoadedRun:
         console.print(plain(note), style="dim")
     check_precision(run.config.optimisation.precision)
     transformers.set_seed(run.config.seed)
-    tokenizer = models.load_tokenizer(run.config, splits.sets.get("train", ()), trust=run.trust)
+    tokenizer = models.load_tokenizer(run.config, splits.first, trust=run.trust)
     model = models.load_model(run.config, run.card, tokenizer, trust=run.trust)
     if run.config.model.lora is not None:
         if run.config.model.head == "r4f":
             raise BadInput("model.lora and model.head=r4f: a normalised head is trained as a whole: set one of them")
         model = adapters.with_adapters(model, run.config.model.lora, models.drawn_anew(model))
     corpora.check(splits.corpora, model, tokenizer)
-    if "train" in splits.sets:
-        preflight.check_loss(run, model, tokenizer, splits.sets["train"])
+    if splits.stream is not None and isinstance(run.config.update(), MeasuredUpdate):
+        raise BadInput(
+            f"optimisation.update={run.config.optimisation.update}: measures the training set before it is "
+            "trained on: leave it out, or data.streaming=true"
+        )
+    if splits.first:
+        preflight.check_loss(run, model, tokenizer, splits.first)
     return LoadedRun(run, splits, tokenizer, model)
 
 
@@ -133,17 +139,19 @@ def _train(trainer: Any, loaded: LoadedRun, directory: RunDirectory) -> dict[str
     with signals.deferred():
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     seconds = trainer.seconds + time.monotonic() - trainer.clock
-    if trainer.stopped_early:
+    early = trainer.stopped_early and trainer.state.global_step < trainer.state.max_steps
+    if early:
         patience, step = run.config.evaluation.early_stopping_patience, trainer.state.global_step
         evaluations = f"{patience} evaluation{'s' * (patience != 1)}"
         say(f"stopped early, after step {step}: {run.card.score} was not better in {evaluations}")
-    if run.config.evaluation.load_best_model_at_end and trainer.state.best_model_checkpoint is not None:
-        best = Path(trainer.state.best_model_checkpoint).name.rpartition("-")[-1]
-        say(f"the model is that of step {best}, where {run.card.score} on the validation set was best")
+    kept = trainer.model_step
+    if kept != trainer.state.global_step or run.config.evaluation.load_best_model_at_end:
+        say(f"the model is that of step {kept}, where {run.card.score} on the validation set was best")
     directory.check_own()
     trainer.check_weights()
     numbers = {
-        "steps": trainer.state.global_step, "seconds": seconds,
+        "steps": trainer.state.global_step, "stopped_early": early,
+        "best_step": trainer.state.best_global_step, "model_step": kept, "seconds": seconds,
         "cpu_seconds": trainer.cpu_seconds, "step_seconds": trainer.step_seconds, "device": trainer.args.device.type,
         "loss": trainer.mean_loss(), "tokens": trainer.state.num_input_tokens_seen,
         **_sizes(loaded.model), **trainer.nonfinite.numbers(),
@@ -155,7 +163,7 @@ def _train(trainer: Any, loaded: LoadedRun, directory: RunDirectory) -> dict[str
         scores = {"before": Scored(**dict[str, Any](directory.record.before)), **scores}
     size, hint = trainer.options.checkpoint_bytes, "; run the same command to resume"
     with signals.deferred(), disk.writing(directory.folder, size, hint):
-        return _finish(trainer, monitor.trainer, run, directory, scores, {"train": numbers, **sections})
+        return _finish(trainer, monitor, run, directory, scores, {"train": numbers, **sections})
 
 
 def _sizes(model: Any) -> dict[str, int]:
@@ -178,7 +186,7 @@ def _without_adapters(monitor: DriftMonitor, loaded: LoadedRun, folder: Path) ->
         model = trainer.model.merge_and_unload(safe_merge=True)
     run = dataclasses.replace(loaded.run, config=loaded.run.config.for_evaluation(str(folder)))
     sets = {name: examples for name, examples in loaded.splits.sets.items() if name not in ("train", UNLABELLED)}
-    parts = LoadedRun(run, dataclasses.replace(loaded.splits, sets=sets), loaded.tokenizer, model)
+    parts = LoadedRun(run, dataclasses.replace(loaded.splits, sets=sets, stream=None), loaded.tokenizer, model)
     final = make_trainer(parts, folder, signals=signals)
     return DriftMonitor(final, loaded.tokenizer, sets["validation"], monitor.start)
 
@@ -254,6 +262,8 @@ def _evaluate(
         with signals.deferred(trainer.args.world_size > 1):
             before = {name: scored["metrics"] for name, scored in record.retention.items()}
             sections = _against_start(monitor, {**scores, **texts}, before, run.card.score)
+            if monitor.measures:
+                monitor.keep_states()
         signals.check()  # of one that struck while a library loaded the model, and took it for an error
     except Interrupted as stop:
         with signals.deferred():
@@ -282,17 +292,19 @@ def _against_start(
 
 
 def _finish(
-    trainer: Any, final: Any, run: Run, directory: RunDirectory, scores: dict[str, Scored], sections: Mapping[str, Any]
-) -> dict[str, Any]:
+    trainer: Any, monitor: DriftMonitor, run: Run, directory: RunDirectory, scores: dict[str, Scored],
+    sections: Mapping[str, Any],
+) -> dict[str, Any]:  # fmt: skip
     """Write the model, the scores, other `sections` of metrics.json and the card; last that the run is finished.
 
     Args:
-        trainer, final: that has trained the model, and that has it as it is saved
+        trainer: that has trained the model
+        monitor: with the trainer that has it as it is saved
     """
     folder = directory.folder
     directory.check_own()
     aside = folder / f"{ASIDE}model"
-    final.save_model(str(aside))
+    monitor.trainer.save_model(str(aside))
     trainer.save_ema(aside)
     if not trainer.is_world_process_zero():
         return {}
@@ -302,6 +314,8 @@ def _finish(
     metrics = results.write_scores(folder, run, scores, method=run.config.method, **sections)
     results.write_card(folder, run, metrics)
     if trainer.options.tensorboard is not None:
+        if monitor.states:
+            trainer.options.tensorboard.project(monitor.states, monitor.examples)
         trainer.options.tensorboard.close(scores, metrics, trainer.state.global_step)
     directory.update(finished=True, files=files)
     if not run.config.checkpoints.save_steps:
@@ -311,8 +325,8 @@ def _finish(
 
 def _tokens(trainer: Any) -> dict[str, str]:
     """SHA-256 of the token ids that are kept on disk, by split; made now where they are not there."""
-    numbered = (("train", trainer.train_dataset.dataset), ("validation", trainer.eval_dataset))
-    sets = {**dict(numbered), loading.UNLABELLED: trainer.unlabeled_dataset}
+    train = trainer.train_dataset.dataset if isinstance(trainer.train_dataset, Numbered) else None
+    sets = {"train": train, "validation": trainer.eval_dataset, loading.UNLABELLED: trainer.unlabeled_dataset}
     return {name: table.digest for name, split in sets.items() if split is not None and (table := split.tokens)}
 
 
@@ -325,6 +339,16 @@ def _grouped(examples: Encoded, config: Config, world: int) -> GroupedOrder:
     return GroupedOrder(
         examples.lengths(), config.optimisation.per_device_train_batch_size, world=world, seed=config.seed
     )
+
+
+def _training_set(loaded: LoadedRun, sets: Mapping[str, Encoded], prompt: str | None) -> Any:
+    """The examples that a run is trained on, with their numbers, or bins of them; None where it is only evaluated."""
+    config = loaded.run.config
+    if loaded.splits.stream is not None:
+        return EncodedStream(loaded.splits.stream, Encoded((), loaded.tokenizer, config, prompt))
+    if "train" not in sets:
+        return None
+    return Packed(sets["train"], config.data.bin_length) if config.data.packing else Numbered(sets["train"])
 
 
 def make_trainer(loaded: LoadedRun, folder: Path, scorer: Scorer | None = None, **options: Any) -> Any:
@@ -345,9 +369,9 @@ def make_trainer(loaded: LoadedRun, folder: Path, scorer: Scorer | None = None, 
         args,
         data_collator=Collator(
             collator(loaded.tokenizer, run.card.kind, prompt),
-            completions.PaddingFreeCollator() if config.data.padding_free else None,
+            completions.PaddingFreeCollator() if config.data.joins_examples else None,
         ),
-        train_dataset=Numbered(sets["train"]) if "train" in sets else None,
+        train_dataset=_training_set(loaded, sets, prompt),
         eval_dataset=sets.get("validation"),
         processing_class=loaded.tokenizer,
         compute_metrics=scorer,
@@ -381,12 +405,14 @@ def arguments(config: Config, folder: Path, seq2seq: bool, *, greater_is_better:
         "num_train_epochs": opt.num_train_epochs or 1.0, "bf16": opt.precision == "bf16",
         "fp16": opt.precision == "fp16", "gradient_checkpointing_kwargs": {"use_reentrant": False},
         "logging_steps": min(config.logging.logging_steps, opt.max_steps or config.logging.logging_steps),
-        "include_num_input_tokens_seen": "non_padding", "dataloader_pin_memory": torch.cuda.is_available(),
+        "include_num_input_tokens_seen": "all" if config.data.joins_examples else "non_padding",
+        "dataloader_pin_memory": torch.cuda.is_available(),
         "eval_strategy": "steps" if evaluation.eval_steps else "no", "eval_steps": evaluation.eval_steps or None,
         "save_strategy": "steps" if saved.save_steps else "no", "save_steps": saved.save_steps or 500,
         "save_total_limit": None,  # `checkpoints.rotate` does it
         "metric_for_best_model": "score" if best else None,
         "greater_is_better": greater_is_better,
+        "accelerator_config": {"dispatch_batches": False},  # every rank reads a stream itself
     }  # fmt: skip
     return (
         Seq2SeqTrainingArguments(**settings, predict_with_generate=True) if seq2seq else TrainingArguments(**settings)

@@ -215,6 +215,8 @@ class FaultTolerantTrainer(CheckpointingTrainer):
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         is_best: bool = super()._determine_best_metric(metrics, trial)
+        if is_best:  # also where no checkpoints are saved by steps
+            self.state.best_global_step = self.state.global_step
         if is_best and self.args.load_best_model_at_end:
             self.state.best_model_checkpoint = str(self._folder(self.state.global_step))
             self.control.should_save = True

@@ -75,6 +75,19 @@ def measure(
     }  # fmt: skip
 
 
+@torch.no_grad()
+def mean_states(model: nn.Module, batches: Iterable[Mapping[str, Any]]) -> Tensor:
+    """The last states of the first stack, the encoder where there is one, averaged over real tokens: [examples, D]."""
+    means = []
+    for batch in batches:
+        ctx = context(model, batch)
+        stack, layers = next(iter(_view(ctx).hidden.items()))
+        states, mask = layers[-1].float(), ctx.token_mask(stack)
+        weights = torch.ones(states.shape[:2], device=states.device) if mask is None else mask.to(states)
+        means.append(((states * weights.unsqueeze(-1)).sum(1) / weights.sum(1, keepdim=True).clamp_min(1)).cpu())
+    return torch.cat(means)
+
+
 def _view(ctx: Context) -> Pass:
     """A pass without dropout and autocast that moves no generator and no power iteration."""
     with ctx.forward.observed(), ctx.forward.full_precision():

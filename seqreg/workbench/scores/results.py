@@ -180,11 +180,26 @@ def write_card(folder: Path, run: Run, metrics: Mapping[str, Any]) -> None:
         "", f"Loss: {criterion}", "",
         *score_lines(metrics),
         *(f"Signature: {code(signature).replace('¦', '|')}" for signature in signatures), "",
-        f"Trained for {metrics.get('train', {}).get('steps', '?')} steps with seed {config.seed}. All settings are in "
-        "config.yaml, which is a recipe: `seqreg train config.yaml`. The scores of every example are in "
-        "predictions.jsonl.", "",
+        f"Trained with seed {config.seed} for {trained_steps(metrics)}. All settings are in config.yaml, which is a "
+        "recipe: `seqreg train config.yaml`.", "",
     ]  # fmt: skip
     write_text(folder / "README.md", "\n".join(page))
+
+
+def trained_steps(metrics: Mapping[str, Any]) -> str:
+    """How long a run was trained, whether it stopped early, and which step its model is of.
+
+    >>> trained_steps({"train": {"steps": 60, "stopped_early": True, "best_step": 20, "model_step": 20}})
+    '60 steps, where it stopped early; the best validation score is that of step 20, which the model is of'
+    """
+    train = metrics.get("train", {})
+    text = f"{train.get('steps', '?')} steps"
+    text += ", where it stopped early" * bool(train.get("stopped_early"))
+    if train.get("best_step") is None:
+        return text
+    model, best = train.get("model_step"), train["best_step"]
+    own = "which the model is of" if model == best else f"and the model is that of step {model}"
+    return f"{text}; the best validation score is that of step {best}, {own}"
 
 
 def score_lines(metrics: Mapping[str, Any]) -> list[str]:

@@ -16,6 +16,7 @@ from seqreg.errors import BadInput
 from seqreg.workbench.config import cards, run_config
 from seqreg.workbench.config.settings import Data
 from seqreg.workbench.data import loading
+from tests.helpers import sample_files
 from tests.helpers.tiny_tasks import seqreg
 
 MAIL = {"document": "an email", "summary": "its subject", "references": ["its subject", "another one"]}
@@ -145,7 +146,13 @@ def test_a_card_is_made_for_a_file(tmp_path: Path) -> None:
     rows = [{"id": str(n), "article": f"word {n} " * 20, "headline": f"a headline {n}"} for n in range(8)]
     (tmp_path / "news.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     said = seqreg("new-task", "news.jsonl", cwd=tmp_path).stdout
-    assert said == "news.yaml is written: seqreg train gigaword task=news.yaml data.path=news.jsonl\n"
+    assert said.splitlines() == [
+        "news.yaml is written, a task of generation:",
+        "  source: article",
+        "  target: headline",
+        "  not used: id",
+        "seqreg train gigaword task=news.yaml data.path=news.jsonl",
+    ]
     card, _ = cards.load(str(tmp_path / "news.yaml"))
     assert (card.kind, card.columns.source, card.columns.target) == ("generation", "article", "headline")
     assert (card.lengths.source, card.lengths.target, card.generation.max_length) == (64, 16, 16)
@@ -155,15 +162,37 @@ def test_a_card_is_made_for_a_file(tmp_path: Path) -> None:
     seqreg("new-task", "tweets.csv", "--delimiter", "|", cwd=tmp_path)
     card, path = cards.load(str(tmp_path / "tweets.yaml"))
     assert (card.kind, card.columns.source, card.labels) == ("classification", "tweet", ["class_0", "class_1"])
-    assert "data.path=tweets.csv data.delimiter='|'" in path.read_text()
+    assert card.files.delimiter == "|"
+    assert "data.path=tweets.csv\n" in path.read_text()
     assert "from 2 examples. Lengths" in path.read_text()
     (tmp_path / "my tabs.csv").write_text("id\tlabel\ttweet\n1\t0\tso it goes\n2\t1\tno way\n3\t0\tah\n")
     said = seqreg("new-task", "my tabs.csv", "--delimiter", r"\t", "--output", "tabs.yaml", cwd=tmp_path).stdout
-    words = shlex.split(said.partition(": ")[2])[2:]
-    assert words[1:] == ["task=tabs.yaml", "data.path=my tabs.csv", r"data.delimiter=\t"]
-    run = resolved(f"task={tmp_path / 'tabs.yaml'}", f"data.path={tmp_path / 'my tabs.csv'}", words[3])
-    assert run.config.data.delimiter == "\t"
+    assert shlex.split(said.splitlines()[-1])[3:] == ["task=tabs.yaml", "data.path=my tabs.csv"]
+    run = resolved(f"task={tmp_path / 'tabs.yaml'}", f"data.path={tmp_path / 'my tabs.csv'}")
+    assert (run.card.files.delimiter, run.config.data.delimiter) == ("\t", None)
     assert loading.load(run.card, run.config.data).sets["train"][0].source in ("so it goes", "no way", "ah")
+
+
+def test_a_card_carries_the_form_of_its_files(tmp_path: Path) -> None:
+    rows = [f"{n}|a caf\xe9, number {n}|caf\xe9 {n}|number {n}" for n in range(5)]
+    (tmp_path / "train.csv").write_bytes("\n".join(["id|text|summary1|summary2", *rows]).encode("latin-1"))
+    said = seqreg("new-task", "train.csv", "--delimiter", "|", "--encoding", "latin-1", cwd=tmp_path).stdout
+    assert "  references: summary1, summary2\n" in said
+    assert said.splitlines()[-1] == "seqreg train gigaword task=train.yaml data.path=train.csv"
+    card, _ = cards.load(str(tmp_path / "train.yaml"))
+    assert (card.files.delimiter, card.files.encoding) == ("|", "latin-1")
+    sample_files.write(tmp_path / "validation.jsonl", [{"text": "caf\xe9", "summary1": "x"}])
+    splits = loading.load(card, Data(path=str(tmp_path)))
+    assert splits.sets["train"][2].source == "a caf\xe9, number 2"
+    assert splits.sets["train"][2].references == ("caf\xe9 2", "number 2")
+    assert splits.sets["validation"][0].source == "caf\xe9"
+    (tmp_path / "train.csv").write_bytes((tmp_path / "train.csv").read_bytes().replace(b"|", b";"))
+    again = loading.read_file(card, tmp_path / "train.csv", Data(delimiter=";"))  # the command line wins
+    assert again == splits.sets["train"]
+    for key, value in (("delimiter", "||"), ("encoding", "utf-16")):
+        with pytest.raises(BadInput, match=rf"files\.{key}.*expected") as caught:
+            cards.parse({**card.model_dump(), "files": {key: value}}, "x.yaml")
+        assert len(caught.value.lines) == 1
 
 
 @pytest.mark.parametrize(
@@ -209,6 +238,12 @@ def made_of(path: Path, text: str, **options: Any) -> dict[str, Any]:
     values = new_task.card_of(new_task.ReadFile.read(path, options.pop("delimiter", None), "utf-8"), **options)
     cards.parse(values, str(path))
     return values
+
+
+def test_new_task_takes_no_reference_for_the_source(tmp_path: Path) -> None:
+    text = "id,mail,subject1,subject2\n1,how are you,a greeting,some question\n2,so long then,a farewell,the end\n"
+    columns = made_of(tmp_path / "a.csv", text)["columns"]
+    assert columns == {"source": "mail", "target": "subject1", "references": ["subject1", "subject2"]}
 
 
 def test_new_task_sees_both_texts_of_a_pair_and_numbers(tmp_path: Path) -> None:

@@ -69,7 +69,11 @@ def test_only_adapters_are_trained_and_plain_libraries_read_the_run(home: Path) 
         name for name, value in merged.named_parameters() if not torch.equal(value, base.get_parameter(name))
     }  # fmt: skip
     assert changed == {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.down_proj.weight"}
-    adapted = peft.PeftModel.from_pretrained(base, run / "adapter").merge_and_unload()
+    loaded = peft.PeftModel.from_pretrained(base, run / "adapter").eval()
+    ids = torch.arange(4, 24).view(2, 10)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids).logits, merged.eval()(ids).logits)
+    adapted = loaded.merge_and_unload()
     for name, value in merged.named_parameters():
         torch.testing.assert_close(adapted.get_parameter(name), value)
     train = json.loads((run / "metrics.json").read_text())["train"]
@@ -204,8 +208,11 @@ def test_texts_of_one_token_have_no_perplexity() -> None:
         (["data.corpora={a: stories.txt}"], "data.corpora.a: perplexity is that of causal language models"),
         (["model.name=base"], "neither the recipe nor"),
         (["model.name=base", 'data.prompt="no place"'], "expected {source} in it"),
-        (["model.name=base", PROMPT, "model.lora={target_modules: [nothing]}"], "cannot have these adapters"),
+        (["model.name=base", PROMPT, "model.lora={target_modules: [nothing]}"], "has no module 'nothing'; choose from"),
+        (["model.name=base", PROMPT, "model.lora={target_modules: [norm]}"], "cannot have these adapters"),
         (["model.name=base", PROMPT, "model.lora={modules_to_save: [nothing]}"], "has no module 'nothing'"),
+        (["model.name=base", PROMPT, "model.lora={target_modules: [q_proj, k_prj]}"], "did you mean 'k_proj'?"),
+        (["model.name=base", PROMPT, "model.lora={target_modules: q_proj}"], "write [q_proj]"),
         (["model.name=base", PROMPT, "data.max_source_length=500"], "more than the"),
         ([*LLAMA, PROMPT, "model.lora={}"], "adapters are for a pretrained model"),
         ([PROMPT], "data.prompt is for causal language models"),

@@ -10,6 +10,8 @@ import pytest
 import torch
 import transformers
 
+from seqreg import BadInput
+from seqreg.bench import sample_batch
 from seqreg.workbench.config import run_config
 from seqreg.workbench.data import loading
 from seqreg.workbench.run import train
@@ -129,6 +131,8 @@ def test_the_loss_is_that_of_trl_on_completions(home: Path) -> None:
         ({"prompt": asked("a"), "completion": "a"}, "'completion' is 'a': expected a list of messages"),
         ({"prompt": asked("a"), "completion": asked("a")}, "expected one message of 'assistant'"),
         ({"answer": "a"}, "no column 'prompt'"),
+        ({"messages": None}, "the column 'messages' is empty (null)"),
+        ({"messages": None, "prompt": None, "completion": "a"}, "the column 'prompt' is empty (null)"),
     ],
 )
 def test_a_record_that_is_no_chat_is_refused(record: dict[str, Any], line: str, home: Path, tmp_path: Path) -> None:
@@ -151,6 +155,29 @@ def test_what_a_model_cannot_do_with_chats_is_refused(home: Path) -> None:
     prefix = ("data.path=messages.jsonl", *SHORT, "data.source_prefix=a", "output=no")
     assert "data.source_prefix='a': chats have none" in seqreg("train", "sft", *prefix, cwd=home, code=2).stderr
     assert not (home / "no").exists()
+
+
+def test_check_and_advise_read_whole_chats(home: Path, tmp_path: Path) -> None:
+    turns = [*asked("the cat sat"), *answered("a dog"), *asked("it ran"), *answered("a bird")]
+    (tmp_path / "turns.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 10)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(home / "base")
+    prompt = tokenizer.apply_chat_template(turns[:3], add_generation_prompt=True, tokenize=False)
+    length = len(tokenizer(prompt, add_special_tokens=False)["input_ids"])
+    words = (*SHORT, f"data.path={tmp_path}/turns.jsonl", f"model.name={home}/base", "--json")
+    sources = [entry for entry in json.loads(seqreg("check", "sft", *words, cwd=home).stdout)["data"]
+               if entry["text"] == "source"]  # fmt: skip
+    assert {entry["longest"] for entry in sources} == {length}
+    batches = []
+    for file in ("turns", "single"):
+        kept = turns if file == "turns" else turns[2:]
+        (tmp_path / f"{file}.jsonl").write_text((json.dumps({"messages": kept}) + "\n") * 4)
+        model, tokens, kind = sample_batch.load(str(home / "base"))
+        batches.append(sample_batch.batch(model, tokens, kind, 4, tmp_path / f"{file}.jsonl", "sft"))
+    assert tokenizer.decode(batches[0]["input_ids"][0]).startswith(prompt.strip())
+    assert batches[0]["input_ids"].shape[1] > batches[1]["input_ids"].shape[1]
+    bart = tiny_models.make("bart", vocab_size=len(tokenizer))
+    with pytest.raises(BadInput, match=r"^--data: the examples are chats"):
+        sample_batch.batch(bart, tokenizer, "seq2seq", 4, tmp_path / "turns.jsonl", "sft")
 
 
 def test_a_text_is_asked_by_the_chat_template(home: Path) -> None:

@@ -50,6 +50,25 @@ def test_a_resumed_run_stops_where_the_undisturbed_one_did(tmp_path: Path, capsy
         (tmp_path / "whole").rename(folder)
 
 
+def test_early_stops_and_the_best_step_are_in_the_files(tmp_path: Path) -> None:
+    kept = [*STOPPING, "evaluation.load_best_model_at_end=true"]
+    for name, settings, model in (("last", STOPPING, 3), ("best", kept, 1), ("alone", STOPPING[:3], 3)):
+        folder = tmp_path / name
+        train.train(run_of(tmp_path, *settings, f"output={folder}"))
+        stored = json.loads((folder / "metrics.json").read_text())["train"]
+        found = {key: stored[key] for key in ("steps", "stopped_early", "best_step", "model_step")}
+        assert found == {"steps": 3, "stopped_early": True, "best_step": 1, "model_step": model}, name
+        card = (folder / "README.md").read_text()
+        own = "which the model is of" if model == 1 else "and the model is that of step 3"
+        assert f"for 3 steps, where it stopped early; the best validation score is that of step 1, {own}. All" in card
+    whole = run_of(tmp_path, *STOPPING, "optimisation.max_steps=3", f"output={tmp_path / 'whole'}")
+    assert train.train(whole)["train"]["stopped_early"] is False  # all steps were made
+    train.train(run_of(tmp_path, "optimisation.max_steps=2", f"output={tmp_path / 'plain'}"))
+    stored = json.loads((tmp_path / "plain/metrics.json").read_text())["train"]
+    assert (stored["stopped_early"], stored["best_step"], stored["model_step"]) == (False, None, 2)
+    assert "Trained with seed 1 for 2 steps. All" in (tmp_path / "plain/README.md").read_text()
+
+
 def test_what_early_stopping_needs(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"early_stopping_patience=2 needs evaluation\.eval_steps > 0"):
         run_of(tmp_path, "evaluation.early_stopping_patience=2")

@@ -147,6 +147,8 @@ def test_p4_a_step_that_is_not_finite_is_not_applied(tmp_path: Path, how: str) -
         ([FSDP2, "optimisation.optim=adafactor"], "it averages rows and columns, which are cut: set it to adamw"),
         ([FSDP2, "optimisation.precision=fp16"], "its scale has not been tested on shards"),
         ([FSDP2, "optimisation.update={selective: {}}"], "it needs whole gradients: set it to null"),
+        ([FSDP2, "model.name=x", "model.lora={}"], "adapters are not taken into weights in shards: set it to null"),
+        ([FSDP2, "model.head=r4f"], "a normalised head is not saved from shards: set it to plain"),
         (["engine.name=zero"], "engine.name"),
     ],
 )
@@ -177,6 +179,8 @@ def test_restarts_of_torchrun_need_a_store_of_their_own(monkeypatch: pytest.Monk
     ("words", "variables", "said"),
     [
         (["--nnodes", "2"], {}, "--nnodes 2: needs --rdzv-endpoint HOST:PORT"),
+        (["--nnodes", "2", "--rdzv-endpoint", "node0"], {}, "--rdzv-endpoint 'node0': expected HOST:PORT"),
+        (["--nnodes", "2", "--rdzv-endpoint", "node0:99999"], {}, "expected HOST:PORT, such as node0:29500"),
         (["--nproc", "2"], {"RANK": "0"}, "RANK=0 is set: this is a process of torchrun already"),
     ],
 )

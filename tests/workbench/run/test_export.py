@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from huggingface_hub import HfApi
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from seqreg.errors import BadInput
-from seqreg.workbench.config import cards, run_config
-from seqreg.workbench.run import export
+from seqreg.workbench.config import cards, overlay, run_config
+from seqreg.workbench.run import checkpoints, export
 from seqreg.workbench.run.train import train
 from tests.helpers import sample_files
 
@@ -65,6 +66,40 @@ def test_an_exported_folder_is_a_model_with_its_card_and_no_more(run: Path, tmp_
     model, source = (AutoModelForSeq2SeqLM.from_pretrained(place) for place in (tmp_path / "model", run))
     assert all(map(bool, ((a == b).all() for a, b in zip(model.parameters(), source.parameters(), strict=True))))
     assert len(AutoTokenizer.from_pretrained(tmp_path / "model")) == model.config.vocab_size
+
+
+def test_an_exported_recipe_works_in_any_folder(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths that were relative to where the run was trained are whole; what is no path stays, whatever is there."""
+    moved = Path(shutil.copytree(run, tmp_path / "here" / "run"))
+    shutil.copytree(run.parent / "data", tmp_path / "here" / "data")
+    config = overlay.read(moved / "config.yaml")
+    config["data"]["path"], config["output"] = "data", "run"
+    (moved / "config.yaml").write_text(overlay.dump(config))
+    monkeypatch.chdir(tmp_path / "here")
+    Path("linear").touch()
+    export.export(Path("run"), Path("../model"))
+    monkeypatch.chdir(tmp_path)
+    exported = run_config.resolve("model/config.yaml").config
+    assert exported.data.path == str(tmp_path / "here" / "data")
+    assert exported.output == str(tmp_path / "here" / "run")
+    assert exported.optimisation.lr_scheduler_type == config["optimisation"]["lr_scheduler_type"]
+    assert exported.model.name is None
+    assert "predictions.jsonl" not in Path("model/README.md").read_text()
+
+
+def test_others_may_read_a_model_where_the_umask_lets_them(run: Path, tmp_path: Path) -> None:
+    old = os.umask(0o022)
+    try:
+        (folder := tmp_path / "aside").mkdir()
+        shutil.copytree(run, folder, dirs_exist_ok=True)
+        (folder / "model.safetensors").chmod(0o600)  # as safetensors writes it
+        checkpoints.publish(folder, tmp_path / "published")
+        export.export(run, tmp_path / "model")
+    finally:
+        os.umask(old)
+    for name in ("model.safetensors", "config.json", "README.md"):
+        for place in ("published", "model"):
+            assert (tmp_path / place / name).stat().st_mode & 0o777 == 0o644, (place, name)
 
 
 def test_what_is_pushed_is_what_is_exported(run: Path, tmp_path: Path, hub: type[HubStandIn]) -> None:
