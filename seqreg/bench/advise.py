@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -20,6 +20,7 @@ from seqreg.integrations.hf import context
 from seqreg.integrations.hf.reference import adapted
 from seqreg.overrides import trained
 from seqreg.term import Term
+from seqreg.terms.r3f import R3F
 
 STEPS, LEARNING_RATE, OF_ADAPTERS = 3, 1e-5, 1e-3
 """Plain steps of AdamW on the batch before anything is measured, and their learning rates: what compares with the start
@@ -41,6 +42,8 @@ class TermAdvice:
         forwards, backwards: extra passes, counted
         seconds: CPU seconds of a loss and its gradients; wall time on an accelerator
         times_plain: the same over those of the base loss alone
+        sources: where a term has noise and new dropout masks: its value with both, with the masks alone (scale=0) and
+            with the noise alone (dropout="shared"), on the same draws
         note: what the term itself says: why it was refused, or does nothing, and what to set
     """
 
@@ -52,6 +55,7 @@ class TermAdvice:
     backwards: int = 0
     seconds: float | None = None
     times_plain: float | None = None
+    sources: tuple[float, float, float] | None = None
     note: str = ""
 
 
@@ -174,6 +178,7 @@ def _advice(
         warnings.simplefilter("always")
         try:
             report, seconds = _timed(model, batch, criterion, repeats)
+            sources = _sources(model, batch, term)
         except BadInput as error:
             return TermAdvice(name, "refused", note=str(error))
     lines = [str(warning.message) for warning in said if issubclass(warning.category, Advice)]
@@ -181,7 +186,25 @@ def _advice(
     value = part / report.weights[term.name]
     verdict, share, cost = _verdict(term, part, base), part / float(base), term.cost
     note = "; ".join(line.removeprefix(f"{term.name}: ") for line in lines)
-    return TermAdvice(name, verdict, value, share, cost.forwards, cost.backwards, seconds, seconds / plain, note)
+    passes = (cost.forwards, cost.backwards)
+    return TermAdvice(name, verdict, value, share, *passes, seconds, seconds / plain, sources, note)
+
+
+def _sources(model: Any, batch: Batch, term: Term) -> tuple[float, float, float] | None:
+    """Values with noise and new dropout masks, with the masks alone and with the noise alone; None for other terms."""
+    if not isinstance(term, R3F) or term.dropout != "independent" or not dropout_rates(model):
+        return None
+
+    def value(variant: Term) -> float:
+        with torch.random.fork_rng(devices=[] if model.device.type == "cpu" else None), torch.no_grad():
+            torch.manual_seed(0)
+            report = Criterion(variant)(context(model, batch, step=0))
+        return float(report.parts[term.name]) / report.weights[term.name]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Advice)  # of a variant that nobody chose
+        noise = value(replace(term, dropout="shared")) if term.scale else 0.0
+        return value(term), value(replace(term, scale=0.0)), noise
 
 
 def _verdict(term: Term, part: float, base: Tensor) -> Verdict:

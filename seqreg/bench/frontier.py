@@ -146,7 +146,7 @@ def model_and_batch(run: Run) -> tuple[Any, Batch]:
     """The model of a recipe in training mode, and the first batch of its training data."""
     loaded = prepare(run)
     prompt = completions.prompt_of(run, loaded.model)
-    encoded = Encoded(loaded.splits.sets["train"], loaded.tokenizer, run.config, prompt)
+    encoded = Encoded(loaded.splits.first, loaded.tokenizer, run.config, prompt)
     collate = collator(loaded.tokenizer, run.card.kind, prompt)
     size = min(run.config.optimisation.per_device_train_batch_size, len(encoded))
     return loaded.model.train(), dict(collate([encoded[index] for index in range(size)]))

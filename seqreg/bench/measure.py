@@ -7,6 +7,8 @@ something where it is busy with other things. Operations and memory are exact; t
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -68,6 +70,7 @@ def measure(
     threads: int = 1,
     presets: bool = True,
     progress: Callable[[str, int, int], None] | None = None,
+    compiled: bool = False,
 ) -> Bench:
     """All variants, in turns.
 
@@ -78,12 +81,15 @@ def measure(
         threads: of torch
         presets: also measure what released code computes
         progress: told what is being done, and how much of how much is done
+        compiled: also measure compiled models, by inductor
     """
     if size not in SIZES:
         raise BadInput(f"unknown size {size!r}; {nearest(size, SIZES)}")
     if rounds < 1 or threads < 1:
         raise BadInput(f"rounds={rounds}, threads={threads}: expected whole numbers >= 1")
-    plain, *others = variants(terms, presets, SIZES[size].kind)
+    if compiled and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))):
+        raise BadInput("--compile: torch's inductor needs a C++ compiler, g++ or clang++: install one, or set CXX")
+    plain, *others = variants(terms, presets, SIZES[size].kind, compiled)
     if SIZES[size].large:  # a quarter of an hour each
         others = [variant for variant in others if not variant.heavy]
     groups = _groups(others, SIZES[size].together - 1)

@@ -10,10 +10,10 @@ import transformers
 from transformers.models.auto import modeling_auto as auto_models
 
 from seqreg.errors import BadInput
-from seqreg.workbench.config import cards
-from seqreg.workbench.config.settings import Data, Lora
+from seqreg.workbench.config import cards, schema
+from seqreg.workbench.config.settings import Data, Lora, Model
 from seqreg.workbench.data import adapters, loading, models, synthetic_news
-from seqreg.workbench.data.completions import PromptEncoder, features
+from seqreg.workbench.data.completions import ChatEncoder, PromptEncoder, features
 from seqreg.workbench.data.encoding import collator
 from seqreg.workbench.data.examples import Example
 
@@ -40,16 +40,24 @@ def kind_of(config: Any) -> ModelKind:
     return "causal" if models.is_decoder(kind) else "classifier"
 
 
-def load(name: str, *, lora_dropout: float | None = None, trust: bool = False) -> tuple[Any, Any, ModelKind]:
+def load(
+    name: str, *, tokenizers: tuple[str | None, str | None] = (None, None), lora_dropout: float | None = None,
+    trust: bool = False,
+) -> tuple[Any, Any, ModelKind]:  # fmt: skip
     """The model, in float32, its tokenizer and what it is for.
 
     Args:
         name: on the hub, or a folder
+        tokenizers: as `model.tokenizer` and `model.target_tokenizer` of a recipe
         lora_dropout: of LoRA adapters on all linear layers; None for no adapters
     """
     config = models.fetched(transformers.AutoConfig, name, "model", trust)
-    tokenizer, kind = models.stored_tokenizer(name, trust), kind_of(config)
+    keys = {"name": name, "tokenizer": tokenizers[0], "target_tokenizer": tokenizers[1]}
+    chosen = schema.checked(Model, keys, lambda key: "command line")
+    tokenizer, kind = models.tokenizer_of(chosen, trust=trust, option="--tokenizer NAME"), kind_of(config)
     model = models.loaded(_AUTO[kind], name, trust, config, new_head=kind == "classifier")
+    if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
+        raise BadInput(f"--tokenizer: it has {len(tokenizer)} tokens, more than {name} embeds: choose another")
     if kind == "causal" and tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if lora_dropout is not None:
@@ -85,6 +93,11 @@ def _row(example: Example, place: int, model: Any, tokenizer: Any, kind: ModelKi
     positions = getattr(model.config, "max_position_embeddings", None) or SOURCE + TARGET + _SPECIAL
     target_limit = min(TARGET, positions // 4)
     source_limit = min(SOURCE, positions - target_limit - _SPECIAL)
+    if example.chat:
+        if kind != "causal":
+            raise BadInput("--data: the examples are chats, which are for causal language models: give texts")
+        chats = ChatEncoder(tokenizer, source_limit, target_limit)
+        return features(chats.prompt(example.chat), chats.completion(example.chat, example.target or "")[0])
     if kind == "causal":
         encoder = PromptEncoder(tokenizer, PROMPT, source_limit, target_limit)
         return features(encoder.prompt(example.source), encoder.completion(example.target or "")[0])

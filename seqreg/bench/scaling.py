@@ -221,12 +221,16 @@ def _row(found: Estimate, cluster: Cluster) -> dict[str, Any]:
 HEADINGS = ("term", "engine", "states", "kept weights", "activations", "head", "GB a GPU", "compute", "sent", "step")
 
 
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 0.005 else f"{1000 * seconds:.1f} ms"
+
+
 def cells(row: dict[str, Any]) -> list[str]:
     """A row as text, by `HEADINGS`."""
     engine = row["engine"] + (" + checkpointing" if row["checkpointing"] else "")
     sizes = [f"{row[key] / GB:.1f}" for key in ("states", "kept_weights", "activations", "head")]
     total = f"{row['memory'] / GB:.1f}" + ("" if row["fits"] else " (does not fit)")
-    times = [f"{row[key]:.2f} s" for key in ("compute", "communication", "seconds")]
+    times = [_time(row[key]) for key in ("compute", "communication", "seconds")]
     return [row["term"], engine, *sizes, total, *times]
 
 

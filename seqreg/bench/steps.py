@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ HEAVY = 10
 """A term with more extra backwards than this is run once, and not at all on the largest model."""
 
 
+COMPILED = ", compiled"
+"""What the name of a step ends with whose model is compiled."""
 HF, PLAIN, DFT = "plain transformers", "plain seqreg", "plain seqreg loss=dft"
 LINEAR, TWO_PASSES = "torch's linear_cross_entropy, no smoothing", "rdrop by hand: two passes, kl_div"
 CHEAPER: dict[str, dict[str, dict[str, Any]]] = {
@@ -126,17 +128,23 @@ def criterion_step(criterion: Criterion, model: nn.Module, batch: Batch) -> Step
 
 @dataclass(frozen=True)
 class Variant:
-    """A step by name; without a term it is the plain one of seqreg, or of transformers."""
+    """A step by name; without a term it is the plain one of seqreg, or of transformers.
+
+    Args:
+        compiled: the model is compiled before
+    """
 
     name: str
     term: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     fused: bool = True
     loss: LossName = "nll"
+    compiled: bool = False
 
     def step(self, model: nn.Module, batch: Batch) -> StepFunction:
-        if self.name in BY_HAND:
-            return BY_HAND[self.name](model, batch)
+        by_hand = BY_HAND.get(self.name.removesuffix(COMPILED))
+        if by_hand is not None:
+            return by_hand(model, batch)
         terms = () if self.term is None else (build_term(self.term, self.settings),)
         smoothing = SMOOTHING if self.loss == "nll" else 0.0  # DFT has none
         criterion = Criterion(*terms, label_smoothing=smoothing, loss=self.loss, fused=self.fused)
@@ -147,13 +155,16 @@ class Variant:
         return self.term is not None and build_term(self.term, self.settings).cost.backwards > HEAVY
 
 
-def variants(terms: Sequence[str] | None = None, presets: bool = True, kind: Kind = "seq2seq") -> list[Variant]:
+def variants(
+    terms: Sequence[str] | None = None, presets: bool = True, kind: Kind = "seq2seq", compiled: bool = False
+) -> list[Variant]:
     """Every step that is measured.
 
     Args:
         terms: only these; all by default
         presets: also what released code computes
         kind: of the model: only a seq2seq model has a decoder beside its input, and nothing of a classifier is fused
+        compiled: also the plain steps, and those of terms by their defaults, with a compiled model
     """
     variants = [Variant(HF), Variant(PLAIN)]
     for term in dict.fromkeys(term_names() if terms is None else terms):
@@ -170,6 +181,9 @@ def variants(terms: Sequence[str] | None = None, presets: bool = True, kind: Kin
             variants.append(Variant(DFT, loss="dft"))  # which the ASFT presets have beside it
         if term == "rdrop":
             variants.append(Variant(TWO_PASSES))
+    if compiled:
+        light = [each for each in variants if each.name in (HF, PLAIN, each.term) and not each.heavy]
+        variants += [replace(each, name=f"{each.name}{COMPILED}", compiled=True) for each in light]
     torchs = hasattr(functional, "linear_cross_entropy") and kind != "classifier"
     return variants + ([Variant(LINEAR)] if torchs else [])
 

@@ -30,6 +30,7 @@ from seqreg.errors import Advice, Stopped
 from seqreg.fused.head import release_buffers
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler is silent
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes beside what is measured
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
@@ -105,6 +106,8 @@ def _work(pipe: Connection, size: str, variant: Variant, threads: int) -> None:
     warnings.simplefilter("ignore", Advice)  # random weights are not to be trained
     model = SIZES[size].model()
     batch = SIZES[size].batch()
+    if variant.compiled:
+        model.compile()
     step = variant.step(model, batch)
 
     def seconds() -> float:
@@ -115,12 +118,19 @@ def _work(pipe: Connection, size: str, variant: Variant, threads: int) -> None:
 
     def operations() -> tuple[int, float]:
         begin = clock()
-        return count_flops(step), clock() - begin
+        with torch.compiler.set_stance("force_eager"):  # the same products, which a counter sees
+            return count_flops(step), clock() - begin
+
+    def memory() -> int:
+        again = variant.step(model, batch)  # with what a term keeps from its first step
+        if variant.compiled:
+            step()  # it is compiled here
+        return peak_memory(again, model)
 
     answers: dict[str, Callable[[], Any]] = {
         "seconds": seconds,
         "operations": operations,
-        "memory": lambda: peak_memory(variant.step(model, batch), model),  # with what a term keeps from its first step
+        "memory": memory,
         "peak": matmul_peak,
         "profile": lambda: profile_step(variant.name, step, model, _count_products, matmul_peak()),
     }
@@ -158,7 +168,8 @@ class Worker:
             ) from None
 
     def close(self) -> None:
+        self._pipe.close()  # which ends it, unless it is at work
+        self._process.join(2)
         if self._process.is_alive():
             self._process.terminate()
         self._process.join()
-        self._pipe.close()

@@ -10,8 +10,7 @@ from rich.table import Table
 
 from seqreg.cli.options import Json, Trust, print_result
 from seqreg.errors import BadInput
-from seqreg.workbench.config import lookup, methods, overlay, run_config
-from seqreg.workbench.config import settings as config
+from seqreg.workbench.config import lookup, methods, overlay, run_config, schema
 from seqreg.workbench.text.escape import plain
 from seqreg.workbench.text.terminal import quiet
 
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     from seqreg.term import Term
 
 app = typer.Typer()
+NEGLIGIBLE = 0.01
+"""What is next to nothing beside 1."""
 
 
 @app.command()
@@ -38,6 +39,12 @@ def advise(
         ),
     ] = None,
     delimiter: Annotated[Optional[str], typer.Option(help=r"Between the cells of a CSV file; \t is a tab.")] = None,
+    tokenizer: Annotated[
+        Optional[str], typer.Option(help="Another one than the model's: a name, a folder, or vocabulary:KEY.")
+    ] = None,
+    target_tokenizer: Annotated[
+        Optional[str], typer.Option(help="That of targets, where it is not that of sources.")
+    ] = None,
     lora_dropout: Annotated[
         Optional[float], typer.Option(min=0, max=0.99, help="Put LoRA adapters of this dropout on the model.")
     ] = None,
@@ -56,16 +63,17 @@ def advise(
     """
     if model.startswith((".", "/", "~")) and not Path(model).expanduser().is_dir():
         raise BadInput(f"{model}: no such folder")
-    between = None if delimiter is None else config.one_character(delimiter, "--delimiter")
+    between = None if delimiter is None else schema.one_character(delimiter, "--delimiter")
     from seqreg.bench import sample_batch
     from seqreg.bench.advise import examine
     from seqreg.workbench.data.hardware import check_precision
 
     quiet()
     check_precision(precision)
-    network, tokenizer, kind = sample_batch.load(model, lora_dropout=lora_dropout, trust=trust)
+    tokenizers = tokenizer, target_tokenizer
+    network, words, kind = sample_batch.load(model, tokenizers=tokenizers, lora_dropout=lora_dropout, trust=trust)
     chosen = _given(terms) if terms else _all(causal=kind == "causal")
-    batch = sample_batch.batch(network, tokenizer, kind, batch_size, data, task, between)
+    batch = sample_batch.batch(network, words, kind, batch_size, data, task, between)
     found = examine(network, batch, chosen, precision=precision)
     print_result(found, _about(found), _table(found), _notes(found), _summary(found), as_json=as_json)
 
@@ -131,9 +139,21 @@ def _table(found: ModelAdvice) -> Table:
 
 def _notes(found: ModelAdvice) -> str:
     """What there is to say about terms, and of how little the numbers are."""
-    lines = [f"{plain(term.term)}: {plain(term.note)}" for term in found.terms if term.note]
+    notes = [(term.term, note) for term in found.terms for note in (term.note, _sources(term)) if note]
+    lines = [f"{plain(name)}: {plain(note)}" for name, note in notes]
     draws = "Every term draws its own dropout masks and noise, once: values, and the base losses beside them, vary."
     return "\n".join([*lines, draws])
+
+
+def _sources(term: TermAdvice) -> str:
+    """What dropout gives to a value, and what noise does."""
+    if term.sources is None:
+        return ""
+    both, masks, noise = term.sources
+    words = f"on one draw {both:.3g}; new dropout masks alone give {masks:.3g}, the noise alone gives {noise:.3g}"
+    if noise < NEGLIGIBLE * masks:
+        return f"{words}: the noise adds next to nothing, and what is left is a term of dropout, as rdrop is"
+    return f"{words}: dropout adds next to nothing" if masks < NEGLIGIBLE * noise else words
 
 
 def _numbers(term: TermAdvice) -> list[str]:

@@ -46,6 +46,9 @@ def bench(
         ),
     ] = 1,
     presets: Annotated[bool, typer.Option(help="Also measure what released code computes, and how.")] = True,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Also measure steps of a model that torch.compile has compiled.")
+    ] = False,
     rouge: Annotated[bool, typer.Option("--rouge", help="Measure ROUGE beside rouge-score instead.")] = False,
     batches: Annotated[bool, typer.Option("--batches", help="Measure padding on Gigaword's lengths instead.")] = False,
     data: Annotated[
@@ -85,6 +88,8 @@ def bench(
 
     seqreg bench --size bart-base --no-presets --plot cost.png
 
+    seqreg bench --compile --terms r3f --no-presets
+
     seqreg bench --rouge
 
     seqreg bench --data --examples 2000
@@ -120,6 +125,8 @@ def bench(
         raise BadInput(
             "--engine measures one step of its own: leave out --size, --terms, --rounds, --threads and --plot"
         )
+    if compiled and (alone or engine or frontier or growth or profile):
+        raise BadInput("--compile adds rows to the table of steps: leave it out here")
     if plot is not None:
         _check_plot(plot)
     if rouge:
@@ -137,7 +144,7 @@ def bench(
     elif frontier is not None:
         _frontier(frontier, settings or [], rounds or 32, as_json, plot)
     else:
-        _steps(size, terms, rounds or (9 if size == "bart-base" else 5), threads, presets, as_json, plot)
+        _steps(size, terms, rounds or (9 if size == "bart-base" else 5), threads, presets, compiled, as_json, plot)
 
 
 def _check_plot(plot: Path) -> None:
@@ -151,7 +158,14 @@ def _check_plot(plot: Path) -> None:
 
 
 def _steps(
-    size: str, terms: list[str] | None, rounds: int, threads: int, presets: bool, as_json: bool, plot: Path | None
+    size: str,
+    terms: list[str] | None,
+    rounds: int,
+    threads: int,
+    presets: bool,
+    compiled: bool,
+    as_json: bool,
+    plot: Path | None,
 ) -> None:
     from seqreg.bench import measure
 
@@ -164,7 +178,7 @@ def _steps(
             if not console.is_terminal and done % 10 == 0:
                 console.print(f"  {done} of {total}: {what}")
 
-        measured = measure.measure(size, terms, rounds, threads, presets, tell)
+        measured = measure.measure(size, terms, rounds, threads, presets, tell, compiled)
     if as_json:
         print_result(measured, as_json=True)
     else:

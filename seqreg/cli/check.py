@@ -17,7 +17,7 @@ from seqreg.term import Cost, Term
 from seqreg.workbench.config import overlay
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.data import completions
-from seqreg.workbench.data.encoding import encode
+from seqreg.workbench.data.encoding import Encoded, Packed, encode
 from seqreg.workbench.run.train import LoadedRun, prepare
 from seqreg.workbench.text.escape import plain
 
@@ -63,9 +63,10 @@ class RunOutline:
             f"estimates: no GPU was used; {gpus['tflops']:g} TFLOP/s at {gpus['utilisation']:.0%}, {gpus['link']:g} "
             f"GB/s in a node of {gpus['node']}, {gpus['network']:g} between nodes; docs/scaling.md has the formulas"
         )
-        table = Table(title=f"a step on {gpus['gpus']} GPUs of {gpus['memory']:g} GB", caption=caption)
+        title = f"a step on {gpus['gpus']} GPUs of {gpus['memory']:g} GB"
+        table = Table(title=title, caption=caption, box=None, padding=(0, 1, 0, 0))  # within 80 characters
         for name in HEADINGS:
-            table.add_column(name, justify="left" if name in ("term", "engine") else "right")
+            table.add_column(name, justify="left" if name in ("term", "engine") else "right", overflow="fold")
         for row in scaling["terms"]:
             table.add_row(*map(plain, cells(row)))
         return table
@@ -75,7 +76,8 @@ class RunOutline:
         for name in ("split", "examples", "text", "mean", "95%", "longest", "limit", "truncated"):
             table.add_column(name, justify="left" if name in ("split", "text") else "right")
         for entry in self.data:
-            split = (plain(entry["split"]), f"{entry['rows']:,}") if entry["text"] == "source" else ("", "")
+            count = "streamed" if entry["rows"] is None else f"{entry['rows']:,}"
+            split = (plain(entry["split"]), count) if entry["text"] == "source" else ("", "")
             numbers = (f"{entry['mean']:.1f}", f"{entry['high']:.0f}", str(entry["longest"]), str(entry["limit"]))
             table.add_row(*split, entry["text"], *numbers, f"{entry['cut']:.1%}")
         return table
@@ -93,9 +95,11 @@ class RunOutline:
 
     def _sentence(self) -> str:
         run = self.summary
+        what = f"of {run['bins']:,} bins" if run["bins"] else "examples"
+        epochs = "" if run["epochs"] is None else f" = {run['epochs']:.2f} epochs"
         return (
-            f"{run['model']}, {run['parameters']:,} parameters; {run['steps']:,} steps of {run['batch']} examples per "
-            f"device = {run['epochs']:.2f} epochs; evaluated on {', '.join(run['evaluations'])}; output in "
+            f"{run['model']}, {run['parameters']:,} parameters; {run['steps']:,} steps of {run['batch']} {what} per "
+            f"device{epochs}; evaluated on {', '.join(run['evaluations'])}; output in "
             f"{plain(run['output'])}"
         )
 
@@ -122,15 +126,25 @@ def _scaling(parts: LoadedRun, cluster: Cluster) -> dict[str, Any]:
 
 def _data(parts: LoadedRun) -> list[dict[str, Any]]:
     data, tokenizer, entries = parts.run.config.data, parts.tokenizer, []
-    for name, examples in parts.splits.sets.items():
+    streamed = {} if parts.splits.stream is None else {"train": parts.splits.first}
+    for name, examples in {**streamed, **parts.splits.sets}.items():
         chosen = [examples[index] for index in range(min(EXAMPLES, len(examples)))]
-        encoded = (encode(tokenizer, example, data.source_prefix, None) for example in chosen)
-        texts = {"source": ([len(one["input_ids"]) for one in encoded], data.max_source_length)}
+        chats = completions.ChatEncoder(tokenizer, None, data.max_target_length)
+        sources = [
+            len(
+                chats.prompt(example.chat)
+                if example.chat
+                else encode(tokenizer, example, data.source_prefix, None)["input_ids"]
+            )
+            for example in chosen
+        ]
+        texts = {"source": (sources, data.max_source_length)}
         if parts.run.card.kind == "generation":
             targets = [len(tokenizer(text_target=example.target or "")["input_ids"]) for example in chosen]
             texts["target"] = targets, data.max_target_length
         for text, (lengths, limit) in texts.items():
-            entry = {"split": name, "rows": len(examples), "text": text, **length_statistics(lengths, limit)}
+            count = None if name in streamed else len(examples)
+            entry = {"split": name, "rows": count, "text": text, **length_statistics(lengths, limit)}
             entries.append({**entry, "limit": limit})
     return entries
 
@@ -159,11 +173,16 @@ def _entry(part: str, settings: dict[str, Any], cost: Cost) -> dict[str, Any]:
 
 
 def _summary(parts: LoadedRun) -> dict[str, Any]:
-    opt, examples = parts.run.config.optimisation, len(parts.splits.sets["train"])
+    config, train = parts.run.config, parts.splits.sets.get("train", ())
+    opt, examples = config.optimisation, len(train)
+    if config.data.packing:
+        prompt = completions.prompt_of(parts.run, parts.model)
+        examples = len(Packed(Encoded(train, parts.tokenizer, config, prompt), config.data.bin_length))
     batch = opt.per_device_train_batch_size * opt.gradient_accumulation_steps
     steps = opt.max_steps or int(np.ceil(examples / batch) * (opt.num_train_epochs or 1))
+    epochs = steps * batch / examples if examples else None  # of a stream
     return {
         "model": type(parts.model).__name__, "parameters": sum(p.numel() for p in parts.model.parameters()),
-        "steps": steps, "batch": batch, "epochs": steps * batch / examples,
+        "steps": steps, "batch": batch, "epochs": epochs, "bins": examples if config.data.packing else 0,
         "evaluations": parts.splits.evaluations(parts.run.card), "output": parts.run.config.output,
     }  # fmt: skip

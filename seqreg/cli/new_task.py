@@ -15,9 +15,10 @@ import typer
 from seqreg.cli.options import Json, print_result
 from seqreg.errors import BadInput, nearest
 from seqreg.metrics import tags
-from seqreg.workbench.config import cards, overlay, settings
+from seqreg.workbench.config import cards, overlay, schema
 from seqreg.workbench.data import readers
 from seqreg.workbench.text.atomic_files import writable, write_text
+from seqreg.workbench.text.escape import plain
 
 app = typer.Typer()
 READ = 2000
@@ -30,7 +31,7 @@ _SOURCES = ("source", "text", "document", "article", "body", "dialogue", "senten
 _SECONDS = ("sentence2", "hypothesis", "question2")
 _PAIRS = (("question1", "question2"), ("question", "sentence"), ("question", "context"))
 """Names of the two texts of a pair that mean another thing alone."""
-_TARGETS = ("target", "summary", "highlights", "headline", "title", "tldr", "translation", "answer")
+_TARGETS = ("target", "summary", "highlights", "headline", "title", "subject", "tldr", "translation", "answer")
 _LABELS = ("label", "labels", "gold_label", "class", "category", "sentiment", "score")
 _REFERENCES = ("references",)
 _WORDS = ("tokens", "words")
@@ -65,11 +66,12 @@ class ReadFile:
         return len(next(iter(self.columns.values()), ()))
 
     def column(self, option: str, given: str | None, usual: tuple[str, ...]) -> str | None:
-        """A column that was named, or one that has a usual name."""
+        """A column that was named, or one that has a usual name; or the first of several with a number after it."""
         if given is not None and given not in self.columns:
             raise BadInput(f"--{option} {given}: {self.path} has no such column; {nearest(given, self.columns)}")
         spelt = {name.lower(): name for name in self.columns}
-        return given or next((spelt[name] for name in usual if name in spelt), None)
+        numbered = [f"{name}{mark}1" for name in usual for mark in ("", "_", " ")]
+        return given or next((spelt[name] for name in (*usual, *numbered) if name in spelt), None)
 
     def references(self, target: str, given: Sequence[str]) -> str | list[str] | None:
         """The columns with references: those that were named; one of a usual name; or the target with its likes.
@@ -154,9 +156,11 @@ def card_of(
         known = ", ".join(file.columns)
         raise BadInput(f"{file.path}: what is to be predicted? Give --target or --label, one of {known}")
     pair = next((both for both in _PAIRS if set(both) <= set(file.columns)), ()) if classes and not source else ()
-    names["source"] = file.column("source", source or next(iter(pair), None), _SOURCES) or file.only_prose(
-        text, classes
-    )
+    if text is not None:
+        names["references"] = file.references(text, references)
+    alike = [names["references"]] if isinstance(names.get("references"), str) else names.get("references") or []
+    names["source"] = file.column("source", source or next(iter(pair), None), _SOURCES)
+    names["source"] = names["source"] or file.only_prose(text, classes, *alike)
     names["second"] = file.column("second", second, pair[1:] or _SECONDS if classes is not None else ())
     if names["source"] is None or names["source"] in (text, classes):
         raise BadInput(f"{file.path}: which column is read? Give --source, one of {', '.join(file.columns)}")
@@ -164,8 +168,6 @@ def card_of(
     for name in used:
         if not file.texts(name):
             raise BadInput(f"{file.path}: the column {name!r} holds no text")
-    if text is not None:
-        names["references"] = file.references(text, references)
     columns = {key: names[key] for key in ("source", "second", "target", "references", "label") if names.get(key)}
     length = sum(file.tokens(name) for name in used if name != text)
     values: dict[str, Any] = {"title": file.path.stem, "kind": "generation" if text is not None else "classification"}
@@ -213,8 +215,8 @@ def new_task(
 
     seqreg train gigaword task=mails.yaml data.path=mails.csv
     """
-    between = None if delimiter is None else settings.one_character(delimiter, "--delimiter")
-    settings.known_encoding(encoding, "--encoding")
+    between = None if delimiter is None else schema.one_character(delimiter, "--delimiter")
+    schema.known_encoding(encoding, "--encoding")
     path = output or Path(f"{file.stem}.yaml")
     if path.suffix not in (".yaml", ".yml"):
         raise BadInput(f"--output {path}: expected a name that ends in .yaml")
@@ -223,13 +225,13 @@ def new_task(
     writable(str(path), "--output ")
     read = ReadFile.read(file, between, encoding)
     values = card_of(read, source, target, label, second, references or ())
+    form = {} if between is None else {"delimiter": between}
+    form |= {} if encoding == readers.UTF8 else {"encoding": encoding}
+    values |= {"files": form} if form else {}
     cards.parse(values, str(path))
     recipe = {"generation": "gigaword", "token_classification": "ner"}.get(values["kind"], "glue")
-    shown = {"\t": r"\t", " ": '" "', "'": '"\'"'}.get(between or "", between)  # as YAML reads them
-    further = [f"data.delimiter={shlex.quote(shown)}"] if shown else []
-    further += [f"data.encoding={encoding}"] if encoding != readers.UTF8 else []
     given = (shlex.quote(overlay.assigned(key, value)) for key, value in (("task", path), ("data.path", file)))
-    command = " ".join(["seqreg train", recipe, *given, *further])
+    command = " ".join(["seqreg train", recipe, *given])
     seen = f"the first {READ:,} examples" if read.count == READ else f"{read.count:,} example{'s' * (read.count > 1)}"
     header = [
         f"# {file.name}", "#", f"#   {command}", "#",
@@ -237,4 +239,16 @@ def new_task(
         "# per word, enough for 95% of the texts; `seqreg check` counts with a tokenizer. All keys: docs/recipes.md.",
     ]  # fmt: skip
     write_text(path, "\n".join(header) + "\n" + overlay.dump(values))
-    print_result({"card": str(path), "command": command, **values}, f"{path} is written: {command}", as_json=as_json)
+    used = {name for names in values["columns"].values() for name in ([names] if isinstance(names, str) else names)}
+    lines = [
+        f"{part}: {names if isinstance(names, str) else ', '.join(names)}" for part, names in values["columns"].items()
+    ]
+    lines += [f"not used: {', '.join(rest)}"] if (rest := [name for name in read.columns if name not in used]) else []
+    told = "\n".join(
+        [
+            f"{path} is written, a task of {values['kind'].replace('_', ' ')}:",
+            *(f"  {plain(line)}" for line in lines),
+            command,
+        ]
+    )
+    print_result({"card": str(path), "command": command, **values}, told, as_json=as_json)

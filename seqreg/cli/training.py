@@ -70,6 +70,7 @@ def train(
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def launch(
+    ctx: typer.Context,
     words: Annotated[list[str], typer.Argument(help="A command of seqreg with its arguments: `train gigaword ...`.")],
     nproc: Annotated[int, typer.Option("--nproc", min=1, max=999, help="Processes on a node.")] = 1,
     nnodes: Annotated[int, typer.Option("--nnodes", min=1, max=9999, help="Nodes.")] = 1,
@@ -98,9 +99,7 @@ def launch(
 
     seqreg launch --nnodes 2 --nproc 8 --rdzv-endpoint node0:29500 --max-restarts 3 train gigaword --terms r3f
     """
-    from seqreg.cli.main import app as commands
-
-    known = sorted(typer.main.get_command(commands).commands)  # type: ignore[attr-defined]
+    known = sorted(ctx.find_root().command.commands)  # type: ignore[attr-defined]
     if words[0] not in known:
         raise BadInput(f"{words[0]}: no command of seqreg; {nearest(words[0], known)}")
     from seqreg.workbench.run import torchrun

@@ -63,12 +63,35 @@ def test_looking_changes_nothing_and_values_are_those_of_the_criterion() -> None
     assert "scale=0.1 with relative=True" in by_name["r3f"].note
 
 
+def test_noise_and_dropout_are_told_apart(tmp_path: Path) -> None:
+    chosen = {"tiny": R3F(scale=1e-6), "none": R3F(scale=0.0), "large": R3F(scale=1.0), "shared": R3F(dropout="shared")}
+    found = examine(tiny_models.make("roberta"), tiny_models.batch("roberta"), chosen, repeats=1)
+    by_name = {term.term: term for term in found.terms}
+    both, masks, noise = by_name["tiny"].sources or (0.0, 0.0, 0.0)
+    assert both == pytest.approx(masks, rel=1e-2)  # the same masks
+    assert 0 <= noise < 1e-4 * masks
+    both, masks, noise = by_name["none"].sources or (0.0, 1.0, 1.0)
+    assert (both, noise) == (masks, 0.0)
+    both, masks, noise = by_name["large"].sources or (0.0, 0.0, 0.0)
+    assert noise > masks > 0
+    assert by_name["shared"].sources is None
+    assert not by_name["none"].note
+    plain = examine(tiny_models.dropout_off(tiny_models.make("llama")), tiny_models.batch("llama"), chosen, repeats=1)
+    assert all(term.sources is None for term in plain.terms)
+    tiny_models.make("gpt2", vocab_size=len(tiny_tokenizer.tokenizer())).save_pretrained(tmp_path)
+    tiny_tokenizer.tokenizer().save_pretrained(tmp_path)
+    said = seqreg("advise", tmp_path, "-t", "r3f:scale=0", cwd=tmp_path).stdout
+    assert "the noise alone gives 0: the noise adds next to nothing" in " ".join(said.split())
+
+
 def test_a_refusal_is_a_line_of_the_table() -> None:
     found = examine(
         tiny_models.make("t5"), tiny_models.batch("t5"), {"sift": build_term("freelb", {"preset": "roast"})}
     )
     assert found.terms[0].verdict == "refused"
-    assert "LayerNorm" in found.terms[0].note
+    assert found.terms[0].note == (
+        "freelb: inject='layernorm': the encoder has no LayerNorm on its embeddings: use 'scaled' or 'word'"
+    )
 
 
 def test_recipes_of_terms_have_settings_for_causal_models() -> None:
@@ -110,3 +133,18 @@ def test_the_command(name: str, kind: str, tmp_path: Path) -> None:
     if kind == "classifier":
         refused = seqreg("advise", "model", "--data", "pairs.jsonl", cwd=tmp_path, code=2)
         assert "--task text_pairs" in refused.stderr
+
+
+def test_another_tokenizer(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer.tokenizer()
+    for name, size in (("model", len(tokenizer)), ("small", 20)):
+        tiny_models.make("bart", vocab_size=size, max_position_embeddings=256).save_pretrained(tmp_path / name)
+    tokenizer.save_pretrained(tmp_path / "words")
+    refused = seqreg("advise", "./model", cwd=tmp_path, code=2)
+    assert "there is no tokenizer: its vocabulary is empty; set --tokenizer NAME" in " ".join(refused.stderr.split())
+    refused = seqreg("advise", "./small", "--tokenizer", "./words", cwd=tmp_path, code=2)
+    assert f"--tokenizer: it has {len(tokenizer)} tokens, more than ./small embeds" in refused.stderr
+    refused = seqreg("advise", "./model", "--tokenizer", "vocabulary:letters", cwd=tmp_path, code=2)
+    assert "has no text or list of symbols 'letters'" in " ".join(refused.stderr.split())
+    said = seqreg("advise", "./model", "--tokenizer", "./words", "-t", "rdrop", "--json", cwd=tmp_path)
+    assert [term["term"] for term in json.loads(said.stdout)["terms"]] == ["rdrop"]

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import warnings
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -315,3 +316,29 @@ def test_a_step_that_is_timed_once_lies_within_its_range() -> None:
     assert (row.time, row.time_range) == (30.0, (15.0, 60.0))
     row = bench._row("light", bench.StepCost((2.0, 6.0, 8.0), 30, 50), plain)
     assert (row.time, row.time_range, row.flops, row.memory) == (3.0, (2.0, 3.0), 3.0, 0.5)
+
+
+def test_compiled_steps_are_added_when_asked_for() -> None:
+    made = bench_steps.variants(["r3f"], presets=False, compiled=True)
+    names = [variant.name for variant in made if variant.compiled]
+    assert names == ["plain transformers, compiled", "plain seqreg, compiled", "r3f, compiled"]
+    assert not any(variant.compiled for variant in bench_steps.variants(["r3f"]))
+
+
+def test_operations_of_a_compiled_step_are_those_of_the_step() -> None:
+    counts = []
+    for variant in bench_steps.variants([], presets=False, compiled=True):
+        if variant.name.startswith(bench_steps.HF):
+            with closing(worker_process.Worker("tiny", variant, 1)) as worker:
+                worker.wait()
+                counts.append(worker.ask("operations")[0])
+    assert len(counts) == 2
+    assert counts[0] == counts[1] > 0
+
+
+def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    with pytest.raises(BadInput, match="--compile: torch's inductor needs a C"):
+        bench.measure("tiny", ["r3f"], compiled=True)
+    with pytest.raises(BadInput, match="--compile adds rows to the table of steps"):
+        cli_bench.bench(rouge=True, compiled=True)

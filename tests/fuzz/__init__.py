@@ -26,12 +26,13 @@ from typing import Any
 from unittest import mock
 
 import hypothesis
+import torch.distributed.run
 import transformers
 from hypothesis import strategies as st
 from rich.console import Console
 from rich.progress import Progress
 
-from seqreg.cli import check
+from seqreg.cli import check, serve
 from seqreg.errors import BadInput
 from seqreg.studies.collapse import chain, probe
 from seqreg.workbench.config import cards
@@ -48,10 +49,12 @@ SHARES = {
     "recipe": 24, "raw recipe": 10, "card": 16, "setting": 16, "data": 12, "text": 4, "misspelt key": 4, "plan": 6,
     "own term": 3, "model": 1, "typed setting": 1, "term setting": 1, "model folder": 0.5, "run folder": 0.5,
     "option": 0.5,
-    "environment": 0.5,
+    "environment": 0.5, "endless": 2,
 }  # fmt: skip
 QUICK = [*forked_process.TINY, "optimisation.warmup_steps=0", "optimisation.max_steps=1"]
 """A run of one step."""
+STAGED = ("endless",)
+"""Kinds that need a trained run, in this process."""
 WHOLE = ("typed setting", "term setting", "model folder", "run folder", "option", "environment")
 
 
@@ -256,6 +259,21 @@ class Fuzz:
         finally:
             self.stage()
 
+    def endless(self, case: tuple[str, str, str]) -> None:
+        """A command that serves or launches; a right one is stopped where its server, or torchrun, would begin."""
+        command, name, value = case
+        words = walks.words(command, name, value, QUICK)
+        if command == "serve" and name != "--port":
+            words += ["--port", "0"]
+        if name == "--rdzv-endpoint":
+            words = ["--nnodes", "2", *words]
+        with (
+            mock.patch.object(serve, "serve", lambda server, announce: server.server_close()),
+            mock.patch.object(torch.distributed.run, "run"),
+            mock.patch.dict(os.environ),
+        ):
+            self.attempt(command, *words, notes=True)
+
     def environment(self, names: dict[str, str]) -> None:
         self.whole("train", "quickstart", *QUICK, "output=out", names=names)
 
@@ -268,7 +286,7 @@ STRATEGIES: dict[str, Any] = {
         st.sampled_from(["evaluate", "predict", "calibrate", "robustness", "probe", "show", "report", "shift",
         "replay"]),
         walks.damage(),
-    ), "environment": walks.environments(),
+    ), "environment": walks.environments(), "endless": walks.command_lines(endless=True),
     "recipe": inputs.recipes, "raw recipe": inputs.raw_recipes, "card": inputs.card_files, "setting": inputs.settings,
     "data": inputs.data_files, "text": inputs.texts, "model": inputs.model_settings,
 }  # fmt: skip
@@ -278,7 +296,7 @@ def fuzz(kind: str, cases: int, seed: int, folder: Path, done: Callable[[], None
     """So many cases of a kind; how many were accepted and refused. The first fault is shrunk and raised."""
     one = Fuzz(folder, done)
     try_it = getattr(one, kind.replace(" ", "_"))
-    if kind in WHOLE:
+    if kind in (*WHOLE, *STAGED):
         one.stage()
     faults: list[str] = []
     chosen = hypothesis.settings(

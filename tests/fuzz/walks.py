@@ -208,9 +208,9 @@ ENDLESS = ("serve", "launch")
 """Commands that end when someone ends them, or that start others."""
 
 
-def options() -> list[tuple[str, Any]]:
-    """Every command with every option and argument that it has."""
-    commands = [pair for pair in sorted(COMMAND.commands.items()) if pair[0] not in ENDLESS]  # type: ignore[attr-defined]
+def options(*, endless: bool = False) -> list[tuple[str, Any]]:
+    """Every command with every option and argument that it has: those of ENDLESS, or all others."""
+    commands = [pair for pair in sorted(COMMAND.commands.items()) if (pair[0] in ENDLESS) == endless]  # type: ignore[attr-defined]
     return [(name, one) for name, command in commands for one in command.params if one.name != "help"]
 
 
@@ -240,17 +240,22 @@ ODD = [
 ]
 
 
+ADDRESSES = ["0.0.0.0", "::", "::1", "localhost", "256.1.1.1", "a b", "http://x", "x:y", "node0:29500", "node0:", ":1",
+             "node0:99999", "[::1]:1", "a:b:c", "node0"]  # fmt: skip
+
+
 @st.composite
-def command_lines(draw: Any) -> tuple[str, str, str]:
+def command_lines(draw: Any, *, endless: bool = False) -> tuple[str, str, str]:
     """A command, one of its options or arguments, and a value for it."""
-    command, one = draw(st.sampled_from(options()))
-    values = ["", "=x", "=1"] if getattr(one, "is_flag", False) else [*PATHS, *ODD]
+    command, one = draw(st.sampled_from(options(endless=endless)))
+    values = ["", "=x", "=1"] if getattr(one, "is_flag", False) else [*PATHS, *ODD, *ADDRESSES * endless]
     return command, one.opts[0], draw(st.sampled_from(values))
 
 
 ARGUMENTS = {
     "run": "run", "runs": "run", "names": "run", "folder": "run", "crash": "run", "recipe": "quickstart",
     "plan": "plan.yaml", "source": "in.txt", "predictions": "in.txt", "references": "in.txt", "what": "terms",
+    "words": "train",
 }  # fmt: skip
 FURTHER = {
     "train": ["output=out"], "compare": ["-t", "r3f", "--seeds", "1"], "robustness": ["--limit", "4", "--draws", "1"],
@@ -261,14 +266,16 @@ FURTHER = {
 
 def words(command: str, name: str, value: str, quick: list[str]) -> list[str]:
     """What comes after the command: everything that it needs, with a value for one option or argument."""
-    arguments = [one.opts[0] for known, one in options() if known == command and one.param_type_name == "argument"]
+    params = [one for known, one in options(endless=command in ENDLESS) if known == command]
+    arguments = [one.opts[0] for one in params if one.param_type_name == "argument"]
     found = [value if one == name else ARGUMENTS.get(one, "") for one in arguments]
     found = [one for one, key in zip(found, arguments, strict=True) if one or key == name]
     found += [*(quick if "recipe" in arguments else []), *FURTHER.get(command, [])]
     if name in arguments:
         return found
-    flag = any(one.is_flag for known, one in options() if known == command and one.opts[0] == name)
-    return [*found, name + value] if flag else [*found, name, value]
+    flag = any(one.is_flag for one in params if one.opts[0] == name)
+    given = [name + value] if flag else [name, value]
+    return [*given, *found] if command == "launch" else [*found, *given]  # whose options come first
 
 
 VARIABLES = {
