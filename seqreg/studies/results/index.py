@@ -71,8 +71,18 @@ def index_page(found: Sequence[StudyResults], summary: str) -> str:
         parts += ["## Every method on every task", _LEGEND, markdown_table(matrix(found))]
         links = [f"- [{prose(one.study.title)}]({one.archive.name}.md): {prose(one.study.question)}" for one in found]
         parts += ["## Studies with results", "\n".join(links)]
+    missing = [name for name in lookup.names("recipes/studies") if name not in {one.archive.name for one in found}]
+    if missing:
+        parts += ["## Studies without results", "\n".join(map(_without_results, missing))]
     parts += ["## All studies", _PLAN, markdown_table(plan_table(lookup.names("recipes/studies"), "small")), _HOW]
     return "\n\n".join(parts) + "\n"
+
+
+def _without_results(name: str) -> str:
+    """What a study asks, and why there is no page of it."""
+    study = study_file.read(name)
+    why = "not run yet" if "small" in study.sizes else "; ".join(prose(size.note) for size in study.sizes.values())
+    return f"- {prose(study.title)}: {prose(study.question)} Mirrors {prose(study.mirrors)}. {why[0].upper()}{why[1:]}."
 
 
 _LEGEND = """Each cell: the difference to the baseline in points of the task's score, its 95% interval, the verdict, and
