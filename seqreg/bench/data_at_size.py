@@ -47,6 +47,7 @@ class Reading:
 
     Args:
         seconds, cpu_seconds: on the clock, and of all its threads
+        serial_seconds: CPU seconds of its main thread; those of all other threads are shared by the cores
         own_memory: peak bytes that are this process's alone; None where the system does not tell
         memory: peak bytes with pages of files that are mapped, which processes share and the system may take back
         tokens: of the sources of training examples
@@ -54,6 +55,7 @@ class Reading:
 
     seconds: float
     cpu_seconds: float
+    serial_seconds: float
     own_memory: int | None
     memory: int
     examples: int
@@ -119,12 +121,12 @@ def _in_a_process(folder: Path) -> Reading:
 
 def _work(pipe: Connection, folder: str) -> None:
     """Do what a run does before its first step, and tell what it took."""
-    begin, cpu, watch = time.perf_counter(), time.process_time(), _MemoryWatch()
+    begin, cpu, serial, watch = time.perf_counter(), time.process_time(), time.thread_time(), _MemoryWatch()
     ready = prepare(Path(folder))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     pipe.send({
         **ready, "seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - cpu,
-        "own_memory": watch.end(), "memory": peak,
+        "serial_seconds": time.thread_time() - serial, "own_memory": watch.end(), "memory": peak,
     })  # fmt: skip
 
 

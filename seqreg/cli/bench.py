@@ -251,11 +251,11 @@ def _data(examples: int | None, as_json: bool) -> None:
     table = Table(
         title=f"{first.examples:,} articles of {first.tokens / first.examples:.0f} tokens, ready for training"
     )
-    for name in ("", "seconds", "CPU seconds", "memory", "with mapped files"):
+    for name in ("", "seconds", "CPU seconds", "of the main thread", "memory", "with mapped files"):
         table.add_column(name, justify="right" if name else "left")
     for turn, reading in readings.items():
         own = "not known" if reading.own_memory is None else f"{reading.own_memory / 2**20:.0f} MB"
-        times = (f"{reading.seconds:.1f}", f"{reading.cpu_seconds:.1f}")
+        times = (f"{time:.1f}" for time in (reading.seconds, reading.cpu_seconds, reading.serial_seconds))
         table.add_row(f"the {turn} time", *times, own, f"{reading.memory / 2**20:.0f} MB")
     setting = (
         f"JSONL is read, checked, cleaned, fingerprinted, tokenized (byte-level BPE, {os.cpu_count()} cores) and "

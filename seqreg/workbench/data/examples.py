@@ -248,7 +248,9 @@ def _check_length(card: Card, part: str, name: str, value: str, where: str) -> N
         raise BadInput(f"{where}: the column {name!r} has {len(value):,} characters: at most {LINE:,}")
     if len(value) <= 8000:  # nothing can be wrong with most texts
         return
-    longest = max((match.end() - match.start() for match in _WORD.finditer(value)), default=0)
+    longest = max(map(len, value.split()), default=0)
+    if longest > WORD:  # with what is no letter or digit, of which there may be many
+        longest = max((len(word) for word in _WORD.findall(value)), default=0)
     fault = f"a word of {longest:,} characters: is it text?" if longest > WORD else ""
     if not fault and part == "target":
         from seqreg.metrics.texts import too_long

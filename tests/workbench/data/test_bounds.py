@@ -9,7 +9,9 @@ import pytest
 
 from seqreg.errors import BadInput
 from seqreg.metrics.rouge.score import rouge
+from seqreg.workbench.config import cards
 from seqreg.workbench.data import readers
+from seqreg.workbench.data.examples import Example, example
 from tests.bad_input.table import refused, run, tiny
 from tests.helpers import sample_files
 
@@ -100,6 +102,14 @@ def test_b5_words_and_texts_that_do_not_end(tmp_path: Path) -> None:
     ):
         sample_files.write(tmp_path / "x.jsonl", [*good, {**good[0], column: long}])
         refused(tmp_path, rf"x.jsonl:5: the column '{column}' has {message}", "train", *PAIR, "data.path=x.jsonl")
+
+
+def test_b5_a_word_is_letters_and_digits() -> None:
+    card, _ = cards.load("text_pairs")
+    for text in ("ab-" * 50_000, "a" * 50_000 + " b"):
+        assert example(card, {"source": text, "target": "b"}, "x:1") == Example(text, target="b")
+    with pytest.raises(BadInput, match=r"x:1: the column 'source' has a word of 50,001 characters"):
+        example(card, {"source": "ab-" * 50_000 + "c" * 50_001 + "!", "target": "b"}, "x:1")
 
 
 def test_b5_a_card_cannot_make_texts_without_end(tmp_path: Path) -> None:

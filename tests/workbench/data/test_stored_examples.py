@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
 
 from seqreg.errors import BadInput
 from seqreg.workbench.config import cards
@@ -16,7 +19,7 @@ from seqreg.workbench.data import arrow_cache, loading, readers
 from seqreg.workbench.data.encoding import Encoded, tokenizer_digest
 from seqreg.workbench.data.loading import Splits
 from seqreg.workbench.data.stored_examples import StoredExamples
-from seqreg.workbench.data.tokenizers import train_tokenizer
+from seqreg.workbench.data.tokenizers import TwoTokenizers, train_tokenizer
 from seqreg.workbench.run.fingerprint import fingerprint
 from tests.helpers import sample_files
 
@@ -97,6 +100,52 @@ def test_tokens_on_disk_are_those_of_single_examples(folder: Path, name: str, pa
     sizes = [Encoded(splits.sets["train"], tokenizer, config, prompt, quiet=True) for splits in (held, stored)]
     assert sizes[0].lengths() == sizes[1].lengths()
     assert len(set(sizes[0].lengths())) > 1
+
+
+def wordpiece() -> Any:
+    """A tokenizer in the manner of BERT: two texts have token types."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(special_tokens=["[UNK]"], show_progress=False)
+    tokenizer.train_from_iterator([row["document"] for row in NEWS], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[UNK] $A", pair="[UNK] $A [UNK] $B:1", special_tokens=[("[UNK]", 0)]
+    )
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", model_input_names=names)
+
+
+def unigram() -> Any:
+    """A tokenizer in the manner of T5, which cuts texts on the left."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=80, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False)
+    tokenizer.train_from_iterator([row["document"] for row in NEWS], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", truncation_side="left")
+
+
+def byte_level() -> Any:
+    return train_tokenizer([row["document"] for row in NEWS], 300)
+
+
+@pytest.mark.parametrize("make", [byte_level, wordpiece, unigram, lambda: TwoTokenizers(byte_level(), unigram())])
+@pytest.mark.parametrize("path", ["news", "rte"])
+def test_tokens_are_those_of_the_tokenizer_alone(folder: Path, make: Callable[[], Any], path: str) -> None:
+    strange = {"document": "Ärger \u0130  <s>\ud55c\uae00 e\u0301 \ufb01 \t\n" * 9, "summary": "\u2581 ships <unk>"}
+    sample_files.write(folder / "news/train.jsonl", [*NEWS, strange])
+    _, stored = both(folder, {"news": "gigaword", "rte": "glue/rte"}[path], path)
+    tokenizer, train = make(), stored.sets["train"]
+    found = token_rows(stored, tokenizer, None, max_source_length=5, max_target_length=3)["train"]
+    expected = []
+    for example in train:
+        row = dict(tokenizer(example.source, example.second, truncation=True, max_length=5))
+        target = example.target and tokenizer(text_target=example.target, truncation=True, max_length=3)["input_ids"]
+        expected.append({**row, "labels": target or example.label})
+    assert found == expected
+    assert max(len(row["input_ids"]) for row in found) == 5  # some are cut
+    assert tokenizer("two words", return_offsets_mapping=True)["offset_mapping"][-2:] != [(0, 0), (0, 0)]  # as before
 
 
 def test_a_file_is_read_and_tokenized_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
