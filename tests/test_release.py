@@ -118,7 +118,7 @@ def test_an_installed_wheel_trains_outside_of_the_repository(installed: Path, tm
     _run(installed, tmp_path, "seqreg", "evaluate", "run")
 
 
-@pytest.mark.parametrize("minor", [10, 11, 12, 13])
+@pytest.mark.parametrize("minor", [11, 12, 13])
 def test_the_sources_are_read_by_every_python_that_is_declared(minor: int) -> None:
     """With the interpreters that are at hand; their libraries are not."""
     assert f"Python :: 3.{minor}\n" in (ROOT / "setup.cfg").read_text()
@@ -132,6 +132,16 @@ def test_the_sources_are_read_by_every_python_that_is_declared(minor: int) -> No
     )
     done = subprocess.run([pythons[0], "-W", "error", "-c", code, str(ROOT / "seqreg")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_oldest_python_is_the_same_everywhere_and_no_pin_asks_for_it() -> None:
+    texts = {name: (ROOT / name).read_text() for name in ("setup.cfg", "pyproject.toml", "tools/environment.sh")}
+    assert "python_requires = >=3.11\n" in texts["setup.cfg"]
+    assert "Python :: 3.10" not in texts["setup.cfg"]
+    assert 'target-version = "py311"' in texts["pyproject.toml"]
+    assert "sys.version_info < (3, 11)" in texts["tools/environment.sh"]
+    assert "Python 3.11 to 3.13" in (ROOT / "README.md").read_text()
+    assert "python_version" not in (ROOT / "constraints.txt").read_text()
 
 
 def _version(python: str) -> str:

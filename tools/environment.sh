@@ -10,9 +10,9 @@ _extra="${1:-}"
 
 if [ -z "${VIRTUAL_ENV:-}" ] && [ -z "${CONDA_PREFIX:-}" ]; then
     if [ ! -x "$_root/.venv/bin/python" ]; then
-        _python="$(command -v python3.11 || command -v python3)" || { echo "Python 3.10 or newer is needed" >&2; exit 2; }
-        "$_python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
-            { echo "Python 3.10 or newer is needed; $_python is $("$_python" --version)" >&2; exit 2; }
+        _python="$(command -v python3.11 || command -v python3)" || { echo "Python 3.11 or newer is needed" >&2; exit 2; }
+        "$_python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+            { echo "Python 3.11 or newer is needed; $_python is $("$_python" --version)" >&2; exit 2; }
         echo "Creating $_root/.venv with $("$_python" --version)" >&2
         "$_python" -m venv "$_root/.venv"
     fi

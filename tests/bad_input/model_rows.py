@@ -155,3 +155,34 @@ def _(tmp: Path) -> None:
     assert not (tmp / "pwned").exists()
     (tmp / "model" / "model.safetensors").write_bytes(b"torn")
     refused(tmp, r"model: no model can be loaded from this folder: .*header", *tiny(tmp, *chosen))
+
+
+@row(
+    78,
+    "a model that can be loaded and not trained or saved",
+    "E",
+    "refused",
+    "quantized weights, and settings of config.json",
+)
+def _(tmp: Path) -> None:
+    chosen = saved(tmp / "model")
+    path = tmp / "model" / "config.json"
+    plain = path.read_text()
+    for settings, message in (
+        (
+            {"quantization_config": {"quant_method": "gguf"}},
+            r"quantization_config.quant_method='gguf': .* choose the model",
+        ),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            r"quantization_config.quant_method='gptq': quantized",
+        ),
+        (
+            {"distributed_config": {"tp_size": 2}},
+            r"distributed_config: remove it; engine.name=fsdp2 is what shards a model",
+        ),
+        ({"output_attentions": True}, r"`output_attentions` attribute is not supported .* set it to 'eager' instead"),
+    ):
+        edit(path, **settings)
+        refused(tmp, rf"model: config.json: .*{message}", *tiny(tmp, *chosen))
+        path.write_text(plain)

@@ -7,7 +7,7 @@ import hashlib
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import huggingface_hub
@@ -30,6 +30,8 @@ from seqreg.workbench.data.tokenizers import TARGET, TwoTokenizers, train_tokeni
 
 PROMPT = 64
 """Positions of a causal model from scratch for its prompt, beside those of source and target."""
+DEQUANTIZED = ("fp8", "mxfp4", "mxfp8")
+"""Methods of quantization whose weights transformers can turn into floating-point ones as it loads them."""
 _STARTS_WITH_EOS = ("bart", "mbart", "led")
 _drawn: WeakKeyDictionary[torch.nn.Module, frozenset[str]] = WeakKeyDictionary()
 
@@ -218,13 +220,41 @@ def loaded(auto: Any, name: str, trust: bool, config: Any, *, new_head: bool) ->
     """A model with the weights that are stored: all of them, but for a head that is drawn anew if `new_head`."""
     if not trust:
         _check_attention(name, config)
+    _check_stored(name, config)
     _check_generation(name)
     settings: dict[str, Any] = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
     model, report = fetched(auto, name, "model", trust, config=config, **settings)
+    _check_saves(name, model)
     _drawn[model] = frozenset(weights.check_loaded(model, report, name, new_head=new_head))
     if bad := weights.not_finite(model):
         raise BadInput(f"{name}: {bad}: the file of weights is spoilt")
     return model
+
+
+def _check_stored(name: str, config: Any) -> None:
+    """Refuse what transformers loads, and neither trains nor saves: quantized weights, a plan for several devices."""
+    method = dict(getattr(config, "quantization_config", None) or {}).get("quant_method")
+    if method is not None and method not in DEQUANTIZED:
+        _refuse_quantized(name, method)
+    if getattr(config, "distributed_config", None) is not None:
+        raise BadInput(f"{name}: config.json: distributed_config: remove it; engine.name=fsdp2 is what shards a model")
+
+
+def _refuse_quantized(name: str, method: Any) -> NoReturn:
+    raise BadInput(
+        f"{name}: config.json: quantization_config.quant_method={str(method)!r}: quantized weights are not trained "
+        "here: choose the model that they were made from"
+    )
+
+
+def _check_saves(name: str, model: Any) -> None:
+    """Refuse a model that the trainer, or the first save, would refuse."""
+    if getattr(model, "is_quantized", False):
+        _refuse_quantized(name, model.config.quantization_config.quant_method)
+    try:
+        model.config.validate()
+    except Exception as error:  # of the library that checks configurations
+        raise BadInput(f"{name}: config.json: {_reason(error)}") from None
 
 
 def _check_attention(name: str, config: Any) -> None:
@@ -431,6 +461,7 @@ def _reachable(name: str) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of an error that says something."""
+    """The first line of an error that says something, and the next one where it ends with a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:200] if lines else type(error).__name__
+    first = " ".join(lines[:2]) if lines and lines[0].endswith(":") else "".join(lines[:1])
+    return first[:250] or type(error).__name__

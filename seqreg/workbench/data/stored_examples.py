@@ -7,11 +7,10 @@ import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow
-from typing_extensions import Self
 
 from seqreg.workbench.config.cards import Card
 from seqreg.workbench.data import arrow_cache, examples, readers
