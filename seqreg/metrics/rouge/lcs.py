@@ -8,6 +8,7 @@ pair after pair. The bit of a BREAK, between pairs and before every sentence, is
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,7 +92,7 @@ def _batches(references: Texts, predictions: Texts, starts: Ints, sizes: Ints) -
     order = np.lexsort((-sizes[runs], alike))
     firsts = np.cumsum(references.sizes) - references.sizes
     cuts = np.flatnonzero(np.diff(alike[order], prepend=-1, append=-1))
-    for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
+    for start, stop in pairwise(cuts.tolist()):
         width = (int(widths[order[start:stop]].max()) // 8 + 1) * 8  # whole bytes, and room for a BREAK
         while start < stop:
             steps = int(sizes[runs[order[start]]])

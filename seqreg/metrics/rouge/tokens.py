@@ -26,6 +26,10 @@ _BROKEN_TABLE = _TABLE[:10] + b"|" + _TABLE[11:]  # a line break becomes a word
 _UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
 _TOKEN = regex.compile(rf"(?V1)[[{_UNSPACED}]&&\p{{L}}]\p{{M}}*|[[\p{{L}}\p{{M}}\p{{N}}]--[[{_UNSPACED}]&&\p{{L}}]]+")
 _BROKEN_TOKEN = regex.compile(rf"\n|{_TOKEN.pattern}")
+# A word without any of these ends is its own stem: each rule of nltk's stemmer changes an end that is one of them.
+_ENDS = tuple(
+    """s ed ing y e ll al er ic ant ent ion ou ism iti ful ator enci anci bli alli entli eli ousli fulli logi""".split()
+)
 _FOREIGN = regex.compile(r"(?V1)[[\p{L}\p{N}]--\p{ASCII}]")
 
 
@@ -70,7 +74,7 @@ def _porter() -> Callable[[str], str]:
 @lru_cache(maxsize=1 << 18)
 def stem_of(word: str) -> str:
     """Porter's stem of words of more than three characters, as rouge-score stems; other scripts stay."""
-    return _porter()(word) if len(word) > 3 and word.isascii() else word
+    return _porter()(word) if len(word) > 3 and word.endswith(_ENDS) and word.isascii() else word
 
 
 class Vocabulary(dict[Word, int]):
