@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,11 +112,11 @@ def _filled(tokens: Ints, starts: Ints, shift: Ints | int, sizes: Ints, width: i
     return np.where(inside, tokens[np.where(inside, places + starts[:, None], 0)], fill).astype(np.int32)
 
 
-def _int(cells: NDArray[np.bool_], order: str) -> int:
+def _int(cells: NDArray[np.bool_], order: Literal["little", "big"]) -> int:
     return int.from_bytes(np.packbits(cells, bitorder=order).tobytes(), order)
 
 
-def _cells(bits: int, like: Ints, order: str) -> NDArray[np.bool_]:
+def _cells(bits: int, like: Ints, order: Literal["little", "big"]) -> NDArray[np.bool_]:
     data = np.frombuffer(bits.to_bytes(like.size // 8, order), np.uint8)
     return np.unpackbits(data, bitorder=order).reshape(like.shape).astype(bool)
 
