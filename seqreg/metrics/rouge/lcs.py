@@ -94,7 +94,7 @@ def _batches(references: Texts, predictions: Texts, starts: Ints, sizes: Ints) -
     firsts = np.cumsum(references.sizes) - references.sizes
     cuts = np.flatnonzero(np.diff(alike[order], prepend=-1, append=-1))
     for start, stop in pairwise(cuts.tolist()):
-        width = (int(widths[order[start:stop]].max()) // 8 + 1) * 8  # whole bytes, and room for a BREAK
+        width = (int(widths[order[start:stop]].max()) // 8 + 1) * 8  # whole bytes, with at least one BREAK
         while start < stop:
             steps = int(sizes[runs[order[start]]])
             chosen = order[start : min(stop, start + max(1, _CELLS // (width * steps)))]
