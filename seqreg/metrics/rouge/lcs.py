@@ -1,109 +1,126 @@
-"""Longest common subsequences for ROUGE-L and ROUGE-Lsum, on texts of token ids: a text is a list of sentences."""
+"""Longest common subsequences for ROUGE-L and ROUGE-Lsum, of many pairs at once.
+
+The table of the usual dynamic program is kept one column at a time, as bits: bit i is 0 where cell i+1 is one more than
+cell i (Hyyrö 2004, "Bit-parallel LCS-length computation revisited"). The columns of all pairs of a batch are one int,
+pair after pair. The bit of a BREAK, between pairs and before every sentence, is cleared and takes up the carry.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Literal
 
-Sentence = list[int]
-Text = list[Sentence]
-BREAK = -1  # between sentences; no token has this number
+import numpy as np
+from numpy.typing import NDArray
 
+from seqreg.metrics.rouge import ngrams
+from seqreg.metrics.rouge.ngrams import BREAK, Ints, Texts
 
-def joined(text: Text) -> Sentence:
-    """All tokens of a text, with a BREAK after every sentence."""
-    tokens: Sentence = []
-    for sentence in text:
-        tokens += sentence
-        tokens.append(BREAK)
-    return tokens
+_FLIPPED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
+_CELLS = 1 << 22  # of all tables of a batch, a bit each
+_NO_TOKEN = -2
 
 
-def places(tokens: Sequence[int]) -> dict[int, int]:
-    """For every token the set of its positions, as the bits of an int."""
-    masks: dict[int, int] = {}
-    bit = 1
-    for token in tokens:
-        masks[token] = masks.get(token, 0) | bit
-        bit <<= 1
-    return masks
+def lcs_lengths(references: Texts, predictions: Texts) -> Ints:
+    """The length of the longest common subsequence of every pair of texts without a BREAK.      [texts]"""
+    lengths = np.zeros(len(references.sizes), np.int64)
+    starts = np.cumsum(predictions.sizes) - predictions.sizes
+    for pairs, wanted, tokens in _batches(references, predictions, starts, predictions.sizes):
+        *_, (_, column) = _table(wanted, tokens)
+        lengths[pairs] = (_cells(column, wanted, "little") < (wanted >= 0)).sum(axis=1)
+    return lengths
 
 
-def lcs_length(masks: dict[int, int], size: int, other: Sequence[int]) -> int:
-    """Length of the longest common subsequence of a text of `size` tokens, given as its `places`, and another.
-
-    The table of the usual dynamic program is kept one column at a time, as bits: bit i is 0 where cell i+1 is one more
-    than cell i (Hyyrö 2004, "Bit-parallel LCS-length computation revisited").
-    """
-    full = (1 << size) - 1
-    column = full
-    for token in other:
-        if token in masks:
-            steps = column & masks[token]
-            column = (column + steps) | (column - steps)
-    return size - (column & full).bit_count()
+def union_hits(references: Texts, predictions: Texts) -> Ints:
+    """Hits of rougeLsum: the words of `_union_lcs`, none more often than the prediction has it.      [texts]"""
+    taken = np.zeros(len(references.tokens), bool)
+    breaks = np.flatnonzero(predictions.tokens == BREAK)
+    sizes = np.diff(breaks, append=len(predictions.tokens)) - 1
+    firsts = np.cumsum(references.sizes) - references.sizes
+    for pairs, wanted, tokens in _batches(references, predictions, breaks + 1, sizes):
+        rows, places = np.nonzero(_union_lcs(wanted, tokens))
+        taken[firsts[pairs[rows]] + places] = True
+    return ngrams.shared(references.only(taken), predictions.without_breaks(), 1)
 
 
-def union_lcs(masks: dict[int, int], fields: Sequence[int], prediction: Text) -> int:
-    """Positions of the reference that are in an LCS of their sentence with a sentence of the prediction, as bits.
-
-    The reference comes as its `places`; `fields` has the positions of each of its sentences. One pass fills the tables
-    of all of them: the bit between two sentences is cleared, so that it takes up the carry.
+def _union_lcs(wanted: Ints, tokens: Ints) -> NDArray[np.bool_]:
+    """Which words of every reference are in an LCS of their sentence with the prediction's.      [pairs, width]
 
     Of several longest subsequences the one counts that rouge-score reads from its table. From the last cell (i, j) it
     takes a match; else it goes one column back where t[i][j-1] > t[i-1][j], and one row up where not. Without a match
     t[i][j] is the larger of these two, so the test says t[i][j] > t[i-1][j], which is a bit of column j. The way up a
-    column therefore ends at its highest match or step: one look a column.
+    column therefore ends at its highest match or step.
+
+    Here the first word is at the highest bit, so that a subtraction finds the next match or step of every sentence.
     """
-    inside, union = sum(fields), 0
-    for sentence in prediction:
-        column, known = inside, True
-        columns: list[tuple[int, int]] = []  # of every token: where it matches, where it matches or the column steps
-        for token in sentence:
-            matches = masks.get(token, 0)
-            if matches:
-                steps = column & matches
-                column = ((column + steps) | (column - steps)) & inside
-                columns.append((matches, matches | (column ^ inside)))
-                known = False
-            elif not known:  # of the same column again, a second look changes nothing
-                columns.append((0, column ^ inside))
-                known = True
-        columns.reverse()
-        for below in fields:
-            left = (below & ~column).bit_count()  # the length of the LCS
-            for matches, stops in columns if left else ():
-                top = 1 << ((stops & below).bit_length() - 1)
-                if matches & top:
-                    union |= top
-                    below &= top - 1
-                    left -= 1
-                    if not left:
-                        break
-                else:
-                    below &= 2 * top - 1
-    return union
+    table = list(_table(wanted, tokens))
+    inside = _int(wanted >= 0, "big")
+    breaks = _int(wanted < 0, "big")
+    last = inside & ~(inside << 1)  # word of every sentence
+    left, union = inside, 0
+    for matches, column in reversed(table):
+        matches, column = _flip(matches, wanted), _flip(column, wanted)
+        stops = (matches | (column ^ inside)) & left | breaks
+        place = stops & ~(stops - last)  # the break before a sentence where it has no stop
+        union |= place & matches
+        left &= ~((place - last) | (place & matches))
+    return _cells(union, wanted, "big")
 
 
-def union_hits(masks: dict[int, int], wanted: Sequence[int], reference: Text, prediction: Text) -> int:
-    """Hits of rougeLsum: the words at the places of `union_lcs`, none more often than the prediction has it.
+def _table(wanted: Ints, tokens: Ints) -> Iterator[tuple[int, int]]:
+    """For every token of the predictions, in turn, where it matches and the column."""
+    inside = column = _int(wanted >= 0, "little")
+    present = (tokens != _NO_TOKEN).sum(axis=0)
+    for place, rows in enumerate(present.tolist()):
+        matches = _int(wanted[:rows] == tokens[:rows, place, None], "little")
+        steps = column & matches
+        column = ((column + steps) | (column - steps)) & inside
+        yield matches, column
 
-    Args:
-        masks: the `places` of `wanted`, which is the reference, `joined`
+
+def _batches(references: Texts, predictions: Texts, starts: Ints, sizes: Ints) -> Iterator[tuple[Ints, Ints, Ints]]:
+    """Pairs of a reference and a run of tokens of its prediction, of like size.
+
+    Yields:
+        the numbers of the texts; the references, filled up with BREAK; the runs, the longest first, filled up in front
     """
-    fields, start = [], 0
-    for sentence in reference:
-        end = start + len(sentence)
-        fields.append((1 << end) - (1 << start))
-        start = end + 1
-    union = union_lcs(masks, fields, prediction)
-    often: dict[int, int] = {}
-    while union:
-        place = union.bit_length() - 1
-        often[wanted[place]] = often.get(wanted[place], 0) + 1
-        union ^= 1 << place
-    hits = len(often)  # each is in the prediction once at least
-    if any(count > 1 for count in often.values()):
-        predicted = list(chain.from_iterable(prediction))
-        hits += sum(min(count, predicted.count(token)) - 1 for token, count in often.items() if count > 1)
-    return hits
+    runs = np.flatnonzero(sizes)
+    runs = runs[references.sizes[predictions.owners[starts[runs]]] > 0]
+    pairs = predictions.owners[starts[runs]]
+    widths = references.sizes[pairs]
+    alike = np.ceil(4 * np.log2(widths))
+    order = np.lexsort((-sizes[runs], alike))
+    firsts = np.cumsum(references.sizes) - references.sizes
+    cuts = np.flatnonzero(np.diff(alike[order], prepend=-1, append=-1))
+    for start, stop in pairwise(cuts.tolist()):
+        width = (int(widths[order[start:stop]].max()) // 8 + 1) * 8  # whole bytes, with at least one BREAK
+        while start < stop:
+            steps = int(sizes[runs[order[start]]])
+            chosen = order[start : min(stop, start + max(1, _CELLS // (width * steps)))]
+            start += len(chosen)
+            owners, run = pairs[chosen], runs[chosen]
+            wanted = _filled(references.tokens, firsts[owners], 0, references.sizes[owners], width, BREAK)
+            tokens = _filled(predictions.tokens, starts[run], sizes[run] - steps, sizes[run], steps, _NO_TOKEN)
+            yield owners, wanted, tokens
+
+
+def _filled(tokens: Ints, starts: Ints, shift: Ints | int, sizes: Ints, width: int, fill: int) -> Ints:
+    """Runs of tokens as rows, filled up.      [rows, width]"""
+    places = np.arange(width) + np.reshape(shift, (-1, 1))
+    inside = (places >= 0) & (places < sizes[:, None])
+    return np.where(inside, tokens[np.where(inside, places + starts[:, None], 0)], fill).astype(np.int32)
+
+
+def _int(cells: NDArray[np.bool_], order: Literal["little", "big"]) -> int:
+    return int.from_bytes(np.packbits(cells, bitorder=order).tobytes(), order)
+
+
+def _cells(bits: int, like: Ints, order: Literal["little", "big"]) -> NDArray[np.bool_]:
+    data = np.frombuffer(bits.to_bytes(like.size // 8, order), np.uint8)
+    return np.unpackbits(data, bitorder=order).reshape(like.shape).astype(bool)
+
+
+def _flip(bits: int, like: Ints) -> int:
+    """The first bit last."""
+    return int.from_bytes(bits.to_bytes(like.size // 8, "little").translate(_FLIPPED), "big")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 _LARGEST = 1 << 62
+BREAK = -1  # before every sentence, where sentences count; no token has this number
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,26 @@ class Texts:
     sizes: Ints
 
     @classmethod
-    def of(cls, texts: Sequence[Sequence[int]]) -> Texts:
-        sizes = np.fromiter(map(len, texts), np.int64, len(texts))
-        tokens = np.fromiter(chain.from_iterable(texts), np.int64, int(sizes.sum()))
-        return cls(tokens, np.repeat(np.arange(len(texts)), sizes), sizes)
+    def of(cls, tokens: Ints, sizes: Ints) -> Texts:
+        return cls(tokens, np.repeat(np.arange(len(sizes)), sizes), sizes)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Texts]) -> Texts:
+        return cls.of(np.concatenate([part.tokens for part in parts]), np.concatenate([part.sizes for part in parts]))
+
+    def take(self, texts: Ints) -> Texts:
+        """Some of the texts, in their order."""
+        chosen = np.zeros(len(self.sizes), bool)
+        chosen[texts] = True
+        return Texts.of(self.tokens[chosen[self.owners]], self.sizes[chosen])
+
+    def only(self, chosen: NDArray[np.bool_]) -> Texts:
+        """Some of the tokens, of as many texts."""
+        owners = self.owners[chosen]
+        return Texts(self.tokens[chosen], owners, np.bincount(owners, minlength=len(self.sizes)))
+
+    def without_breaks(self) -> Texts:
+        return self.only(self.tokens != BREAK)
 
     def windows(self, n: int) -> Ints:
         """How many n-grams every text has."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from seqreg.errors import BadInput, nearest
 from seqreg.metrics.bootstrap import percentile_intervals, resampled_means
 from seqreg.metrics.rouge import ngrams
-from seqreg.metrics.rouge.lcs import Text, joined, lcs_length, places, union_hits
+from seqreg.metrics.rouge.lcs import lcs_lengths, union_hits
 from seqreg.metrics.rouge.ngrams import Ints, Texts
 from seqreg.metrics.rouge.sentences import SPLITS, Split, choose_split
 from seqreg.metrics.rouge.tokens import TOKENIZERS, WORDS, Tokenizer, Vocabulary, loses_script
@@ -29,6 +29,7 @@ Scores = NDArray[np.float64]
 KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 _ALL_KINDS = (*(f"rouge{n}" for n in range(1, 10)), "rougeL", "rougeLsum")
 _RESAMPLES = 100_000
+_PAIRS = 4096  # that are compared at once
 _TEXT, _TOKENS, _WORD = 1_000_000, 40_000, 50_000  # characters, words of a text, and characters of a word
 
 
@@ -114,21 +115,30 @@ def rouge(
     every = itertools.chain(checked["predictions"], checked["references"])
     used, splitter = choose_split(split, every) if lsum else ("none", _unsplit)
     vocabulary = Vocabulary(tokenizer, stem)
-    hits: dict[str, list[int]] = {kind: [] for kind in kinds if not kind[5:].isdecimal()}  # the others are below
-    predicted, wanted = [], []
-    for one, other in tqdm(pairs, "ROUGE", unit="pair", disable=not progress):
-        prediction, reference = ([vocabulary.encode(part) for part in splitter(text)] for text in (one, other))
-        predicted.append(list(itertools.chain.from_iterable(prediction)))
-        wanted.append(list(itertools.chain.from_iterable(reference)))
-        _count_subsequences(hits, prediction, reference, predicted[-1])
-    first, second, starts = Texts.of(predicted), Texts.of(wanted), np.cumsum([0, *sizes[:-1]])
+    parts: list[tuple[Texts, Texts]] = []
+    hits: dict[str, list[Ints]] = {kind: [] for kind in kinds}
+    with tqdm(desc="ROUGE", total=len(pairs), unit="pair", disable=not progress) as bar:
+        for start in range(0, len(pairs), _PAIRS):
+            both = list(zip(*pairs[start : start + _PAIRS], strict=True))
+            prediction, reference = (vocabulary.encode(list(map(splitter, some))) for some in both)
+            parts.append((prediction.without_breaks(), reference.without_breaks()))
+            for kind in kinds:
+                if kind == "rougeLsum":
+                    hits[kind].append(union_hits(reference, prediction))
+                elif kind == "rougeL":
+                    hits[kind].append(lcs_lengths(*parts[-1]))
+                else:
+                    hits[kind].append(ngrams.shared(*parts[-1], int(kind[5:])))
+            bar.update(len(both[0]))
+    first, second = map(Texts.joined, zip(*parts, strict=True))
+    starts = np.cumsum([0, *sizes[:-1]])
     scores = {}
     for kind in kinds:
-        n = int(kind[5:]) if kind not in hits else 1
-        counted = np.array(hits[kind]) if kind in hits else ngrams.shared(first, second, n)
-        scores[kind] = _best(_scores(counted, first.windows(n), second.windows(n)), starts, sizes)
-    examples = first if max(sizes) == 1 else Texts.of([predicted[start] for start in starts])
-    known = None if sources is None else Texts.of([vocabulary.encode(source) for source in checked["sources"]])
+        n = int(kind[5:]) if kind[5:].isdecimal() else 1
+        of_pairs = _scores(np.concatenate(hits[kind]), first.windows(n), second.windows(n))
+        scores[kind] = _best(of_pairs, starts, sizes)
+    examples = first.take(starts)
+    known = None if sources is None else vocabulary.encode([[source] for source in checked["sources"]]).without_breaks()
     means = resampled_means(np.stack([scores[kind][:, 2] for kind in kinds]), resamples, np.random.default_rng(seed))
     return RougeReport(
         scores=scores,
@@ -158,18 +168,6 @@ def _best(scores: Scores, starts: NDArray[Any], sizes: Sequence[int]) -> Scores:
         return scores
     chosen = [start + int(scores[start : start + size, 2].argmax()) for start, size in zip(starts, sizes, strict=True)]
     return scores[chosen]
-
-
-def _count_subsequences(hits: dict[str, list[int]], prediction: Text, reference: Text, predicted: list[int]) -> None:
-    """Add the hits of one pair to those of rougeL and rougeLsum, where they are wanted."""
-    if not hits:
-        return
-    broken = joined(reference)
-    masks = places(broken)
-    if "rougeL" in hits:
-        hits["rougeL"].append(lcs_length(masks, len(broken), predicted))
-    if "rougeLsum" in hits:
-        hits["rougeLsum"].append(union_hits(masks, broken, reference, prediction))
 
 
 def _scores(hits: Ints, predicted: Ints, wanted: Ints) -> Scores:

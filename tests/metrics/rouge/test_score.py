@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import random
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -13,14 +16,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nltk.stem.porter import PorterStemmer
 from rouge_score import rouge_scorer, scoring
 
 from seqreg.errors import BadInput
 from seqreg.metrics import RougeReport, rouge
 from seqreg.metrics.bootstrap import percentile_intervals, resampled_means
-from seqreg.metrics.rouge import sentences
+from seqreg.metrics.rouge import lcs, score, sentences
 from seqreg.metrics.rouge.score import KINDS
-from seqreg.metrics.rouge.tokens import unicode_words
+from seqreg.metrics.rouge.tokens import stem_of, unicode_words
 
 WORDS = """the The of to and a in is it running runs runner ran flies flying happily happiness organization organize
 relational conditional valency digitizer operator feudalism hopefulness formality sensitivity adjustment probate rate
@@ -82,6 +86,36 @@ def test_equal_to_rouge_score_to_the_last_bit(stem: bool) -> None:
     report = ours([one for one, _ in PAIRS], [other for _, other in PAIRS], stem=stem)
     assert_equal(report, theirs(PAIRS, stem), PAIRS)
     assert all(report.scores[kind].shape == (3000, 3) for kind in KINDS)
+
+
+def test_several_references_of_every_sort_are_score_multi_s() -> None:
+    """Unicode, empty texts, lines of all lengths; more pairs than are compared at once."""
+    predictions = [one for one, _ in PAIRS]
+    references = [[PAIRS[(place + step) % 3000][1] for step in range(1 + place % 3)] for place in range(3000)]
+    assert sum(map(len, references)) > score._PAIRS
+    scorer = rouge_scorer.RougeScorer(list(KINDS), use_stemmer=True)
+    scored = [scorer.score_multi(some, one) for some, one in zip(references, predictions, strict=True)]
+    wanted = {kind: [list(map(float, one[kind])) for one in scored] for kind in KINDS}
+    assert_equal(ours(predictions, references), wanted, PAIRS)
+
+
+def test_batches_of_one_pair_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lcs, "_CELLS", 1)
+    monkeypatch.setattr(score, "_PAIRS", 7)
+    pairs = PAIRS[100:500]
+    assert_equal(ours([one for one, _ in pairs], [other for _, other in pairs]), theirs(pairs, True), pairs)
+
+
+def test_words_that_are_not_stemmed_are_their_own_stems() -> None:
+    """Every end of three letters, and pieces of every suffix of nltk's rules."""
+    porter = PorterStemmer()
+    ends = ["".join(letters) for letters in itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=3)]
+    source = random.Random(5)
+    rules = re.findall(r'"([a-z]+)"', inspect.getsource(PorterStemmer))
+    starts = ["".join(source.choice("aeiouybcdlstz9") for _ in range(source.randint(1, 5))) for _ in range(20)]
+    words = ["bat" + end for end in ends] + [start + end for start in starts for end in rules]
+    wrong = [word for word in words if len(word) > 3 and stem_of(word) != porter.stem(word)]
+    assert not wrong
 
 
 TEXTS = st.text(alphabet="ab c\n.X1é", max_size=60)
