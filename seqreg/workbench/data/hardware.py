@@ -1,4 +1,4 @@
-"""What the hardware can compute: half precision, and CPU instructions that are advertised but crash.
+"""What the hardware can compute: half precision, float32 with AVX-512, and instructions that are advertised but crash.
 
     python -m seqreg.workbench.data.hardware    # prints the ONEDNN_MAX_CPU_ISA to set; nothing where none is needed
 
@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from seqreg.errors import BadInput
 from seqreg.workbench.text.atomic_files import write_text
@@ -125,6 +126,52 @@ def check_precision(precision: str) -> None:
     except (RuntimeError, NotImplementedError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
         raise BadInput(f"{refusal} ({reason}): set optimisation.precision=fp32") from None
+
+
+def use_avx512() -> None:
+    """Let oneDNN compute float32 products on AMD's CPUs with AVX-512: MKL stays at AVX2 there, half as fast.
+
+    torch hands float32 products to oneDNN only where it may round to bf16. Without AMX oneDNN has no kernel that does:
+    it computes in float32, and a product is tried to see that. What a user has set in torch stays as it is;
+    ONEDNN_MAX_CPU_ISA=AVX2 leaves the products to MKL.
+    """
+    import torch
+
+    level = os.environ.get(VARIABLE) or os.environ.get("DNNL_MAX_CPU_ISA") or ALL
+    settings: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    if not mkl_stays_at_avx2(_cpu()) or level in ("AVX2", "SSE41") or settings.fp32_precision not in ("none", "ieee"):
+        return
+    before, settings.fp32_precision = settings.fp32_precision, "bf16"
+    if not _computes_float32():
+        settings.fp32_precision = before
+
+
+def mkl_stays_at_avx2(cpu: str) -> bool:
+    """Whether oneDNN has wider instructions for float32 than MKL uses, and none for bf16 that it would take instead.
+
+    Args:
+        cpu: as /proc/cpuinfo describes it
+    """
+    words = set(cpu.split())
+    return {"AuthenticAMD", "avx512f"} <= words and not any(word.startswith("amx") for word in words)
+
+
+def _cpu() -> str:
+    """Maker and flags of the first CPU; "" where the system does not tell."""
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+    except OSError:
+        return ""
+
+
+def _computes_float32() -> bool:
+    """Whether a product of float32 is as near to float64's as float32 is, and not as bf16 is (1,000 times as far)."""
+    import torch
+
+    values = torch.linspace(-100, 100, 128 * 512).sin()
+    left, right = values.view(128, 512), values.view(512, 128)
+    exact = left.double() @ right.double()
+    return bool(((left @ right) - exact).abs().max() < 1e-5 * exact.abs().max())
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ from seqreg.workbench.config.settings import Config, Model
 from seqreg.workbench.data import adapters, weights
 from seqreg.workbench.data.completions import ChatEncoder, PromptEncoder, is_causal
 from seqreg.workbench.data.examples import Example
+from seqreg.workbench.data.hardware import use_avx512
 from seqreg.workbench.data.symbols import symbol_tokenizers
 from seqreg.workbench.data.tokenizers import TARGET, TwoTokenizers, train_tokenizer
 
@@ -109,6 +110,7 @@ def load_model(config: Config, card: Card, tokenizer: Any, *, trust: bool = Fals
         trust: run the code that a model brings along; only a person at the command line can say so
         trained: it was trained for this task, so its head is stored too, and is never drawn anew
     """
+    use_avx512()
     generates = card.kind == "generation"
     labels = {} if generates else _labels(card)
     if config.model.name is None:

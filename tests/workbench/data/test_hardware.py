@@ -6,9 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from seqreg.errors import BadInput
 from seqreg.workbench.data import hardware
@@ -101,3 +104,68 @@ def test_b3_bf16_on_the_command_line(tmp_path: Path) -> None:
     half = run(*words, "optimisation.precision=bf16", environment=environment, cwd=tmp_path)
     assert half.returncode == 0, half.stderr
     assert half.stderr.count(LINE.format("AVX512_CORE_BF16")) == 1
+
+
+@pytest.mark.parametrize(
+    ("cpu", "used"),
+    [
+        ("vendor_id : AuthenticAMD\nflags : fma avx2 avx512f avx512_bf16", True),
+        ("vendor_id : AuthenticAMD\nflags : fma avx2", False),
+        ("vendor_id : GenuineIntel\nflags : fma avx2 avx512f", False),  # MKL has AVX-512 there
+        ("vendor_id : AuthenticAMD\nflags : fma avx2 avx512f amx_bf16 amx_tile", False),  # oneDNN would round to bf16
+        ("", False),
+    ],
+)
+def test_where_onednn_has_wider_instructions_than_mkl(cpu: str, used: bool) -> None:
+    assert hardware.mkl_stays_at_avx2(cpu) == used
+
+
+AMD = "vendor_id : AuthenticAMD\nflags : avx512f"
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """torch's setting of float32 products, on a machine that says it is AMD's."""
+    monkeypatch.setattr(hardware, "_cpu", lambda: AMD)
+    monkeypatch.delenv(hardware.VARIABLE, raising=False)
+    settings = torch.backends.mkldnn.matmul
+    before, settings.fp32_precision = settings.fp32_precision, "none"
+    yield settings
+    settings.fp32_precision = before
+
+
+def test_products_go_to_onednn_where_it_computes_float32(products: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "_computes_float32", lambda: True)
+    hardware.use_avx512()
+    assert products.fp32_precision == "bf16"
+
+
+def test_products_that_are_rounded_stay_with_mkl(products: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "_computes_float32", lambda: False)
+    hardware.use_avx512()
+    assert products.fp32_precision == "none"
+
+
+@pytest.mark.parametrize("level", ["AVX2", "SSE41"])
+def test_a_level_below_avx512_leaves_products_to_mkl(
+    products: Any, monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    monkeypatch.setenv(hardware.VARIABLE, level)
+    hardware.use_avx512()
+    assert products.fp32_precision == "none"
+
+
+def test_what_a_user_has_set_in_torch_stays(products: Any) -> None:
+    products.fp32_precision = "tf32"
+    hardware.use_avx512()
+    assert products.fp32_precision == "tf32"
+
+
+def test_a_product_of_bf16_is_not_taken_for_one_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hardware._computes_float32()
+    matmul = torch.Tensor.__matmul__
+    rounded = lambda left, right: matmul(left.bfloat16(), right.bfloat16()).to(left.dtype)  # noqa: E731
+    monkeypatch.setattr(
+        torch.Tensor, "__matmul__", lambda a, b: matmul(a, b) if a.dtype == torch.double else rounded(a, b)
+    )
+    assert not hardware._computes_float32()
