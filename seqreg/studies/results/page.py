@@ -246,7 +246,12 @@ def means_table(means: Mapping[str, Sequence[MethodMean]]) -> Table:
 
 
 def _number(value: float) -> str:
-    """Two decimals for a percentage, three digits for something small."""
+    """Two decimals for a percentage, three digits for something small; what rounding leaves of 0 is 0.
+
+    >>> _number(-1.4e-14), _number(0.0162), _number(71.849)
+    ('0', '0.0162', '71.85')
+    """
+    value = round(value, 9) or 0.0  # no -0
     return f"{value:.2f}" if abs(value) >= 1 else f"{value:.3g}"
 
 
