@@ -110,7 +110,6 @@ def load_model(config: Config, card: Card, tokenizer: Any, *, trust: bool = Fals
         trust: run the code that a model brings along; only a person at the command line can say so
         trained: it was trained for this task, so its head is stored too, and is never drawn anew
     """
-    use_avx512()
     generates = card.kind == "generation"
     labels = {} if generates else _labels(card)
     if config.model.name is None:
@@ -225,6 +224,7 @@ def loaded(auto: Any, name: str, trust: bool, config: Any, *, new_head: bool) ->
     _check_stored(name, config)
     _check_generation(name)
     settings: dict[str, Any] = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    use_avx512()
     model, report = fetched(auto, name, "model", trust, config=config, **settings)
     _check_saves(name, model)
     _drawn[model] = frozenset(weights.check_loaded(model, report, name, new_head=new_head))
@@ -294,6 +294,7 @@ def _from_scratch(config: Config, card: Card, tokenizer: Any, labels: Mapping[st
     _check_kind(name, f"model.architecture={name}", card)
     try:
         auto = _auto(card, name in auto_models.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
+        use_avx512()
         model = auto.from_config(_fresh_config(config, tokenizer, labels))
         if card.kind == "generation":
             _forbid_special(model, tokenizer)

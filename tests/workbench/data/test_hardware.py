@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from seqreg.errors import BadInput
-from seqreg.workbench.data import hardware
+from seqreg.workbench.data import hardware, models
 
 ROOT = Path(__file__).parents[3]
 LINE = (
@@ -169,3 +170,15 @@ def test_a_product_of_bf16_is_not_taken_for_one_of_float32(monkeypatch: pytest.M
         torch.Tensor, "__matmul__", lambda a, b: matmul(a, b) if a.dtype == torch.double else rounded(a, b)
     )
     assert not hardware._computes_float32()
+
+
+def test_a_model_that_is_made_or_loaded_settles_the_products(
+    products: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(hardware, "_computes_float32", lambda: True)
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
+    )
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    models.loaded(transformers.AutoModel, str(tmp_path), False, config, new_head=True)
+    assert products.fp32_precision == "bf16"
