@@ -210,6 +210,12 @@ def test_a_page_is_refused_when_the_file_is_not_what_was_run(tmp_path: Path) -> 
     for key, value in others.items():
         with pytest.raises(BadInput, match=rf"toy.yaml: {key}: not what was run"):
             page.check_unchanged(archive, study_file.parse({**values, key: value}, "here"))
+    file = {"to": "a.tsv", "source": "{data}/a.tsv"}
+    page.check_unchanged(archive, study_file.parse({**values, "files": [file]}, "here"))  # steps to come may need more
+    with_file = replace(archive, study={**values, "files": [file]})
+    for changed in ([], [{**file, "source": "{data}/b.tsv"}]):
+        with pytest.raises(BadInput, match=r"toy.yaml: files: not what was run"):
+            page.check_unchanged(with_file, study_file.parse({**values, "files": changed}, "here"))
     not_run = archived.Archive("toy", "small", values, {name: archived.ArchivedStep()})
     page.check_unchanged(not_run, study_file.parse({**values, "steps": others["steps"]}, "here"))
 

@@ -69,8 +69,10 @@ def check_unchanged(archive: Archive, study: Study) -> None:
 
 
 def _fixed(study: Study, archive: Archive) -> dict[str, Any]:
-    """What must not change once steps of a study were run: all but words, measured minutes, other sizes and steps."""
+    """What must not change once steps of a study were run: all but words, minutes, and other sizes, steps and files."""
     fixed, size, done = study.model_dump(exclude={*PROSE, "sizes"}), archive.size, archive.done()
+    then = {file.to for file in archive.parsed().files}
+    fixed["files"] = [file for file in fixed["files"] if file["to"] in then]
     fixed["steps"] = [step for step in fixed["steps"] if step["name"] in done]
     for step in fixed["steps"]:
         own = step.pop("sizes").get(size, {})
