@@ -138,12 +138,15 @@ def use_avx512() -> None:
     import torch
 
     level = os.environ.get(VARIABLE) or os.environ.get("DNNL_MAX_CPU_ISA") or ALL
-    settings: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    if not mkl_stays_at_avx2(_cpu()) or level in ("AVX2", "SSE41") or settings.fp32_precision not in ("none", "ieee"):
+    if level in ("AVX2", "SSE41") or not mkl_stays_at_avx2(_cpu()) or torch.accelerator.is_available():
         return
-    before, settings.fp32_precision = settings.fp32_precision, "bf16"
+    settings: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    if settings.fp32_precision not in ("none", "ieee"):
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")  # of `settings` alone, and torch could no longer tell its precision
     if not _computes_float32():
-        settings.fp32_precision = before
+        torch.set_float32_matmul_precision(before)
 
 
 def mkl_stays_at_avx2(cpu: str) -> bool:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -125,41 +124,53 @@ AMD = "vendor_id : AuthenticAMD\nflags : avx512f"
 
 
 @pytest.fixture
-def products(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """torch's setting of float32 products, on a machine that says it is AMD's."""
+def highest(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """torch as it is when it starts, on a machine that says it is AMD's."""
     monkeypatch.setattr(hardware, "_cpu", lambda: AMD)
-    monkeypatch.delenv(hardware.VARIABLE, raising=False)
-    settings = torch.backends.mkldnn.matmul
-    before, settings.fp32_precision = settings.fp32_precision, "none"
-    yield settings
-    settings.fp32_precision = before
-
-
-def test_products_go_to_onednn_where_it_computes_float32(products: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "_computes_float32", lambda: True)
+    monkeypatch.delenv(hardware.VARIABLE, raising=False)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.usefixtures("highest")
+def test_products_go_to_onednn_where_it_computes_float32() -> None:
     hardware.use_avx512()
-    assert products.fp32_precision == "bf16"
+    hardware.use_avx512()
+    assert torch.get_float32_matmul_precision() == "medium"
+    assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
 
 
-def test_products_that_are_rounded_stay_with_mkl(products: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("highest")
+def test_products_that_are_rounded_stay_with_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "_computes_float32", lambda: False)
     hardware.use_avx512()
-    assert products.fp32_precision == "none"
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"
 
 
+@pytest.mark.usefixtures("highest")
 @pytest.mark.parametrize("level", ["AVX2", "SSE41"])
-def test_a_level_below_avx512_leaves_products_to_mkl(
-    products: Any, monkeypatch: pytest.MonkeyPatch, level: str
-) -> None:
+def test_a_level_below_avx512_leaves_products_to_mkl(monkeypatch: pytest.MonkeyPatch, level: str) -> None:
     monkeypatch.setenv(hardware.VARIABLE, level)
     hardware.use_avx512()
-    assert products.fp32_precision == "none"
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
-def test_what_a_user_has_set_in_torch_stays(products: Any) -> None:
-    products.fp32_precision = "tf32"
+@pytest.mark.usefixtures("highest")
+def test_what_a_user_has_set_in_torch_stays() -> None:
+    torch.backends.mkldnn.matmul.fp32_precision = "tf32"
     hardware.use_avx512()
-    assert products.fp32_precision == "tf32"
+    assert torch.backends.mkldnn.matmul.fp32_precision == "tf32"
+
+
+@pytest.mark.usefixtures("highest")
+def test_beside_a_gpu_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)  # its precision would change too
+    hardware.use_avx512()
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_a_product_of_bf16_is_not_taken_for_one_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,13 +183,11 @@ def test_a_product_of_bf16_is_not_taken_for_one_of_float32(monkeypatch: pytest.M
     assert not hardware._computes_float32()
 
 
-def test_a_model_that_is_made_or_loaded_settles_the_products(
-    products: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(hardware, "_computes_float32", lambda: True)
+@pytest.mark.usefixtures("highest")
+def test_a_model_that_is_loaded_settles_the_products(tmp_path: Path) -> None:
     config = transformers.BertConfig(
         vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
     )
     transformers.BertModel(config).save_pretrained(tmp_path)
     models.loaded(transformers.AutoModel, str(tmp_path), False, config, new_head=True)
-    assert products.fp32_precision == "bf16"
+    assert torch.get_float32_matmul_precision() == "medium"
