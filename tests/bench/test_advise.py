@@ -15,6 +15,7 @@ from seqreg.bench.sample_batch import kind_of
 from seqreg.build import build_term, term_names
 from seqreg.integrations.hf import context
 from seqreg.terms.anchor import Anchor
+from seqreg.terms.jachess import JacHess
 from seqreg.terms.r3f import R3F
 from seqreg.terms.rdrop import RDrop
 from seqreg.workbench.config import run_config
@@ -61,6 +62,15 @@ def test_looking_changes_nothing_and_values_are_those_of_the_criterion() -> None
     assert by_name["relative"].value == pytest.approx(by_name["relative"].part_over_base * found.base_loss / 0.1)
     assert all((term.seconds or 0) > 0 for term in found.terms)
     assert "scale=0.1 with relative=True" in by_name["r3f"].note
+
+
+def test_a_term_that_does_not_count_on_the_batch_is_refused() -> None:
+    chosen = {"off": R3F(weight=0.0), "unlabelled": JacHess(mode="alternate")}
+    found = examine(tiny_models.make("roberta"), tiny_models.batch("roberta"), chosen, repeats=1)
+    assert [term.verdict for term in found.terms] == ["refused", "refused"]
+    assert [term.note.partition(",")[0] for term in found.terms] == [
+        "its weight is 0 at step 0", "it counts on unlabelled data alone",
+    ]  # fmt: skip
 
 
 def test_noise_and_dropout_are_told_apart(tmp_path: Path) -> None:
