@@ -11,7 +11,7 @@ import torch
 
 from seqreg import Criterion
 from seqreg.bench.advise import dropout_rates, examine
-from seqreg.bench.sample_batch import kind_of
+from seqreg.bench.sample_batch import batch, kind_of
 from seqreg.build import build_term, term_names
 from seqreg.integrations.hf import context
 from seqreg.terms.anchor import Anchor
@@ -118,6 +118,14 @@ def test_recipes_of_terms_have_settings_for_causal_models() -> None:
         rdrop = run_config.resolve("gigaword", variants=["smollm2"], terms=["rdrop"], overrides=overrides)
         assert getattr(rdrop.config.model.lora, "lora_dropout", None) == rate
     assert run_config.resolve("sft", variants=["tiny"], terms=["rdrop"]).config.model.lora is None
+
+
+def test_a_file_is_asked_by_the_prompt_of_its_card(tmp_path: Path) -> None:
+    tokenizer, file = tiny_tokenizer.tokenizer(), tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps({"prompt": "the cat", "completion": "a dog"}) + "\n")
+    model = tiny_models.make("llama", vocab_size=len(tokenizer), max_position_embeddings=256)
+    (ids,) = batch(model, tokenizer, "causal", 1, file, "sft")["input_ids"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "the cat a dog"
 
 
 @pytest.mark.parametrize(("name", "kind"), [("llama", "causal"), ("bart", "seq2seq"), ("roberta", "classifier")])
