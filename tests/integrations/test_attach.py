@@ -139,21 +139,39 @@ def test_a_class_that_cannot_hand_the_criterion_on_is_refused(tmp_path: Path) ->
         def __init__(self, model: Any, args: Any, train_dataset: Any) -> None:
             super().__init__(model, args, train_dataset=train_dataset)
 
-    class Mixed(Doubling, transformers.Seq2SeqTrainer):  # type: ignore[misc]
-        """Right above it is a class of transformers with a list of parameters of its own."""
+    class Behind(transformers.Seq2SeqTrainer, Doubling):  # type: ignore[misc]
+        """Before the class with a loss is one of transformers with a list of parameters of its own."""
 
-    for cls, named in ((Fixed, "Fixed"), (Mixed, "Seq2SeqTrainer")):
+    for cls, named in ((Fixed, "Fixed"), (Behind, "Seq2SeqTrainer")):
         with pytest.raises(
             BadInput, match=rf"^{named}.__init__ takes no criterion= .* attach\(trainer, criterion, own_l"
         ):
             regularized(cls, own_loss="call")
         assert issubclass(regularized(cls, own_loss="replace"), cls)
-    assert isinstance(attach(made("bart", tmp_path, cls=Mixed), Criterion(), own_loss="call"), Mixed)
+    assert isinstance(attach(made("bart", tmp_path, cls=Behind), Criterion(), own_loss="call"), Behind)
     one = made("roberta", tmp_path)
     again = regularized(Doubling, own_loss="call")(
         one.model, one.args, train_dataset=one.train_dataset, criterion=Criterion()
     )
     assert isinstance(again, Doubling)
+
+
+def test_a_loss_that_is_called_is_also_the_one_beside_generated_text(tmp_path: Path) -> None:
+    class Mixed(Doubling, transformers.Seq2SeqTrainer):  # type: ignore[misc]
+        pass
+
+    settings: dict[str, Any] = {"predict_with_generate": True, "generation_max_length": 6}
+    criterion = Criterion(label_smoothing=0.1)
+    plain, one = made("bart", tmp_path, **settings), made("bart", tmp_path, cls=Mixed, **settings)
+    again = regularized(Mixed, own_loss="call")(
+        one.model, one.args, train_dataset=one.train_dataset, eval_dataset=one.eval_dataset, criterion=criterion
+    )
+    found = []
+    for ours in (attach(plain, criterion), attach(one, criterion, own_loss="call"), again):
+        ours.compute_metrics = lambda output: {"dimensions": output.predictions.ndim}
+        found.append(ours.evaluate())
+    assert {row["eval_dimensions"] for row in found} == {2}  # ids, not logits
+    assert [row["eval_loss"] / found[0]["eval_loss"] for row in found] == pytest.approx([1, 2, 2])
 
 
 def test_what_cannot_work_is_refused_in_one_line(tmp_path: Path) -> None:
