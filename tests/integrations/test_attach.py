@@ -174,6 +174,20 @@ def test_a_loss_that_is_called_is_also_the_one_beside_generated_text(tmp_path: P
     assert [row["eval_loss"] / found[0]["eval_loss"] for row in found] == pytest.approx([1, 2, 2])
 
 
+def test_evaluation_with_the_kernels_of_liger(tmp_path: Path, monkeypatch: Any) -> None:
+    """The forward that they put into a model raises where it is to skip the logits and has no labels."""
+    one = attach(made("llama", tmp_path), Criterion())
+    expected, forward = one.evaluate()["eval_loss"], one.model.forward
+
+    def of_liger(*args: Any, skip_logits: bool | None = None, **inputs: Any) -> Any:
+        assert not skip_logits or "labels" in inputs
+        return forward(*args, **inputs)
+
+    monkeypatch.setattr(one.model, "forward", of_liger)
+    one.args.use_liger_kernel = True
+    assert one.evaluate()["eval_loss"] == expected
+
+
 def test_what_cannot_work_is_refused_in_one_line(tmp_path: Path) -> None:
     for name in ("DPOTrainer", "RewardTrainer", "GRPOTrainer", "GKDTrainer", "SentenceTransformerTrainer"):
         cls = type(name, (transformers.Trainer,), {"__module__": "elsewhere"})

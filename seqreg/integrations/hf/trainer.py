@@ -215,6 +215,8 @@ class RegularizedTrainer(Trainer):
         self, model: nn.Module, inputs: Mapping[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         step_count = num_items_in_batch if isinstance(num_items_in_batch, Count) else None
+        if "skip_logits" in inputs:  # which Trainer asks of Liger's kernels, whose loss is not computed here
+            inputs = {key: value for key, value in inputs.items() if key != "skip_logits"}
         if model.training:
             check_engine(model, self._asked_for_fsdp)
         report, ctx = self.report(model, inputs, step_count, outputs=return_outputs)
