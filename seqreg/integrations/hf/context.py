@@ -73,6 +73,8 @@ class HFForward(Forward):
         self.kept_inputs: dict[tuple[str, Point], LayerInput] = {}
         self.adapted = reference.adapted(model)
         self.adapters = self.adapted is not None
+        if task in ("causal", "tokens"):
+            reference.check_no_virtual_tokens(self.adapted)
         possible = task == "seq2seq" and model is module and not self.packed and not self.recomputes
         self.reuse = (
             EncoderReuse.of(module, self.stacks) if possible and not self.drops_layers and self.shards is None else None
