@@ -344,7 +344,8 @@ def context(
     if unlabelled:
         return _unlabelled(model, batch, step, count)
     labels = labels_of(batch)
-    hf.check_loss(module)
+    if loss is None:
+        hf.check_loss(module)
     kind = _kind(labels, module, task, own=loss is not None)
     labels = _checked(labels, batch, module, task, kind)
     inputs = {key: value for key, value in batch.items() if key != "labels"}
