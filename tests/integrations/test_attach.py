@@ -87,13 +87,15 @@ def test_an_attached_trainer_is_one_with_a_criterion(model: str, tmp_path: Path)
     assert whole.evaluate()["eval_loss"] == expected.evaluate()["eval_loss"]
 
 
-def test_gradient_does_not_depend_on_accumulation(tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("cls", [None, "Forgetful"])
+def test_gradient_does_not_depend_on_accumulation(cls: str | None, tmp_path: Path, monkeypatch: Any) -> None:
     fixed_noise(monkeypatch)
-    found = {}
+    found, own = {}, {"cls": globals()[cls]} if cls else {}
     for accumulate in (1, 4):
         net = tiny_models.dropout_off(tiny_models.make("gpt2"))
         settings = {"gradient_accumulation_steps": accumulate, "per_device_train_batch_size": 8 // accumulate}
-        one = attach(made("gpt2", tmp_path, net=net, max_steps=1, **settings), Criterion(R3F(scale=0.1)))
+        one = made("gpt2", tmp_path, net=net, max_steps=1, **own, **settings)
+        attach(one, Criterion(R3F(scale=0.1)), own_loss="call")
         one.add_callback(gradients := Gradients())
         one.train()
         found[accumulate] = gradients.steps[0]
@@ -106,6 +108,13 @@ class Doubling(transformers.Trainer):  # type: ignore[misc]
     def compute_loss(self, *args: Any, **options: Any) -> Any:
         loss = super().compute_loss(*args, **options)
         return 2 * loss
+
+
+class Forgetful(transformers.Trainer):  # type: ignore[misc]
+    """A class of before `num_items_in_batch`, which it does not hand on."""
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+        return super().compute_loss(model, inputs, return_outputs)
 
 
 class Unrelated(transformers.Trainer):  # type: ignore[misc]

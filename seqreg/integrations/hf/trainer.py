@@ -128,6 +128,8 @@ class RegularizedTrainer(Trainer):
         self._diagnostics: dict[str, float] = {}
         self._measured_at = -1
         self._is_sft = replace_sft_loss(self)
+        self.step_count: Count | None = None
+        """What the present step averages over."""
         self.unlearnable = False
         """Whether no example of the present step has a label."""
         self.losses_of_step = 0
@@ -182,6 +184,7 @@ class RegularizedTrainer(Trainer):
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[Any, Any]:
         samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         step_count = count(self.model, samples, build_context=self.build_context) if samples else None
+        self.step_count = step_count
         self.unlearnable, self.losses_of_step = step_count is not None and step_count.labels == 0, 0
         if self.unlearnable:
             self._check_some_label()
@@ -215,6 +218,8 @@ class RegularizedTrainer(Trainer):
         self, model: nn.Module, inputs: Mapping[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         step_count = num_items_in_batch if isinstance(num_items_in_batch, Count) else None
+        if step_count is None and model.training and self.is_in_train:
+            step_count = self.step_count  # which a compute_loss of its own need not hand on
         if "skip_logits" in inputs:  # which Trainer asks of Liger's kernels, whose loss is not computed here
             inputs = {key: value for key, value in inputs.items() if key != "skip_logits"}
         if model.training:
