@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,16 @@ def test_a_loss_that_is_called_is_also_the_one_beside_generated_text(tmp_path: P
         found.append(ours.evaluate())
     assert {row["eval_dimensions"] for row in found} == {2}  # ids, not logits
     assert [row["eval_loss"] / found[0]["eval_loss"] for row in found] == pytest.approx([1, 2, 2])
+
+
+def test_evaluation_averages_over_the_labels_of_all_ranks(tmp_path: Path, monkeypatch: Any) -> None:
+    """As Trainer's own: the mean over ranks of sum / labels of all * ranks is the mean over all labels."""
+    one = attach(made("llama", tmp_path), Criterion())
+    expected = one.evaluate()["eval_loss"]
+    labels = int((tiny_models.batch("llama", rows=8)["labels"][:, 1:] != -100).sum())
+    monkeypatch.setattr(importlib.import_module("seqreg.integrations.hf.context"), "world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda totals: totals.add_(3 * labels))  # of the other rank
+    assert one.evaluate()["eval_loss"] == pytest.approx(expected * 2 / 4, rel=1e-6)
 
 
 def test_evaluation_with_the_kernels_of_liger(tmp_path: Path, monkeypatch: Any) -> None:

@@ -222,11 +222,13 @@ class RegularizedTrainer(Trainer):
     def compute_loss(
         self, model: nn.Module, inputs: Mapping[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
+        if "skip_logits" in inputs:  # which Trainer asks of Liger's kernels, whose loss is not computed here
+            inputs = {key: value for key, value in inputs.items() if key != "skip_logits"}
         step_count = num_items_in_batch if isinstance(num_items_in_batch, Count) else None
         if step_count is None and model.training and self.is_in_train:
             step_count = self.step_count  # which a compute_loss of its own need not hand on
-        if "skip_logits" in inputs:  # which Trainer asks of Liger's kernels, whose loss is not computed here
-            inputs = {key: value for key, value in inputs.items() if key != "skip_logits"}
+        elif step_count is None and num_items_in_batch is not None and self.args.average_tokens_across_devices:
+            step_count = count(self.model, [inputs], build_context=self.build_context)  # of an evaluation
         if model.training:
             check_engine(model, self._asked_for_fsdp)
         report, ctx = self.report(model, inputs, step_count, outputs=return_outputs)
