@@ -178,6 +178,9 @@ def _advice(
         warnings.simplefilter("always")
         try:
             report, seconds = _timed(model, batch, criterion, repeats)
+            if term.name not in report.parts:
+                why = "it counts on unlabelled data alone" if term.needs_unlabelled else "its weight is 0 at step 0"
+                raise BadInput(f"{why}, so there is nothing to measure")
             sources = _sources(model, batch, term)
         except BadInput as error:
             return TermAdvice(name, "refused", note=str(error))

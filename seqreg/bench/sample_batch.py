@@ -19,6 +19,7 @@ from seqreg.workbench.data.examples import Example
 
 ModelKind = Literal["seq2seq", "causal", "classifier"]
 PROMPT = "{source}\nTL;DR: "
+"""Of causal models, where the card of the task has none."""
 SOURCE, TARGET = 128, 32
 """Tokens of a text; fewer where the model has no positions for them."""
 _SPECIAL = 16
@@ -72,8 +73,8 @@ def batch(
 ) -> dict[str, Any]:  # fmt: skip
     """The first examples of a file, by the card of a task, or generated news without one; classes are made up then."""
     examples = _news(size) if file is None else _first(file, task, kind, size, delimiter)
-    prompt = PROMPT if kind == "causal" else None
-    rows = [_row(example, place, model, tokenizer, kind) for place, example in enumerate(examples)]
+    prompt = (cards.load(task)[0].prompt or PROMPT) if kind == "causal" else None
+    rows = [_row(example, place, model, tokenizer, kind, prompt) for place, example in enumerate(examples)]
     made = collator(tokenizer, "classification" if kind == "classifier" else "generation", prompt)(rows)
     return {key: value.to(model.device) for key, value in made.items()}
 
@@ -89,7 +90,9 @@ def _first(file: Path, task: str, kind: ModelKind, size: int, delimiter: str | N
     return loading.read_file(card, file, Data(delimiter=delimiter))[:size]
 
 
-def _row(example: Example, place: int, model: Any, tokenizer: Any, kind: ModelKind) -> dict[str, Any]:
+def _row(
+    example: Example, place: int, model: Any, tokenizer: Any, kind: ModelKind, prompt: str | None
+) -> dict[str, Any]:
     positions = getattr(model.config, "max_position_embeddings", None) or SOURCE + TARGET + _SPECIAL
     target_limit = min(TARGET, positions // 4)
     source_limit = min(SOURCE, positions - target_limit - _SPECIAL)
@@ -98,8 +101,8 @@ def _row(example: Example, place: int, model: Any, tokenizer: Any, kind: ModelKi
             raise BadInput("--data: the examples are chats, which are for causal language models: give texts")
         chats = ChatEncoder(tokenizer, source_limit, target_limit)
         return features(chats.prompt(example.chat), chats.completion(example.chat, example.target or "")[0])
-    if kind == "causal":
-        encoder = PromptEncoder(tokenizer, PROMPT, source_limit, target_limit)
+    if prompt is not None:
+        encoder = PromptEncoder(tokenizer, prompt, source_limit, target_limit)
         return features(encoder.prompt(example.source), encoder.completion(example.target or "")[0])
     row = dict(tokenizer(example.source, example.second, truncation=True, max_length=source_limit))
     if kind == "seq2seq":

@@ -11,10 +11,11 @@ import torch
 
 from seqreg import Criterion
 from seqreg.bench.advise import dropout_rates, examine
-from seqreg.bench.sample_batch import kind_of
+from seqreg.bench.sample_batch import batch, kind_of
 from seqreg.build import build_term, term_names
 from seqreg.integrations.hf import context
 from seqreg.terms.anchor import Anchor
+from seqreg.terms.jachess import JacHess
 from seqreg.terms.r3f import R3F
 from seqreg.terms.rdrop import RDrop
 from seqreg.workbench.config import run_config
@@ -63,6 +64,15 @@ def test_looking_changes_nothing_and_values_are_those_of_the_criterion() -> None
     assert "scale=0.1 with relative=True" in by_name["r3f"].note
 
 
+def test_a_term_that_does_not_count_on_the_batch_is_refused() -> None:
+    chosen = {"off": R3F(weight=0.0), "unlabelled": JacHess(mode="alternate")}
+    found = examine(tiny_models.make("roberta"), tiny_models.batch("roberta"), chosen, repeats=1)
+    assert [term.verdict for term in found.terms] == ["refused", "refused"]
+    assert [term.note.partition(",")[0] for term in found.terms] == [
+        "its weight is 0 at step 0", "it counts on unlabelled data alone",
+    ]  # fmt: skip
+
+
 def test_noise_and_dropout_are_told_apart(tmp_path: Path) -> None:
     chosen = {"tiny": R3F(scale=1e-6), "none": R3F(scale=0.0), "large": R3F(scale=1.0), "shared": R3F(dropout="shared")}
     found = examine(tiny_models.make("roberta"), tiny_models.batch("roberta"), chosen, repeats=1)
@@ -108,6 +118,14 @@ def test_recipes_of_terms_have_settings_for_causal_models() -> None:
         rdrop = run_config.resolve("gigaword", variants=["smollm2"], terms=["rdrop"], overrides=overrides)
         assert getattr(rdrop.config.model.lora, "lora_dropout", None) == rate
     assert run_config.resolve("sft", variants=["tiny"], terms=["rdrop"]).config.model.lora is None
+
+
+def test_a_file_is_asked_by_the_prompt_of_its_card(tmp_path: Path) -> None:
+    tokenizer, file = tiny_tokenizer.tokenizer(), tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps({"prompt": "the cat", "completion": "a dog"}) + "\n")
+    model = tiny_models.make("llama", vocab_size=len(tokenizer), max_position_embeddings=256)
+    (ids,) = batch(model, tokenizer, "causal", 1, file, "sft")["input_ids"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "the cat a dog"
 
 
 @pytest.mark.parametrize(("name", "kind"), [("llama", "causal"), ("bart", "seq2seq"), ("roberta", "classifier")])

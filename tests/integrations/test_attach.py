@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +88,15 @@ def test_an_attached_trainer_is_one_with_a_criterion(model: str, tmp_path: Path)
     assert whole.evaluate()["eval_loss"] == expected.evaluate()["eval_loss"]
 
 
-def test_gradient_does_not_depend_on_accumulation(tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("cls", [None, "Forgetful"])
+def test_gradient_does_not_depend_on_accumulation(cls: str | None, tmp_path: Path, monkeypatch: Any) -> None:
     fixed_noise(monkeypatch)
-    found = {}
+    found, own = {}, {"cls": globals()[cls]} if cls else {}
     for accumulate in (1, 4):
         net = tiny_models.dropout_off(tiny_models.make("gpt2"))
         settings = {"gradient_accumulation_steps": accumulate, "per_device_train_batch_size": 8 // accumulate}
-        one = attach(made("gpt2", tmp_path, net=net, max_steps=1, **settings), Criterion(R3F(scale=0.1)))
+        one = made("gpt2", tmp_path, net=net, max_steps=1, **own, **settings)
+        attach(one, Criterion(R3F(scale=0.1)), own_loss="call")
         one.add_callback(gradients := Gradients())
         one.train()
         found[accumulate] = gradients.steps[0]
@@ -106,6 +109,13 @@ class Doubling(transformers.Trainer):  # type: ignore[misc]
     def compute_loss(self, *args: Any, **options: Any) -> Any:
         loss = super().compute_loss(*args, **options)
         return 2 * loss
+
+
+class Forgetful(transformers.Trainer):  # type: ignore[misc]
+    """A class of before `num_items_in_batch`, which it does not hand on."""
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+        return super().compute_loss(model, inputs, return_outputs)
 
 
 class Unrelated(transformers.Trainer):  # type: ignore[misc]
@@ -139,21 +149,63 @@ def test_a_class_that_cannot_hand_the_criterion_on_is_refused(tmp_path: Path) ->
         def __init__(self, model: Any, args: Any, train_dataset: Any) -> None:
             super().__init__(model, args, train_dataset=train_dataset)
 
-    class Mixed(Doubling, transformers.Seq2SeqTrainer):  # type: ignore[misc]
-        """Right above it is a class of transformers with a list of parameters of its own."""
+    class Behind(transformers.Seq2SeqTrainer, Doubling):  # type: ignore[misc]
+        """Before the class with a loss is one of transformers with a list of parameters of its own."""
 
-    for cls, named in ((Fixed, "Fixed"), (Mixed, "Seq2SeqTrainer")):
+    for cls, named in ((Fixed, "Fixed"), (Behind, "Seq2SeqTrainer")):
         with pytest.raises(
             BadInput, match=rf"^{named}.__init__ takes no criterion= .* attach\(trainer, criterion, own_l"
         ):
             regularized(cls, own_loss="call")
         assert issubclass(regularized(cls, own_loss="replace"), cls)
-    assert isinstance(attach(made("bart", tmp_path, cls=Mixed), Criterion(), own_loss="call"), Mixed)
+    assert isinstance(attach(made("bart", tmp_path, cls=Behind), Criterion(), own_loss="call"), Behind)
     one = made("roberta", tmp_path)
     again = regularized(Doubling, own_loss="call")(
         one.model, one.args, train_dataset=one.train_dataset, criterion=Criterion()
     )
     assert isinstance(again, Doubling)
+
+
+def test_a_loss_that_is_called_is_also_the_one_beside_generated_text(tmp_path: Path) -> None:
+    class Mixed(Doubling, transformers.Seq2SeqTrainer):  # type: ignore[misc]
+        pass
+
+    settings: dict[str, Any] = {"predict_with_generate": True, "generation_max_length": 6}
+    criterion = Criterion(label_smoothing=0.1)
+    plain, one = made("bart", tmp_path, **settings), made("bart", tmp_path, cls=Mixed, **settings)
+    again = regularized(Mixed, own_loss="call")(
+        one.model, one.args, train_dataset=one.train_dataset, eval_dataset=one.eval_dataset, criterion=criterion
+    )
+    found = []
+    for ours in (attach(plain, criterion), attach(one, criterion, own_loss="call"), again):
+        ours.compute_metrics = lambda output: {"dimensions": output.predictions.ndim}
+        found.append(ours.evaluate())
+    assert {row["eval_dimensions"] for row in found} == {2}  # ids, not logits
+    assert [row["eval_loss"] / found[0]["eval_loss"] for row in found] == pytest.approx([1, 2, 2])
+
+
+def test_evaluation_averages_over_the_labels_of_all_ranks(tmp_path: Path, monkeypatch: Any) -> None:
+    """As Trainer's own: the mean over ranks of sum / labels of all * ranks is the mean over all labels."""
+    one = attach(made("llama", tmp_path), Criterion())
+    expected = one.evaluate()["eval_loss"]
+    labels = int((tiny_models.batch("llama", rows=8)["labels"][:, 1:] != -100).sum())
+    monkeypatch.setattr(importlib.import_module("seqreg.integrations.hf.context"), "world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda totals: totals.add_(3 * labels))  # of the other rank
+    assert one.evaluate()["eval_loss"] == pytest.approx(expected * 2 / 4, rel=1e-6)
+
+
+def test_evaluation_with_the_kernels_of_liger(tmp_path: Path, monkeypatch: Any) -> None:
+    """The forward that they put into a model raises where it is to skip the logits and has no labels."""
+    one = attach(made("llama", tmp_path), Criterion())
+    expected, forward = one.evaluate()["eval_loss"], one.model.forward
+
+    def of_liger(*args: Any, skip_logits: bool | None = None, **inputs: Any) -> Any:
+        assert not skip_logits or "labels" in inputs
+        return forward(*args, **inputs)
+
+    monkeypatch.setattr(one.model, "forward", of_liger)
+    one.args.use_liger_kernel = True
+    assert one.evaluate()["eval_loss"] == expected
 
 
 def test_what_cannot_work_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import transformers
 from torch import Tensor
 
 from seqreg import BadInput, Cost, Count, Criterion, Evaluation, Perturbation, Term
+from seqreg.errors import Advice
 from seqreg.integrations.hf import context, count
 from seqreg.integrations.hf.context import HFForward
 from seqreg.integrations.hf.model import decoder_inputs, task_of
@@ -33,6 +34,26 @@ def test_tasks() -> None:
         task_of(tiny_models.make("bart").model)
     with pytest.raises(BadInput, match="Linear is not a transformers model"):
         context(torch.nn.Linear(2, 2), {})
+
+
+def test_a_loss_that_was_put_into_the_model_is_not_dropped_silently() -> None:
+    class Adding(transformers.LlamaForCausalLM):  # type: ignore[misc]
+        def forward(self, *args: Any, **inputs: Any) -> Any:
+            output = super().forward(*args, **inputs)
+            output.loss = None if output.loss is None else output.loss + output.logits.square().mean()
+            return output
+
+    net, batch = tiny_models.make("llama"), tiny_models.batch("llama")
+    with pytest.warns(Advice, match="^Adding has a forward of its own: what it adds to the loss of LlamaForCausalLM"):
+        context(Adding(net.config), batch)
+    net.loss_function = lambda logits, labels, vocab_size, **_: logits.square().mean()
+    with pytest.raises(
+        BadInput,
+        match=r"^LlamaForCausalLM: the loss_function that .* give a loss of your own as context\(model, batch, loss",
+    ):
+        context(net, batch)
+    report = Criterion()(context(net, batch, loss=lambda logits, labels: logits.square().mean(-1)))
+    assert report.total > 0
 
 
 @pytest.mark.parametrize("model", tiny_models.MODELS)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqreg import Criterion
+from seqreg import BadInput, Criterion
 from seqreg.integrations.hf import context
 from seqreg.integrations.hf.model import stacks, unwrap
 from seqreg.terms.r3f import R3F
@@ -107,6 +107,13 @@ def test_w2_the_scale_inside_an_adapted_embedding_is_seen() -> None:
     plain, wrapped = stacks(tiny_models.make("m2m100")), stacks(unwrap(adapted("m2m100", "lora")))
     assert {name: stack.inner for name, stack in wrapped.items()} == dict.fromkeys(plain, 4.0)
     assert {name: stack.inner for name, stack in plain.items()} == dict.fromkeys(plain, 4.0)
+
+
+def test_prompt_tuning_is_refused_by_name() -> None:
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    net = peft.get_peft_model(tiny_models.make("llama"), config).train()
+    with pytest.raises(BadInput, match=r"^PROMPT_TUNING: virtual tokens have no labels: use LoRA, or prefix tuning$"):
+        context(net, tiny_models.batch("llama"))
 
 
 def on_head(**settings: Any) -> Any:

@@ -11,6 +11,8 @@ from torch import Tensor
 from seqreg import BadInput, Criterion, Every
 from seqreg.engines.shards import full
 from seqreg.integrations.hf import RegularizedSeq2SeqTrainer, RegularizedTrainer, r4f
+from seqreg.selective_update import ChildTuningD
+from seqreg.terms.jachess import JacHess
 from seqreg.terms.r3f import R3F
 from tests.helpers import tiny_models
 from tests.integrations.test_hf_context import fixed_noise
@@ -260,3 +262,32 @@ def test_tensorboard_has_every_part(tmp_path: Path, monkeypatch: Any) -> None:
     events.Reload()
     tags = set(events.Tags()["scalars"])
     assert {"train/part/base", "train/part/r3f", "train/value/nll", "train/value/r3f", "train/weight/r3f"} <= tags
+
+
+class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc]
+    """Examples one after the other; none has a label if asked."""
+
+    def __init__(self, labelled: bool = True) -> None:
+        self.labelled = labelled
+
+    def __iter__(self) -> Any:
+        for row in rows("bart"):
+            yield row if self.labelled else {**row, "labels": torch.full_like(row["labels"], -100)}
+
+
+@pytest.mark.filterwarnings("ignore:.*no example has a label")
+def test_what_needs_examples_that_can_be_indexed_says_so_of_a_stream(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"^unlabeled_dataset: expected examples that can be counted and indexed, at"):
+        trainer("bart", tmp_path, JacHess(mode="alternate"), unlabeled_dataset=Stream())
+    for settings, line in (
+        ({"smoothness_steps": 1}, "^smoothness_steps: it needs"),
+        ({"update": ChildTuningD()}, "^ChildTuningD measures the training set first"),
+    ):
+        one = trainer("bart", tmp_path, **settings)
+        one.train_dataset, one.eval_dataset = Stream(), None
+        with pytest.raises(BadInput, match=line):
+            one.train()
+    one = trainer("bart", tmp_path)
+    one.train_dataset = Stream(labelled=False)
+    one.train()
+    assert losses(one)[0]["loss"] == 0

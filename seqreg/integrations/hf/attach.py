@@ -6,7 +6,7 @@ import functools
 import inspect
 from typing import Any, Literal, get_args
 
-from transformers import Trainer
+from transformers import Seq2SeqTrainer, Trainer
 
 from seqreg.criterion import Criterion
 from seqreg.errors import BadInput, check_keys, nearest
@@ -111,8 +111,14 @@ def _calling(plain: Any) -> Any:
 
 
 def _library(plain: Any) -> Any:
-    """The class of transformers or TRL that a class is made from."""
-    return next(cls for cls in plain.__mro__ if cls is Trainer or is_sft(cls))
+    """The class of transformers or TRL that a class with a loss of its own is made from."""
+    own = [place for place, cls in enumerate(plain.__mro__) if "compute_loss" in vars(cls) and not _has_its_loss(cls)]
+    return next(cls for cls in plain.__mro__[own[-1] :] if cls is Seq2SeqTrainer or _has_its_loss(cls))
+
+
+def _has_its_loss(cls: Any) -> bool:
+    """Whether it is a class of transformers or TRL whose loss a criterion takes the place of."""
+    return cls is Trainer or is_sft(cls)
 
 
 @functools.cache
@@ -130,7 +136,7 @@ def _check(plain: Any, own_loss: str) -> bool:
         if reason is not None and not cls.__module__.startswith("transformers."):
             raise BadInput(f"{cls.__name__}: {reason}, and no criterion can replace it; see docs/library.md")
     owner = next(cls for cls in plain.__mro__ if "compute_loss" in vars(cls))
-    if owner is Trainer or is_sft(owner):
+    if _has_its_loss(owner):
         return False
     if own_loss == "refuse":
         raise BadInput(

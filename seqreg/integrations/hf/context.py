@@ -73,6 +73,8 @@ class HFForward(Forward):
         self.kept_inputs: dict[tuple[str, Point], LayerInput] = {}
         self.adapted = reference.adapted(model)
         self.adapters = self.adapted is not None
+        if task in ("causal", "tokens"):
+            reference.check_no_virtual_tokens(self.adapted)
         possible = task == "seq2seq" and model is module and not self.packed and not self.recomputes
         self.reuse = (
             EncoderReuse.of(module, self.stacks) if possible and not self.drops_layers and self.shards is None else None
@@ -342,7 +344,8 @@ def context(
     if unlabelled:
         return _unlabelled(model, batch, step, count)
     labels = labels_of(batch)
-    hf.check_loss(module)
+    if loss is None:
+        hf.check_loss(module)
     kind = _kind(labels, module, task, own=loss is not None)
     labels = _checked(labels, batch, module, task, kind)
     inputs = {key: value for key, value in batch.items() if key != "labels"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto as auto
 
 from seqreg import spectral_norm
-from seqreg.errors import BadInput
+from seqreg.errors import Advice, BadInput
 from seqreg.integrations.embedding_hook import Stack
 from seqreg.losses import IGNORE
 
@@ -51,10 +52,16 @@ def unwrap(model: Any) -> PreTrainedModel:
 
 def task_of(model: PreTrainedModel) -> ModelTask:
     """What the model was made for, from its class; a subclass counts as what it inherits from."""
+    _, task = _known_class(model)  # transformers counts language models that listen as seq2seq
+    return "causal" if task == "seq2seq" and not model.config.is_encoder_decoder else task
+
+
+def _known_class(model: PreTrainedModel) -> tuple[type[PreTrainedModel], ModelTask]:
+    """The class of transformers that a model is an instance of, and its task."""
     for cls in type(model).__mro__:
         for task, names in _CLASSES.items():
-            if cls.__name__ in names:  # transformers counts language models that listen as seq2seq
-                return "causal" if task == "seq2seq" and not model.config.is_encoder_decoder else task
+            if cls.__name__ in names:
+                return cls, task
     raise BadInput(
         f"{type(model).__name__} is neither a seq2seq, causal or masked LM nor a classifier: load it with "
         "AutoModelForSeq2SeqLM, AutoModelForCausalLM or AutoModelForSequenceClassification"
@@ -70,6 +77,18 @@ def check_loss(model: PreTrainedModel) -> None:
         raise BadInput(f"{name} smooths labels itself: set config.eps=0, and Criterion(label_smoothing={config.eps})")
     if getattr(config, "z_loss_coefficient", 0):
         raise BadInput(f"{name} adds a z-loss, which seqreg does not: set config.z_loss_coefficient=0")
+    if hasattr(model, "_loss_function"):
+        raise BadInput(
+            f"{name}: the loss_function that was assigned to it would not be called: give a loss of your own as "
+            "context(model, batch, loss=...)"
+        )
+    cls, _ = _known_class(model)
+    if type(model).forward is not cls.forward:
+        warnings.warn(
+            f"{name} has a forward of its own: what it adds to the loss of {cls.__name__} is not in the criterion's",
+            Advice,
+            stacklevel=3,
+        )
 
 
 def routes(model: PreTrainedModel, inputs: Mapping[str, Any]) -> bool:

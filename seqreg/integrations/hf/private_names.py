@@ -64,6 +64,7 @@ ASSIGNED = {
         "post_forward_mesh_info", "reshard_after_backward",
     ),
     "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState": ("_fsdp_param_groups", "_mp_policy"),
+    "transformers.PreTrainedModel": ("_loss_function",),
 }  # fmt: skip
 """Attributes that other classes assign, or declare: where weights in shards and heads are looked into."""
 FOUND_ON = {

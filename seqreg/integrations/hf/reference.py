@@ -27,6 +27,13 @@ def adapted(model: Any) -> Any | None:
     return None
 
 
+def check_no_virtual_tokens(model: Any | None) -> None:
+    """Refuse a PEFT model whose virtual tokens come before those of the batch: labels would not be aligned."""
+    for config in () if model is None else model.peft_config.values():
+        if config.peft_type.value in ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "CPT"):
+            raise BadInput(f"{config.peft_type.value}: virtual tokens have no labels: use LoRA, or prefix tuning")
+
+
 @contextlib.contextmanager
 def without_adapters(model: Any | None) -> Iterator[None]:
     """A PEFT model is the one that adapters were put on inside; what required a gradient does so again afterwards."""

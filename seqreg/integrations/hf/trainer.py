@@ -48,6 +48,11 @@ def check_criterion(criterion: Any) -> None:
         raise BadInput(f"criterion={criterion!r}: expected a Criterion, such as Criterion(R3F(weight=0.1))")
 
 
+def is_indexed(examples: Any) -> bool:
+    """Whether examples can be counted and indexed, unlike those of an IterableDataset."""
+    return hasattr(examples, "__getitem__") and has_length(examples)
+
+
 class RegularizedTrainer(Trainer):
     """`transformers.Trainer` with `criterion=`: for classifiers, regression heads and language models.
 
@@ -117,7 +122,7 @@ class RegularizedTrainer(Trainer):
         if unlabeled_dataset is not None:
             if build_context is not None:
                 raise BadInput("unlabeled_dataset and build_context=: unlabelled batches are those of hf.context alone")
-            if not hasattr(unlabeled_dataset, "__getitem__") or not len(unlabeled_dataset):
+            if not is_indexed(unlabeled_dataset) or not len(unlabeled_dataset):
                 raise BadInput("unlabeled_dataset: expected examples that can be counted and indexed, at least one")
             if not any(term.takes_unlabelled for term in criterion.terms):
                 raise BadInput("unlabeled_dataset: no term of this criterion takes unlabelled data; JacHess does")
@@ -128,6 +133,8 @@ class RegularizedTrainer(Trainer):
         self._diagnostics: dict[str, float] = {}
         self._measured_at = -1
         self._is_sft = replace_sft_loss(self)
+        self.step_count: Count | None = None
+        """What the present step averages over."""
         self.unlearnable = False
         """Whether no example of the present step has a label."""
         self.losses_of_step = 0
@@ -182,6 +189,7 @@ class RegularizedTrainer(Trainer):
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[Any, Any]:
         samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         step_count = count(self.model, samples, build_context=self.build_context) if samples else None
+        self.step_count = step_count
         self.unlearnable, self.losses_of_step = step_count is not None and step_count.labels == 0, 0
         if self.unlearnable:
             self._check_some_label()
@@ -191,7 +199,7 @@ class RegularizedTrainer(Trainer):
     def _check_some_label(self) -> None:
         """Refuse data without any label; looked at only when a whole step had none."""
         examples = self.train_dataset
-        if self.state.global_step == 0 and hasattr(examples, "__getitem__") and "labels" in examples[0]:
+        if self.state.global_step == 0 and is_indexed(examples) and "labels" in examples[0]:
             labels = (torch.as_tensor(examples[index]["labels"]) for index in range(len(examples)))
             if not any(bool((tensor != IGNORE).any()) for tensor in labels):
                 raise BadInput(
@@ -214,7 +222,13 @@ class RegularizedTrainer(Trainer):
     def compute_loss(
         self, model: nn.Module, inputs: Mapping[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
+        if "skip_logits" in inputs:  # which Trainer asks of Liger's kernels, whose loss is not computed here
+            inputs = {key: value for key, value in inputs.items() if key != "skip_logits"}
         step_count = num_items_in_batch if isinstance(num_items_in_batch, Count) else None
+        if step_count is None and model.training and self.is_in_train:
+            step_count = self.step_count  # which a compute_loss of its own need not hand on
+        elif step_count is None and num_items_in_batch is not None and self.args.average_tokens_across_devices:
+            step_count = count(self.model, [inputs], build_context=self.build_context)  # of an evaluation
         if model.training:
             check_engine(model, self._asked_for_fsdp)
         report, ctx = self.report(model, inputs, step_count, outputs=return_outputs)
@@ -284,8 +298,11 @@ class RegularizedTrainer(Trainer):
         return loss, generated, inputs["labels"]
 
     def _smoothness(self) -> dict[str, float]:
-        examples = self.eval_dataset if hasattr(self.eval_dataset, "__getitem__") else self.train_dataset
+        examples = self.eval_dataset
         examples = next(iter(examples.values())) if isinstance(examples, dict) else examples
+        examples = examples if is_indexed(examples) else self.train_dataset
+        if not is_indexed(examples):
+            raise BadInput("smoothness_steps: it needs evaluation or training examples that can be indexed")
         size = min(self.args.per_device_eval_batch_size, len(examples))
         batch, base = self._batch(examples, range(size)), Base(self.criterion.label_smoothing)
         with training_off(self.model.modules()):
@@ -335,7 +352,7 @@ class RegularizedTrainer(Trainer):
     def measure(self, update: MeasuredUpdate) -> None:
         """The squared gradients of the training set, of the base loss in training mode; draws nothing."""
         examples, size, base = self.train_dataset, self.args.per_device_train_batch_size, self.criterion
-        if not hasattr(examples, "__getitem__"):
+        if not is_indexed(examples):
             name = type(update).__name__
             raise BadInput(f"{name} measures the training set first: it needs examples that can be indexed")
         loss = base.without(*(term.name for term in base.terms))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -23,7 +24,7 @@ from seqreg.integrations.hf.model import special, unwrap
 from seqreg.workbench.config.cards import Card
 from seqreg.workbench.config.settings import Config, Model
 from seqreg.workbench.data import adapters, weights
-from seqreg.workbench.data.completions import ChatEncoder, PromptEncoder, is_causal
+from seqreg.workbench.data.completions import USER, ChatEncoder, PromptEncoder, is_causal
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.data.hardware import use_avx512
 from seqreg.workbench.data.symbols import symbol_tokenizers
@@ -162,9 +163,10 @@ def _prepare_causal(model: Any, tokenizer: Any, config: Config, card: Card) -> N
         tokenizer.pad_token = tokenizer.eos_token
     target = model.generation_config
     target.pad_token_id = tokenizer.pad_token_id
-    ends = target.eos_token_id if isinstance(target.eos_token_id, list) else [target.eos_token_id]
-    if end not in ends:
-        target.eos_token_id = [end, *(other for other in ends if other is not None)]
+    known = target.eos_token_id if isinstance(target.eos_token_id, list) else [target.eos_token_id]
+    missing = {end, *_end_of_answers(tokenizer, config, card)}.difference(known)
+    if missing:
+        target.eos_token_id = [*sorted(missing), *(other for other in known if other is not None)]
     limit, template = positions(model), config.data.prompt or card.prompt
     if limit is None or template is None:
         return
@@ -178,6 +180,17 @@ def _prepare_causal(model: Any, tokenizer: Any, config: Config, card: Card) -> N
             f"data.max_source_length={data.max_source_length}: with {around} tokens of the prompt and {written} of the "
             f"target that is more than the {limit} positions of the model: set it to {limit - around - written} or less"
         )
+
+
+def _end_of_answers(tokenizer: Any, config: Config, card: Card) -> list[int]:
+    """The token that ends an answer in a chat, where the run may have chats: it need not be the eos token."""
+    if tokenizer.chat_template is None or not (config.data.chat_template or card.columns.messages):
+        return []
+    try:
+        ids, _ = ChatEncoder(tokenizer, None, sys.maxsize).completion([(USER, "a")], "a")
+    except BadInput:  # which a chat of the data meets too, if there is one
+        return []
+    return ids[-1:]
 
 
 def _check_runs(model: Any, tokenizer: Any, config: Config, generates: bool) -> None:

@@ -117,6 +117,28 @@ def test_the_loss_is_that_of_trl_on_completions(home: Path) -> None:
     assert ours == pytest.approx(theirs.evaluate()["eval_loss"], rel=1e-5)
 
 
+def test_generation_ends_where_the_chat_template_ends_an_answer(home: Path, tmp_path: Path) -> None:
+    """As with base models of Qwen, whose eos token is another one."""
+    tokenizer = tiny_tokenizer.tokenizer([*tiny_tokenizer.WORDS, "<end>"])
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<end>"]})
+    tokenizer.chat_template = tiny_tokenizer.TEMPLATE.replace("</s>", "<end>")
+    model = tiny_models.make("llama", vocab_size=len(tokenizer), max_position_embeddings=128)
+    model.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    eos, end = tokenizer.convert_tokens_to_ids(["</s>", "<end>"])
+    pairs = [json.dumps({"source": text, "target": text[:9]}) for text in TEXTS]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(pairs))
+    texts = [f"data.path={tmp_path}/pairs.jsonl", "task=text_pairs", 'data.prompt="{source} "']
+    for words, ends in (
+        ([f"data.path={home}/messages.jsonl"], {eos, end}),
+        ([*texts, "data.chat_template=true"], {eos, end}),
+        (texts, {eos}),
+    ):
+        run = run_config.resolve("sft", overrides=[*SHORT, *words, f"model.name={tmp_path}/base"])
+        found = train.prepare(run).model.generation_config.eos_token_id
+        assert set(found if isinstance(found, list) else [found]) == ends, words
+
+
 @pytest.mark.parametrize(
     ("record", "line"),
     [
