@@ -215,6 +215,12 @@ def test_options_of_a_file_that_cannot_be_right(options: list[str], message: str
     assert [path.name for path in tmp_path.iterdir()] == ["x.csv"]
 
 
+def test_quotes_before_another_delimiter_are_asked_for_it(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text('text;label\n"a b";0\n')
+    message = "x.csv:2: not CSV: ',' expected after '\"': is there another delimiter? Give --delimiter"
+    assert message in seqreg("new-task", "x.csv", cwd=tmp_path, code=2).stderr
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
