@@ -186,12 +186,12 @@ def _references(card: Card, record: Record, where: str) -> tuple[str, ...]:
     names, texts = names_of(card.columns.references), list[str]()
     for name in names:
         value = record.get(name)
-        if value is None or (len(names) > 1 and value == ""):
+        if value is None or (isinstance(value, str) and not value.strip()):
             continue
-        if isinstance(value, str) and len(names) > 1 and not value.lstrip().startswith("["):
+        several = json_list(value) if isinstance(value, str) else value
+        if isinstance(value, str) and len(names) > 1 and not are_texts(several):
             texts.append(_clean(card, "target", name, value, where))
             continue
-        several = _json_list(value) if isinstance(value, str) else value
         if not isinstance(several, list) or not several:
             raise BadInput(
                 f"{where}: the column {name!r} is {_short(value)}: expected a list of texts; or name several columns, "
@@ -201,12 +201,17 @@ def _references(card: Card, record: Record, where: str) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _json_list(text: str) -> Any:
+def json_list(text: str) -> Any:
     """What a cell of a table holds as JSON; None if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
+
+
+def are_texts(value: Any) -> bool:
+    """Whether it is a list of texts, at least one."""
+    return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
 
 
 def _text(card: Card, record: Record, part: str, names: Names, where: str) -> str:

@@ -270,7 +270,10 @@ def test_several_references_are_in_columns_of_a_table_with_another_delimiter(tmp
     read = loading.read_file(card, path, Data(delimiter="|"))
     assert [example.accepted for example in read] == [("a greeting", "they greet"), ("letters",)]
     assert [example.target for example in read] == ["a greeting", "letters"]
-    named = made_of(path, text, delimiter="|", references=["summary2"])
+    path.write_text('dialogue|summary|summary2\na b|[News] c d|[1]\ne f|g h| \ni j|k l|"[""m"", ""n""]"\n')
+    read = loading.read_file(card, path, Data(delimiter="|"))
+    assert [example.accepted for example in read] == [("[News] c d", "[1]"), ("g h",), ("k l", "m", "n")]
+    named = made_of(tmp_path / "b.csv", text, delimiter="|", references=["summary2"])
     assert named["columns"]["references"] == "summary2"
 
 
@@ -279,6 +282,8 @@ def test_a_cell_of_a_table_may_hold_a_list_of_references(tmp_path: Path) -> None
     values = made_of(path, 'text,summary,references\na b,c,"[""c"", ""d e""]"\n')
     read = loading.read_file(cards.parse(values, "a.yaml"), path)
     assert read[0].accepted == ("c", "d e")
+    path.write_text("text,summary,references\na b,c,\n")
+    assert loading.read_file(cards.parse(values, "a.yaml"), path)[0].accepted == ("c",)
     path.write_text("text,summary,references\na b,c,d e\n")
     with pytest.raises(BadInput, match=r"'references' is 'd e': expected a list of texts; or name several columns"):
         loading.read_file(cards.parse(values, "a.yaml"), path)
