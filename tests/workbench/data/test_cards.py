@@ -229,6 +229,7 @@ def test_quotes_before_another_delimiter_are_asked_for_it(tmp_path: Path) -> Non
         (["--target", "de"], "which column is read? Give --source, one of en, de"),
         (["--label", "de", "--source", "en"], "the column 'de' has 60 different values in 60 records"),
         (["--label", "de", "--target", "en"], "--target and --label: a task generates a text or predicts a class"),
+        (["--label", "de", "--references", "en"], "--references en: only a text that is generated has references"),
     ],
 )
 def test_files_that_say_too_little_for_a_card(options: list[str], message: str, tmp_path: Path) -> None:
@@ -273,8 +274,8 @@ def test_several_references_are_in_columns_of_a_table_with_another_delimiter(tmp
     path.write_text('dialogue|summary|summary2\na b|[News] c d|[1]\ne f|g h| \ni j|k l|"[""m"", ""n""]"\n')
     read = loading.read_file(card, path, Data(delimiter="|"))
     assert [example.accepted for example in read] == [("[News] c d", "[1]"), ("g h",), ("k l", "m", "n")]
-    named = made_of(tmp_path / "b.csv", text, delimiter="|", references=["summary2"])
-    assert named["columns"]["references"] == "summary2"
+    with pytest.raises(BadInput, match=r"--references summary2: .* --references summary --references summary2$"):
+        made_of(path, text, delimiter="|", references=["summary2"])
 
 
 def test_a_cell_of_a_table_may_hold_a_list_of_references(tmp_path: Path) -> None:
@@ -282,6 +283,10 @@ def test_a_cell_of_a_table_may_hold_a_list_of_references(tmp_path: Path) -> None
     values = made_of(path, 'text,summary,references\na b,c,"[""c"", ""d e""]"\n')
     read = loading.read_file(cards.parse(values, "a.yaml"), path)
     assert read[0].accepted == ("c", "d e")
+    named = made_of(path, 'text,summary,all\na b,c,"[""c"", ""d e""]"\n', references=["all"])
+    assert named["columns"]["references"] == "all"
+    apart = made_of(path, "text,summary,references\na b,c,d e\n")
+    assert apart["columns"]["references"] == ["summary", "references"]
     path.write_text("text,summary,references\na b,c,\n")
     assert loading.read_file(cards.parse(values, "a.yaml"), path)[0].accepted == ("c",)
     path.write_text("text,summary,references\na b,c,d e\n")
