@@ -60,7 +60,8 @@ class ReadFile:
             raise BadInput(
                 f"{path}: one column, {next(iter(records[0]))!r}: is there another delimiter? Give --delimiter"
             )
-        return cls(path, {name: [record.get(name) for record in records] for name in records[0]})
+        names = dict.fromkeys(name for record in records for name in record)
+        return cls(path, {name: [record.get(name) for record in records] for name in names})
 
     @property
     def count(self) -> int:

@@ -278,6 +278,11 @@ def test_several_references_are_in_columns_of_a_table_with_another_delimiter(tmp
         made_of(path, text, delimiter="|", references=["summary2"])
 
 
+def test_a_reference_that_the_first_record_lacks_is_seen(tmp_path: Path) -> None:
+    lines = '{"body": "a b", "title": "c d"}\n{"body": "e f", "title": "g h", "title2": "i j"}\n'
+    assert made_of(tmp_path / "a.jsonl", lines)["columns"]["references"] == ["title", "title2"]
+
+
 def test_a_cell_of_a_table_may_hold_a_list_of_references(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     values = made_of(path, 'text,summary,references\na b,c,"[""c"", ""d e""]"\n')
