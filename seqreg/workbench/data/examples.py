@@ -311,7 +311,9 @@ def examples(
     left_out, ids = Counter[str](), Counter[str]()
     kinds: dict[bool, str] = {}
     long, longest, where = 0, (0, ""), ""
+    absent = set(names_of(card.columns.references) if labelled else ())
     for where, record in records:
+        absent.difference_update(record)
         item = example(card, record, where, labelled=labelled)
         _same_kind(card, record, where, kinds)
         ids.update([str(record[key]) for key in _IDS if record.get(key) is not None][:1])
@@ -326,6 +328,7 @@ def examples(
             made.append(item)
     _check_empty(left_out[_EMPTY], len(made) + left_out.total(), empty, where)
     notes = [f"{count} examples left out: {reason}" for reason, count in left_out.items() if count]
+    notes += [f"no example has the column {name!r} of columns.references" for name in sorted(absent) if where]
     if repeated := ids.total() - len(ids):
         notes.append(f"{repeated} examples have the id of another")
     if long:

@@ -274,6 +274,9 @@ def test_several_references_are_in_columns_of_a_table_with_another_delimiter(tmp
     path.write_text('dialogue|summary|summary2\na b|[News] c d|[1]\ne f|g h| \ni j|k l|"[""m"", ""n""]"\n')
     read = loading.read_file(card, path, Data(delimiter="|"))
     assert [example.accepted for example in read] == [("[News] c d", "[1]"), ("g h",), ("k l", "m", "n")]
+    missing = cards.parse({**values, "columns": {**values["columns"], "references": ["summary", "sumary2"]}}, "x.yaml")
+    splits = loading.load(missing, Data(path=str(path), delimiter="|"))
+    assert "talks.csv: no example has the column 'sumary2' of columns.references" in splits.notes
     with pytest.raises(BadInput, match=r"--references summary2: .* --references summary --references summary2$"):
         made_of(path, text, delimiter="|", references=["summary2"])
 
