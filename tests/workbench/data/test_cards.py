@@ -281,6 +281,15 @@ def test_several_references_are_in_columns_of_a_table_with_another_delimiter(tmp
         made_of(path, text, delimiter="|", references=["summary2"])
 
 
+def test_the_delimiter_is_that_of_held_out_text_too(tmp_path: Path) -> None:
+    pairs, path = tmp_path / "pairs.csv", tmp_path / "held_out.csv"
+    pairs.write_text("source;target\n" + "".join(f"a, {n};b\n" for n in range(3)))
+    path.write_text("text;id\na b, c;1\n")
+    data = Data(path=str(pairs), corpora={"held": str(path)}, delimiter=";")
+    splits = loading.load(cards.load("text_pairs")[0], data)
+    assert [example.source for example in splits.corpora["held"]] == ["a b, c"]
+
+
 def test_a_reference_that_the_first_record_lacks_is_seen(tmp_path: Path) -> None:
     lines = '{"body": "a b", "title": "c d"}\n{"body": "e f", "title": "g h", "title2": "i j"}\n'
     assert made_of(tmp_path / "a.jsonl", lines)["columns"]["references"] == ["title", "title2"]
