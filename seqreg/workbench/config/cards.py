@@ -17,7 +17,7 @@ from seqreg.workbench.config.schema import Count, Length, Natural, Section, chec
 
 NewsKind = Literal["city", "people"]
 CardKind = Literal["generation", "classification", "regression", "token_classification"]
-Metric = TextMetricName | TagMetricName | Literal["accuracy", "f1", "matthews", "pearson", "spearman"]
+Metric = Literal[TextMetricName, TagMetricName, "accuracy", "f1", "matthews", "pearson", "spearman"]
 Names = str | list[str]
 _BY_KIND = {"generation": texts.METRICS, "token_classification": tags.METRICS}
 """Metrics of the kinds whose examples have scores of their own; those of all other kinds are GLUE's."""
