@@ -293,6 +293,9 @@ class Card(Section):
             raise ValueError(f"metric={self.metric}: the same score twice")
         if self.prompt is not None and self.kind != "generation":
             raise ValueError("prompt: only for kind='generation'")
+        references = self.columns.references
+        if isinstance(references, list) and len(set(references)) < len(references):
+            raise ValueError(f"columns.references={references}: the same column twice")
         for key in ("references", "messages"):
             if getattr(self.columns, key) is not None and self.kind != "generation":
                 raise ValueError(f"columns.{key}: only for kind='generation'")
