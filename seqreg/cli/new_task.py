@@ -237,6 +237,8 @@ def new_task(
     if path.exists():
         raise BadInput(f"{path}: it is there already: choose another --output")
     writable(str(path), "--output ")
+    if not path.parent.is_dir():
+        raise BadInput(f"--output {path}: there is no folder {path.parent}: make it, or choose another")
     read = ReadFile.read(file, between, encoding)
     values = card_of(read, source, target, label, second, references or ())
     form = {} if between is None else {"delimiter": between}

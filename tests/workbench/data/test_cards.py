@@ -229,6 +229,7 @@ def test_quotes_before_another_delimiter_are_asked_for_it(tmp_path: Path) -> Non
         (["--target", "de"], "which column is read? Give --source, one of en, de"),
         (["--label", "de", "--source", "en"], "the column 'de' has 60 different values in 60 records"),
         (["--label", "de", "--target", "en"], "--target and --label: a task generates a text or predicts a class"),
+        (["--label", "de", "--output", "no/x.yaml"], "--output no/x.yaml: there is no folder no"),
         (["--label", "de", "--references", "en"], "--references en: only a text that is generated has references"),
     ],
 )
