@@ -77,7 +77,7 @@ def example(card: Card, record: Record, where: str, *, labelled: bool = True) ->
         return chat
     source = _text(card, record, "source", columns.source, where)
     second = None if columns.second is None else _text(card, record, "second", columns.second, where)
-    if not labelled and not any(name in record for name in names_of(columns.target) + names_of(columns.label)):
+    if not labelled and not _is_labelled(record, names_of(columns.target) + names_of(columns.label)):
         return Example(source, second)
     if card.kind == "generation" and columns.target is not None:
         target = _text(card, record, "target", columns.target, where)
@@ -95,7 +95,7 @@ def _tagged(card: Card, record: Record, where: str, *, labelled: bool) -> Exampl
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
         raise BadInput(f"{where}: the column {name!r} is {_short(value)}: expected a list of words, at least one")
     source = " ".join(_clean(card, "source", f"{name}[{place}]", word, where) for place, word in enumerate(words))
-    if not labelled and not any(label in record for label in names_of(card.columns.label)):
+    if not labelled and not _is_labelled(record, names_of(card.columns.label)):
         return Example(source)
     name, value = column_of(record, card.columns.label or "tags", where)
     values = value.split() if isinstance(value, str) else value
@@ -104,6 +104,11 @@ def _tagged(card: Card, record: Record, where: str, *, labelled: bool) -> Exampl
         raise BadInput(f"{where}: the column {name!r} has {count}: expected a list of {len(words)}, one per word")
     tags = (_label(card, f"{name}[{place}]", tag, where) for place, tag in enumerate(values))
     return Example(source, tags=tuple(int(tag) for tag in tags))
+
+
+def _is_labelled(record: Record, names: list[str]) -> bool:
+    """Whether one of the columns is there and holds something."""
+    return any(record.get(name) not in (None, "") for name in names)
 
 
 def tag_text(card: Card, tags: Iterable[int | None]) -> str:
@@ -137,7 +142,7 @@ def _chat(card: Card, record: Record, where: str, *, labelled: bool) -> Example 
     if not isinstance(value, list):
         return None
     prompt = _messages(card, name, value, where)
-    if not labelled and not any(record.get(target) is not None for target in names_of(columns.target)):
+    if not labelled and not _is_labelled(record, names_of(columns.target)):
         return _as_example(prompt, None)
     name, value = column_of(record, columns.target or "completion", where)
     answer = _messages(card, name, value, where)

@@ -16,6 +16,7 @@ from seqreg.errors import BadInput
 from seqreg.workbench.config import cards, run_config
 from seqreg.workbench.config.settings import Data
 from seqreg.workbench.data import loading
+from seqreg.workbench.data.examples import Example, example
 from tests.helpers import sample_files
 from tests.helpers.tiny_tasks import seqreg
 
@@ -289,6 +290,16 @@ def test_the_delimiter_is_that_of_held_out_text_too(tmp_path: Path) -> None:
     data = Data(path=str(pairs), corpora={"held": str(path)}, delimiter=";")
     splits = loading.load(cards.load("text_pairs")[0], data)
     assert [example.source for example in splits.corpora["held"]] == ["a b, c"]
+
+
+def test_a_label_or_target_that_is_empty_is_none_where_none_is_needed() -> None:
+    (pairs, _), (rte, _) = cards.load("text_pairs"), cards.load("glue/rte")
+    for empty in (None, ""):
+        assert example(pairs, {"source": "a", "target": empty}, "x:1", labelled=False) == Example("a")
+        record = {"sentence1": "a", "sentence2": "b", "label": empty}
+        assert example(rte, record, "x:1", labelled=False) == Example("a", "b")
+    with pytest.raises(BadInput, match=r"x:1: the column 'target' is empty \(null\)"):
+        example(pairs, {"source": "a", "target": None}, "x:1")
 
 
 def test_a_reference_that_the_first_record_lacks_is_seen(tmp_path: Path) -> None:
