@@ -86,7 +86,9 @@ def test_the_version_is_a_release_and_the_same_everywhere() -> None:
 
 def test_the_wheel_holds_every_module_recipe_and_card(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    package = [path for path in (ROOT / "seqreg").rglob("*") if path.suffix in (".py", ".html", ".typed")]
+    package = [
+        path for path in (ROOT / "seqreg").rglob("*") if path.suffix in (".py", ".html", ".css", ".js", ".typed")
+    ]
     wanted = {path.relative_to(ROOT).as_posix() for path in package}
     wanted |= {
         f"seqreg/{path.relative_to(ROOT).as_posix()}"

@@ -17,6 +17,7 @@ from seqreg.errors import BadInput, nearest
 from seqreg.metrics import tags
 from seqreg.workbench.config import cards, overlay, schema
 from seqreg.workbench.data import readers
+from seqreg.workbench.data.examples import are_texts, json_list
 from seqreg.workbench.text.atomic_files import writable, write_text
 from seqreg.workbench.text.escape import plain
 
@@ -59,7 +60,8 @@ class ReadFile:
             raise BadInput(
                 f"{path}: one column, {next(iter(records[0]))!r}: is there another delimiter? Give --delimiter"
             )
-        return cls(path, {name: [record.get(name) for record in records] for name in records[0]})
+        names = dict.fromkeys(name for record in records for name in record)
+        return cls(path, {name: [record.get(name) for record in records] for name in names})
 
     @property
     def count(self) -> int:
@@ -80,10 +82,15 @@ class ReadFile:
         """
         if given:
             named = [str(self.column("references", name, ())) for name in given]
+            if len(named) == 1 and not self.holds_references(named[0]):
+                raise BadInput(
+                    f"--references {named[0]}: {self.path} has texts there, not lists of them: give --references for "
+                    f"every column of references, such as --references {target} --references {named[0]}"
+                )
             return named[0] if len(named) == 1 else named
         usual = self.column("references", None, _REFERENCES)
         if usual is not None:
-            return usual
+            return usual if self.holds_references(usual) else [target, usual]
         stem = target.rstrip("0123456789").rstrip("_ ")
         alike = [name for name in self.columns if re.fullmatch(rf"{re.escape(stem)}[_ ]?\d*", name)]
         return alike if len(alike) > 1 and all(self.texts(name) for name in alike) else None
@@ -107,6 +114,11 @@ class ReadFile:
 
     def holds_lists(self, name: str | None) -> bool:
         return name is not None and any(isinstance(value, list) for value in self.columns[name])
+
+    def holds_references(self, name: str) -> bool:
+        """Whether a column has lists of texts, as JSON in a table, or nothing."""
+        values = [value for value in self.columns[name] if value is not None and value != ""]
+        return all(are_texts(json_list(value) if isinstance(value, str) else value) for value in values)
 
     def tokens(self, name: str) -> int:
         """About how many tokens 95% of the texts of a column have at most, as a multiple of 16."""
@@ -150,6 +162,8 @@ def card_of(
     if target is not None and label is not None:
         raise BadInput("--target and --label: a task generates a text or predicts a class: choose one")
     text = None if label is not None else file.column("target", target, _TARGETS)
+    if references and text is None:
+        raise BadInput(f"--references {references[0]}: only a text that is generated has references: give --target too")
     classes = None if text is not None else file.column("label", label, _LABELS)
     names: dict[str, Any] = {"target": text, "label": classes, "second": None}
     if text is None and classes is None:
@@ -223,6 +237,8 @@ def new_task(
     if path.exists():
         raise BadInput(f"{path}: it is there already: choose another --output")
     writable(str(path), "--output ")
+    if not path.parent.is_dir():
+        raise BadInput(f"--output {path}: there is no folder {path.parent}: make it, or choose another")
     read = ReadFile.read(file, between, encoding)
     values = card_of(read, source, target, label, second, references or ())
     form = {} if between is None else {"delimiter": between}

@@ -109,7 +109,7 @@ def _stdin() -> Iterator[tuple[int, str]]:
         for number, line in enumerate(iter(lambda: stream.readline(readers.LINE + 1), ""), start=1):
             if len(line) > readers.LINE:
                 raise BadInput(f"-:{number}: a line of more than {readers.LINE:,} characters: is it text?")
-            yield number, line
+            yield number, line.removeprefix("\ufeff") if number == 1 else line
     except UnicodeDecodeError as error:
         raise BadInput(f"-: not UTF-8 ({error.reason})") from None
 

@@ -130,7 +130,8 @@ def _examples(model: TrainedModel) -> list[dict[str, str]]:
     examples = []
     for line in whole:
         source, _, second = str(line["source"]).partition("\t") if _is_pair(model) else (str(line["source"]), "", "")
-        examples.append({"source": source, "second": second, "reference": str(line.get("reference", ""))})
+        reference = " | ".join(line.get("references") or [str(line.get("reference", ""))])
+        examples.append({"source": source, "second": second, "reference": reference})
     return examples
 
 

@@ -20,7 +20,7 @@ import torch
 
 from seqreg.cli.answers import answer
 from seqreg.cli.options import check_address
-from seqreg.cli.serve import LONGEST, PageServer
+from seqreg.cli.serve import LONGEST, PageServer, _examples
 from seqreg.errors import BadInput
 from seqreg.studies.common.trained_model import TrainedModel
 from seqreg.workbench.data.examples import Example
@@ -101,6 +101,13 @@ def test_noise_changes_outputs_and_its_tokens_are_marked(models: dict[str, Train
     assert any(one["clean"]["percent"] != one["noisy"]["percent"] for one in several)
     assert sum(said["clean"]["percent"].values()) == pytest.approx(100, abs=0.2)
     assert said["clean"]["text"] == max(said["clean"]["percent"], key=said["clean"]["percent"].__getitem__)
+
+
+def test_examples_have_all_their_references(tmp_path: Path) -> None:
+    rows = [{"source": "a", "reference": "b", "references": ["b", "c"]}, {"source": "d", "reference": "e"}]
+    (tmp_path / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run: Any = SimpleNamespace(folder=tmp_path, card=SimpleNamespace(columns=SimpleNamespace(second=None)))
+    assert [example["reference"] for example in _examples(run)] == ["b | c", "e"]
 
 
 def test_a_source_that_is_cut_is_told(models: dict[str, TrainedModel]) -> None:

@@ -140,7 +140,8 @@ def _why_no_baseline(base: MethodResults) -> str:
     if not base.failed or base.open:
         return f"no run of {base.name} is finished yet: run the comparison first"
     _, state = base.failed[0]
-    return f"all runs of {base.name} failed, so nothing can be compared; the first: {state.line} (--retry)"
+    retry = "seqreg compare --retry trains them again"
+    return f"all runs of {base.name} failed, so nothing can be compared; the first: {state.line}; {retry}"
 
 
 def _read_predictions(path: Path) -> list[dict[str, Any]]:

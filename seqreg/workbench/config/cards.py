@@ -17,7 +17,7 @@ from seqreg.workbench.config.schema import Count, Length, Natural, Section, chec
 
 NewsKind = Literal["city", "people"]
 CardKind = Literal["generation", "classification", "regression", "token_classification"]
-Metric = TextMetricName | TagMetricName | Literal["accuracy", "f1", "matthews", "pearson", "spearman"]
+Metric = Literal[TextMetricName, TagMetricName, "accuracy", "f1", "matthews", "pearson", "spearman"]
 Names = str | list[str]
 _BY_KIND = {"generation": texts.METRICS, "token_classification": tags.METRICS}
 """Metrics of the kinds whose examples have scores of their own; those of all other kinds are GLUE's."""
@@ -293,6 +293,9 @@ class Card(Section):
             raise ValueError(f"metric={self.metric}: the same score twice")
         if self.prompt is not None and self.kind != "generation":
             raise ValueError("prompt: only for kind='generation'")
+        references = self.columns.references
+        if isinstance(references, list) and len(set(references)) < len(references):
+            raise ValueError(f"columns.references={references}: the same column twice")
         for key in ("references", "messages"):
             if getattr(self.columns, key) is not None and self.kind != "generation":
                 raise ValueError(f"columns.{key}: only for kind='generation'")

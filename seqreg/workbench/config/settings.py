@@ -418,8 +418,8 @@ class Logging(Section):
     Args:
         logging_steps: steps between two points of every curve
         tensorboard: write event files
-        report_to: where else curves go, by transformers' callbacks: wandb, mlflow and so on; their own environment
-            variables say to which project
+        report_to: where else curves go, by transformers' callbacks: wandb, mlflow and so on, one or a list; their own
+            environment variables say to which project
         samples: outputs shown as text at every evaluation
         diagnostics_steps: steps between two diagnostics of every term; 0 for none
         smoothness_steps: steps between two measurements of smoothness, which cost extra passes; 0 for none
@@ -437,6 +437,14 @@ class Logging(Section):
     smoothness_steps: Natural = 0
     drift_steps: Natural = 0
     projector: bool = False
+
+    @field_validator("report_to", mode="before")
+    @classmethod
+    def _as_transformers_reads_it(cls, value: Any) -> Any:
+        """A name alone is a list of one, and "none" an empty one."""
+        if not isinstance(value, str):
+            return value
+        return [] if value == "none" else [value]
 
     @model_validator(mode="after")
     def _projector_is_of_tensorboard(self) -> Logging:

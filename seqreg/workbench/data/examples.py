@@ -77,7 +77,7 @@ def example(card: Card, record: Record, where: str, *, labelled: bool = True) ->
         return chat
     source = _text(card, record, "source", columns.source, where)
     second = None if columns.second is None else _text(card, record, "second", columns.second, where)
-    if not labelled and not any(name in record for name in names_of(columns.target) + names_of(columns.label)):
+    if not labelled and not _is_labelled(record, names_of(columns.target) + names_of(columns.label)):
         return Example(source, second)
     if card.kind == "generation" and columns.target is not None:
         target = _text(card, record, "target", columns.target, where)
@@ -95,7 +95,7 @@ def _tagged(card: Card, record: Record, where: str, *, labelled: bool) -> Exampl
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
         raise BadInput(f"{where}: the column {name!r} is {_short(value)}: expected a list of words, at least one")
     source = " ".join(_clean(card, "source", f"{name}[{place}]", word, where) for place, word in enumerate(words))
-    if not labelled and not any(label in record for label in names_of(card.columns.label)):
+    if not labelled and not _is_labelled(record, names_of(card.columns.label)):
         return Example(source)
     name, value = column_of(record, card.columns.label or "tags", where)
     values = value.split() if isinstance(value, str) else value
@@ -104,6 +104,11 @@ def _tagged(card: Card, record: Record, where: str, *, labelled: bool) -> Exampl
         raise BadInput(f"{where}: the column {name!r} has {count}: expected a list of {len(words)}, one per word")
     tags = (_label(card, f"{name}[{place}]", tag, where) for place, tag in enumerate(values))
     return Example(source, tags=tuple(int(tag) for tag in tags))
+
+
+def _is_labelled(record: Record, names: list[str]) -> bool:
+    """Whether one of the columns is there and holds something."""
+    return any(record.get(name) not in (None, "") for name in names)
 
 
 def tag_text(card: Card, tags: Iterable[int | None]) -> str:
@@ -137,7 +142,7 @@ def _chat(card: Card, record: Record, where: str, *, labelled: bool) -> Example 
     if not isinstance(value, list):
         return None
     prompt = _messages(card, name, value, where)
-    if not labelled and not any(record.get(target) is not None for target in names_of(columns.target)):
+    if not labelled and not _is_labelled(record, names_of(columns.target)):
         return _as_example(prompt, None)
     name, value = column_of(record, columns.target or "completion", where)
     answer = _messages(card, name, value, where)
@@ -186,12 +191,12 @@ def _references(card: Card, record: Record, where: str) -> tuple[str, ...]:
     names, texts = names_of(card.columns.references), list[str]()
     for name in names:
         value = record.get(name)
-        if value is None or (len(names) > 1 and value == ""):
+        if value is None or (isinstance(value, str) and not value.strip()):
             continue
-        if isinstance(value, str) and len(names) > 1 and not value.lstrip().startswith("["):
+        several = json_list(value) if isinstance(value, str) else value
+        if isinstance(value, str) and len(names) > 1 and not are_texts(several):
             texts.append(_clean(card, "target", name, value, where))
             continue
-        several = _json_list(value) if isinstance(value, str) else value
         if not isinstance(several, list) or not several:
             raise BadInput(
                 f"{where}: the column {name!r} is {_short(value)}: expected a list of texts; or name several columns, "
@@ -201,12 +206,17 @@ def _references(card: Card, record: Record, where: str) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _json_list(text: str) -> Any:
+def json_list(text: str) -> Any:
     """What a cell of a table holds as JSON; None if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
+
+
+def are_texts(value: Any) -> bool:
+    """Whether it is a list of texts, at least one."""
+    return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
 
 
 def _text(card: Card, record: Record, part: str, names: Names, where: str) -> str:
@@ -306,7 +316,9 @@ def examples(
     left_out, ids = Counter[str](), Counter[str]()
     kinds: dict[bool, str] = {}
     long, longest, where = 0, (0, ""), ""
+    absent = set(names_of(card.columns.references) if labelled else ())
     for where, record in records:
+        absent.difference_update(record)
         item = example(card, record, where, labelled=labelled)
         _same_kind(card, record, where, kinds)
         ids.update([str(record[key]) for key in _IDS if record.get(key) is not None][:1])
@@ -321,6 +333,7 @@ def examples(
             made.append(item)
     _check_empty(left_out[_EMPTY], len(made) + left_out.total(), empty, where)
     notes = [f"{count} examples left out: {reason}" for reason, count in left_out.items() if count]
+    notes += [f"no example has the column {name!r} of columns.references" for name in sorted(absent) if where]
     if repeated := ids.total() - len(ids):
         notes.append(f"{repeated} examples have the id of another")
     if long:

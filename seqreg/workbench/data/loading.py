@@ -109,7 +109,9 @@ def _corpus(name: str, path: Path, data: Data) -> list[Example]:
         blocks = itertools.groupby(lines, key=bool)
         texts = ["\n".join(block) for filled, block in blocks if filled]
     else:
-        records = readers.read(path, encoding=data.encoding or readers.UTF8, options="data.")
+        delimiter = data.delimiter if path.suffix == ".csv" else None
+        encoding = data.encoding or readers.UTF8
+        records = readers.read(path, delimiter=delimiter, encoding=encoding, options="data.")
         texts = [text_of(record, "text", where) for where, record in records]
     if not any(texts):
         raise BadInput(f"data.corpora.{name}={path}: no text in it")

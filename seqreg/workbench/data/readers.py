@@ -197,7 +197,8 @@ def _cells(path: Path, ending: str, delimiter: str, encoding: str) -> Iterator[t
             if cells:
                 yield f"{path}:{reader.line_num}", cells
     except csv.Error as error:
-        raise BadInput(f"{path}:{reader.line_num}: not {'TSV' if tabs else 'CSV'}: {error}") from None
+        key = "delimiter" if "expected after" in str(error) else ""  # a quote that ends before the delimiter
+        raise BadInput(f"{path}:{reader.line_num}: not {'TSV' if tabs else 'CSV'}: {error}", key=key) from None
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Record]]:

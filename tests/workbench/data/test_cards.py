@@ -16,6 +16,7 @@ from seqreg.errors import BadInput
 from seqreg.workbench.config import cards, run_config
 from seqreg.workbench.config.settings import Data
 from seqreg.workbench.data import loading
+from seqreg.workbench.data.examples import Example, example
 from tests.helpers import sample_files
 from tests.helpers.tiny_tasks import seqreg
 
@@ -215,6 +216,12 @@ def test_options_of_a_file_that_cannot_be_right(options: list[str], message: str
     assert [path.name for path in tmp_path.iterdir()] == ["x.csv"]
 
 
+def test_quotes_before_another_delimiter_are_asked_for_it(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text('text;label\n"a b";0\n')
+    message = "x.csv:2: not CSV: ',' expected after '\"': is there another delimiter? Give --delimiter"
+    assert message in seqreg("new-task", "x.csv", cwd=tmp_path, code=2).stderr
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -223,6 +230,8 @@ def test_options_of_a_file_that_cannot_be_right(options: list[str], message: str
         (["--target", "de"], "which column is read? Give --source, one of en, de"),
         (["--label", "de", "--source", "en"], "the column 'de' has 60 different values in 60 records"),
         (["--label", "de", "--target", "en"], "--target and --label: a task generates a text or predicts a class"),
+        (["--label", "de", "--output", "no/x.yaml"], "--output no/x.yaml: there is no folder no"),
+        (["--label", "de", "--references", "en"], "--references en: only a text that is generated has references"),
     ],
 )
 def test_files_that_say_too_little_for_a_card(options: list[str], message: str, tmp_path: Path) -> None:
@@ -264,8 +273,38 @@ def test_several_references_are_in_columns_of_a_table_with_another_delimiter(tmp
     read = loading.read_file(card, path, Data(delimiter="|"))
     assert [example.accepted for example in read] == [("a greeting", "they greet"), ("letters",)]
     assert [example.target for example in read] == ["a greeting", "letters"]
-    named = made_of(path, text, delimiter="|", references=["summary2"])
-    assert named["columns"]["references"] == "summary2"
+    path.write_text('dialogue|summary|summary2\na b|[News] c d|[1]\ne f|g h| \ni j|k l|"[""m"", ""n""]"\n')
+    read = loading.read_file(card, path, Data(delimiter="|"))
+    assert [example.accepted for example in read] == [("[News] c d", "[1]"), ("g h",), ("k l", "m", "n")]
+    missing = cards.parse({**values, "columns": {**values["columns"], "references": ["summary", "sumary2"]}}, "x.yaml")
+    splits = loading.load(missing, Data(path=str(path), delimiter="|"))
+    assert "talks.csv: no example has the column 'sumary2' of columns.references" in splits.notes
+    with pytest.raises(BadInput, match=r"--references summary2: .* --references summary --references summary2$"):
+        made_of(path, text, delimiter="|", references=["summary2"])
+
+
+def test_the_delimiter_is_that_of_held_out_text_too(tmp_path: Path) -> None:
+    pairs, path = tmp_path / "pairs.csv", tmp_path / "held_out.csv"
+    pairs.write_text("source;target\n" + "".join(f"a, {n};b\n" for n in range(3)))
+    path.write_text("text;id\na b, c;1\n")
+    data = Data(path=str(pairs), corpora={"held": str(path)}, delimiter=";")
+    splits = loading.load(cards.load("text_pairs")[0], data)
+    assert [example.source for example in splits.corpora["held"]] == ["a b, c"]
+
+
+def test_a_label_or_target_that_is_empty_is_none_where_none_is_needed() -> None:
+    (pairs, _), (rte, _) = cards.load("text_pairs"), cards.load("glue/rte")
+    for empty in (None, ""):
+        assert example(pairs, {"source": "a", "target": empty}, "x:1", labelled=False) == Example("a")
+        record = {"sentence1": "a", "sentence2": "b", "label": empty}
+        assert example(rte, record, "x:1", labelled=False) == Example("a", "b")
+    with pytest.raises(BadInput, match=r"x:1: the column 'target' is empty \(null\)"):
+        example(pairs, {"source": "a", "target": None}, "x:1")
+
+
+def test_a_reference_that_the_first_record_lacks_is_seen(tmp_path: Path) -> None:
+    lines = '{"body": "a b", "title": "c d"}\n{"body": "e f", "title": "g h", "title2": "i j"}\n'
+    assert made_of(tmp_path / "a.jsonl", lines)["columns"]["references"] == ["title", "title2"]
 
 
 def test_a_cell_of_a_table_may_hold_a_list_of_references(tmp_path: Path) -> None:
@@ -273,6 +312,12 @@ def test_a_cell_of_a_table_may_hold_a_list_of_references(tmp_path: Path) -> None
     values = made_of(path, 'text,summary,references\na b,c,"[""c"", ""d e""]"\n')
     read = loading.read_file(cards.parse(values, "a.yaml"), path)
     assert read[0].accepted == ("c", "d e")
+    named = made_of(path, 'text,summary,all\na b,c,"[""c"", ""d e""]"\n', references=["all"])
+    assert named["columns"]["references"] == "all"
+    apart = made_of(path, "text,summary,references\na b,c,d e\n")
+    assert apart["columns"]["references"] == ["summary", "references"]
+    path.write_text("text,summary,references\na b,c,\n")
+    assert loading.read_file(cards.parse(values, "a.yaml"), path)[0].accepted == ("c",)
     path.write_text("text,summary,references\na b,c,d e\n")
     with pytest.raises(BadInput, match=r"'references' is 'd e': expected a list of texts; or name several columns"):
         loading.read_file(cards.parse(values, "a.yaml"), path)

@@ -106,5 +106,7 @@ def test_curves_go_where_they_are_reported_to(tmp_path: Path, monkeypatch: pytes
     assert any("part/base" in entry for entry in logs)
     assert any("eval_rougeL" in entry for entry in logs)
     assert train.arguments(run.config.for_evaluation("x"), tmp_path, True).report_to == []
+    assert run_of(tmp_path, "logging.report_to=wandb").config.logging.report_to == ["wandb"]
+    assert run_of(tmp_path, "logging.report_to=none").config.logging.report_to == []
     with pytest.raises(BadInput, match=r"logging\.report_to\.0='tensorboard': expected 'wandb'"):
         run_of(tmp_path, "logging.report_to=[tensorboard]")

@@ -159,9 +159,10 @@ def test_evaluate_and_predict_say_the_same_as_the_training(
     found = [json.loads(line)["prediction"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     rows = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
     assert found == [row["prediction"] for row in rows]
-    monkeypatch.setattr("sys.stdin", io.StringIO("a first text\na second<n>text\n"))
-    assert predict(folder, "-", str(tmp_path / "out.txt")) == 2
-    assert (tmp_path / "out.txt").read_text().count("\n") == 2
+    monkeypatch.setattr("sys.stdin", io.StringIO("\ufeffa first text\na second<n>text\n"))
+    assert predict(folder, "-", str(tmp_path / "out.txt"), as_json=True) == 2
+    sources = [json.loads(line)["source"] for line in (tmp_path / "out.txt").read_text().splitlines()]
+    assert sources == ["a first text", "a second\ntext"]  # without the byte-order mark
     other = train.evaluate_run(folder, file=source, output=tmp_path / "other", overrides=("generation.num_beams=1",))
     assert list(other["scores"]) == ["test"]
 
