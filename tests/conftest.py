@@ -10,7 +10,7 @@ import transformers
 from seqreg.workbench.data import hardware
 
 hardware.settle()  # before the first product; workers of pytest-xdist inherit it
-hardware.use_avx512()  # as in every command: what one test sets would be there in the next
+hardware.prepare_cpu()  # as in every command: what one test sets would be there in the next
 if "OMP_NUM_THREADS" not in os.environ:
     torch.set_num_threads(1)
 transformers.utils.logging.disable_progress_bar()

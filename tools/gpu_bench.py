@@ -75,7 +75,7 @@ def steps(size: str, terms: Sequence[str] | None, device: str, losses: tuple[Los
     chosen = SIZES[size]
     model = chosen.model().to(device)
     batch = {key: value.to(device) for key, value in chosen.batch().items()}
-    light = [variant for variant in variants(terms, kind=chosen.kind) if not variant.heavy]
+    light = [variant for variant in variants(terms, kind=chosen.kind) if variant.prepared and not variant.heavy]
     by_name = {variant.name: variant.step(model, batch) for variant in light}
     if losses is not None and chosen.kind != "classifier":
         by_name |= liger_steps(model, batch, *losses)

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import torch
 
 from seqreg.bench.sizes import Size
 from seqreg.bench.steps import HF, PLAIN, Variant, variants
 from seqreg.bench.worker_process import clock, count_flops, peak_memory
 from seqreg.errors import Advice
+from seqreg.workbench.data.hardware import prepare_cpu
 
 Axis = Literal["classes", "target", "source", "rows", "layers"]
 BASE = Size(width=64, layers=2, heads=2, classes=8000, source=64, target=32, rows=4, together=1)
@@ -65,7 +67,7 @@ def measure(
     axes: Sequence[Axis] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> list[Curve]:
-    """Every step over every size.
+    """Every step over every size, on one thread.
 
     Args:
         terms: only these; all by default
@@ -73,12 +75,17 @@ def measure(
         progress: told what is being done
     """
     steps = [variant for variant in variants(terms, presets=False) if not variant.heavy and _default(variant)]
-    curves = []
-    for axis in axes or POINTS:
-        for variant in steps:
-            if progress is not None:
-                progress(f"{axis}: {variant.name}")
-            curves.append(_curve(variant, axis))
+    curves, threads = [], torch.get_num_threads()
+    prepare_cpu()  # as every command does
+    torch.set_num_threads(1)  # its time is then that of this process alone
+    try:
+        for axis in axes or POINTS:
+            for variant in steps:
+                if progress is not None:
+                    progress(f"{axis}: {variant.name}")
+                curves.append(_curve(variant, axis))
+    finally:
+        torch.set_num_threads(threads)
     return curves
 
 

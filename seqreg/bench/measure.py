@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from seqreg.bench.profile_step import StepProfile
 from seqreg.bench.sizes import SIZES
-from seqreg.bench.steps import HEAVY, HF, PLAIN, Variant, variants
+from seqreg.bench.steps import BY_HAND, COMPILED, HEAVY, HF, PLAIN, UNPREPARED, Variant, variants
 from seqreg.bench.worker_process import Worker
 from seqreg.errors import BadInput, nearest
 
@@ -130,7 +130,7 @@ def profile(
     """
     profiles = []
     for variant in variants(terms, presets=False, kind=SIZES[size].kind):
-        if variant.heavy or variant.name not in (HF, PLAIN, variant.term):
+        if variant.heavy or variant.name not in (HF, UNPREPARED, PLAIN, variant.term):
             continue
         if progress is not None:
             progress(variant.name)
@@ -210,13 +210,13 @@ def plot(bench: Bench, path: str) -> None:
     )  # fmt: skip
     axes[0].set_yticks(places, [row.name for row in rows], fontsize=8)
     figure.suptitle(
-        f"One training step, {bench.size} (blue: seqreg; orange: computed as released code does; grey: plain)"
+        f"One training step, {bench.size} (blue: seqreg; orange: computed as released code does; grey: without seqreg)"
     )
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
 
 
 def _colour(name: str) -> str:
-    if name == HF:
+    if name.removesuffix(COMPILED) in BY_HAND:
         return "#999999"
     return "#d55e00" if "from logits" in name else "#0072b2"

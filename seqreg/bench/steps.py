@@ -27,6 +27,7 @@ HEAVY = 10
 COMPILED = ", compiled"
 """What the name of a step ends with whose model is compiled."""
 HF, PLAIN, DFT = "plain transformers", "plain seqreg", "plain seqreg loss=dft"
+UNPREPARED = "plain transformers, as torch comes"
 LINEAR, TWO_PASSES = "torch's linear_cross_entropy, no smoothing", "rdrop by hand: two passes, kl_div"
 CHEAPER: dict[str, dict[str, dict[str, Any]]] = {
     "anchor": {"anchor divergence=l2": {"divergence": "l2"}},
@@ -115,7 +116,12 @@ def two_pass_step(model: Any, batch: Batch, weight: float = 1.0) -> StepFunction
     return step
 
 
-BY_HAND = {HF: transformers_step, LINEAR: linear_cross_entropy_step, TWO_PASSES: two_pass_step}
+BY_HAND = {
+    HF: transformers_step,
+    UNPREPARED: transformers_step,
+    LINEAR: linear_cross_entropy_step,
+    TWO_PASSES: two_pass_step,
+}
 """Steps without seqreg."""
 
 
@@ -132,6 +138,7 @@ class Variant:
 
     Args:
         compiled: the model is compiled before
+        prepared: products and memory are settled as every command does, if there is something to settle
     """
 
     name: str
@@ -140,6 +147,7 @@ class Variant:
     fused: bool = True
     loss: LossName = "nll"
     compiled: bool = False
+    prepared: bool = True
 
     def step(self, model: nn.Module, batch: Batch) -> StepFunction:
         by_hand = BY_HAND.get(self.name.removesuffix(COMPILED))
@@ -166,7 +174,7 @@ def variants(
         kind: of the model: only a seq2seq model has a decoder beside its input, and nothing of a classifier is fused
         compiled: also the plain steps, and those of terms by their defaults, with a compiled model
     """
-    variants = [Variant(HF), Variant(PLAIN)]
+    variants = [Variant(HF), Variant(UNPREPARED, prepared=False), Variant(PLAIN)]
     for term in dict.fromkeys(term_names() if terms is None else terms):
         if term not in term_names():
             raise BadInput(f"unknown term {term!r}; {nearest(term, term_names())}")

@@ -117,8 +117,11 @@ def bench(
         raise BadInput(f"{settings[0]}: settings change the recipe of --frontier, which is not given")
     if frontier and (alone or engine or terms or size != "small" or threads != 1):
         raise BadInput("--frontier is measured alone: leave out all other options but --rounds, --plot and --json")
-    if alone and (terms or rounds or plot):
-        raise BadInput(f"{alone[0]} measures no steps: leave out --terms, --rounds and --plot")
+    if alone and (terms or rounds or plot or size != "small" or threads != 1 or not presets):
+        left_out = "--size, --terms, --rounds, --threads, --no-presets and --plot"
+        raise BadInput(f"{alone[0]} measures no steps: leave out {left_out}")
+    if frontier and rounds == 1:
+        raise BadInput("--rounds 1: expected a whole number >= 2, as --frontier compares two gradients")
     if examples and not data:
         raise BadInput("--examples is for --data: leave it out")
     if engine and (terms or rounds or plot or size != "small" or threads != 1):

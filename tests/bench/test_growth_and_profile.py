@@ -46,6 +46,23 @@ def test_operations_grow_as_the_formula_says(monkeypatch: pytest.MonkeyPatch, tm
     assert (tmp_path / "growth.png").stat().st_size > 10_000
 
 
+def test_growth_is_timed_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of the process alone is that of its one thread; afterwards there are as many as before."""
+    small = dataclasses.replace(growth.BASE, width=16, classes=200, source=8, target=8, rows=2, layers=1)
+    monkeypatch.setattr(growth, "BASE", small)
+    monkeypatch.setattr(growth, "POINTS", {"rows": (1, 2, 3)})
+    threads: list[int] = []
+    monkeypatch.setattr(growth, "clock", lambda: threads.append(torch.get_num_threads()) or float(len(threads)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        growth.measure([])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(threads) == {1}
+
+
 def test_kinds_of_operators() -> None:
     kinds = {
         "aten::mm": "matrix products",
@@ -75,8 +92,10 @@ def test_a_step_of_products_is_one() -> None:
 def test_plain_steps_and_terms_are_profiled() -> None:
     told: list[str] = []
     found = measure.profile("tiny", ["r3f"], progress=told.append)
-    assert told == [each.name for each in found] == [bench_steps.HF, bench_steps.PLAIN, "r3f"]
-    assert found[0].product_flops == found[1].product_flops == found[2].product_flops // 2
+    names = [bench_steps.HF, bench_steps.UNPREPARED, bench_steps.PLAIN, "r3f"]
+    assert told == [each.name for each in found] == names
+    assert len({each.product_flops for each in found[:3]}) == 1
+    assert found[3].product_flops == 2 * found[2].product_flops
     assert all(0 < each.of_peak < 1.5 and each.shares["attention"] > 0 for each in found)
 
 

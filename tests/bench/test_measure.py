@@ -245,10 +245,10 @@ def test_measure_and_plot(tmp_path: Path) -> None:
     told: list[str] = []
     found = bench.measure("tiny", ["rdrop"], rounds=1, progress=lambda what, done, whole: told.append(what))
     names = [row.name for row in found.rows]
-    assert names[:3] == [bench_steps.HF, bench_steps.PLAIN, "rdrop"]
+    assert names[:4] == [bench_steps.HF, bench_steps.UNPREPARED, bench_steps.PLAIN, "rdrop"]
     presets = ["rdrop preset=fairseq_rdrop", "rdrop preset=fairseq_rdrop, from logits"]
     torchs = [bench_steps.LINEAR] if hasattr(torch.nn.functional, "linear_cross_entropy") else []
-    assert names[3:] == ["rdrop where=decoder, layer=0", *presets, bench_steps.TWO_PASSES, *torchs]
+    assert names[4:] == ["rdrop where=decoder, layer=0", *presets, bench_steps.TWO_PASSES, *torchs]
     assert found.rows[0].time == found.rows[0].flops == found.rows[0].memory == 1.0
     assert all(0 < row.of_peak < 1.5 for row in found.rows)
     assert told[-1] == "done"
@@ -328,7 +328,7 @@ def test_compiled_steps_are_added_when_asked_for() -> None:
 def test_operations_of_a_compiled_step_are_those_of_the_step() -> None:
     counts = []
     for variant in bench_steps.variants([], presets=False, compiled=True):
-        if variant.name.startswith(bench_steps.HF):
+        if variant.name.removesuffix(bench_steps.COMPILED) == bench_steps.HF:
             with closing(worker_process.Worker("tiny", variant, 1)) as worker:
                 worker.wait()
                 counts.append(worker.ask("operations")[0])

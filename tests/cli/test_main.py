@@ -198,7 +198,11 @@ def test_an_interrupt_inside_a_command_is_one_line(
     [
         (["--rouge", "--batches"], "--rouge and --batches: each is measured alone"),
         (["--batches", "--data"], "--batches and --data: each is measured alone"),
-        (["--batches", "--plot", "a.png"], "--batches measures no steps: leave out --terms, --rounds and --plot"),
+        (["--batches", "--plot", "a.png"], "--batches measures no steps: leave out --size, --terms, --rounds, --th"),
+        (["--rouge", "--size", "causal"], "--rouge measures no steps: leave out --size"),
+        (["--batches", "--threads", "2"], "--batches measures no steps: leave out"),
+        (["--data", "--no-presets"], "--data measures no steps: leave out"),
+        (["--frontier", "glue", "--rounds", "1"], "--rounds 1: expected a whole number >= 2"),
         (["--rouge", "-t", "r3f"], "--rouge measures no steps: leave out"),
         (["--data", "--engine", "ddp"], "--engine is measured alone: leave out --data"),
         (["--examples", "9"], "--examples is for --data: leave it out"),

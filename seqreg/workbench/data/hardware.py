@@ -1,4 +1,4 @@
-"""What the hardware can compute: half precision, float32 with AVX-512, and instructions that are advertised but crash.
+"""What the hardware can compute: half precision, float32 with AVX-512, instructions that crash; and how memory is kept.
 
     python -m seqreg.workbench.data.hardware    # prints the ONEDNN_MAX_CPU_ISA to set; nothing where none is needed
 
@@ -9,7 +9,9 @@ held to the highest level that works; everything is computed all the same.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,6 +27,8 @@ VARIABLE = "ONEDNN_MAX_CPU_ISA"
 LEVELS = ("AVX512_CORE_AMX", "AVX512_CORE_FP16", "AVX512_CORE_BF16", "AVX512_CORE", "AVX2", "SSE41")
 """Of oneDNN, from the highest; `ALL` is what it does by itself."""
 ALL = "ALL"
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+"""Parameters of glibc's `mallopt`, by their numbers in malloc.h."""
 PRODUCTS = """
 import resource
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -126,6 +130,28 @@ def check_precision(precision: str) -> None:
     except (RuntimeError, NotImplementedError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
         raise BadInput(f"{refusal} ({reason}): set optimisation.precision=fp32") from None
+
+
+def prepare_cpu() -> None:
+    """What every command that computes with a model sets once: products with AVX-512, memory that is kept."""
+    use_avx512()
+    keep_freed_memory()
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep what is freed for what is allocated next.
+
+    By default it returns large arrays to the system, which clears their pages anew in every step. What a user has told
+    malloc in the environment stays as it is, and so does a process with a GPU.
+    """
+    import torch
+
+    told = any(name.startswith("MALLOC_") for name in os.environ) or "malloc" in os.environ.get("GLIBC_TUNABLES", "")
+    if told or platform.libc_ver()[0] != "glibc" or torch.accelerator.is_available():
+        return
+    libc = ctypes.CDLL(None)
+    libc.mallopt(M_MMAP_MAX, 0)  # large arrays too come from the heap
+    libc.mallopt(M_TRIM_THRESHOLD, -1)  # and its end is never returned
 
 
 def use_avx512() -> None:

@@ -26,7 +26,7 @@ from seqreg.workbench.config.settings import Config, Model
 from seqreg.workbench.data import adapters, weights
 from seqreg.workbench.data.completions import USER, ChatEncoder, PromptEncoder, is_causal
 from seqreg.workbench.data.examples import Example
-from seqreg.workbench.data.hardware import use_avx512
+from seqreg.workbench.data.hardware import prepare_cpu
 from seqreg.workbench.data.symbols import symbol_tokenizers
 from seqreg.workbench.data.tokenizers import TARGET, TwoTokenizers, train_tokenizer
 
@@ -237,7 +237,7 @@ def loaded(auto: Any, name: str, trust: bool, config: Any, *, new_head: bool) ->
     _check_stored(name, config)
     _check_generation(name)
     settings: dict[str, Any] = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
-    use_avx512()
+    prepare_cpu()
     model, report = fetched(auto, name, "model", trust, config=config, **settings)
     _check_saves(name, model)
     _drawn[model] = frozenset(weights.check_loaded(model, report, name, new_head=new_head))
@@ -307,7 +307,7 @@ def _from_scratch(config: Config, card: Card, tokenizer: Any, labels: Mapping[st
     _check_kind(name, f"model.architecture={name}", card)
     try:
         auto = _auto(card, name in auto_models.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
-        use_avx512()
+        prepare_cpu()
         model = auto.from_config(_fresh_config(config, tokenizer, labels))
         if card.kind == "generation":
             _forbid_special(model, tokenizer)

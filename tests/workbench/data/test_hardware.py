@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -191,3 +192,34 @@ def test_a_model_that_is_loaded_settles_the_products(tmp_path: Path) -> None:
     transformers.BertModel(config).save_pretrained(tmp_path)
     models.loaded(transformers.AutoModel, str(tmp_path), False, config, new_head=True)
     assert torch.get_float32_matmul_precision() == "medium"
+
+
+PAGES = """
+import resource, sys, torch
+from seqreg.workbench.data import hardware
+if sys.argv[1] == "gpu":
+    torch.accelerator.is_available = lambda: True
+hardware.keep_freed_memory()
+faults = []
+for _ in range(20):  # glibc reuses the place of an aligned array after some of its size
+    begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(16 << 20)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begin)
+print(min(faults))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc")
+@pytest.mark.parametrize(
+    ("device", "told", "kept"),
+    [
+        ("cpu", {}, True),
+        ("cpu", {"MALLOC_MMAP_MAX_": "65536"}, False),
+        ("cpu", {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=65536"}, False),
+        ("gpu", {}, False),
+    ],
+)
+def test_freed_memory_is_kept_unless_malloc_was_told_otherwise(device: str, told: dict[str, str], kept: bool) -> None:
+    quiet = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    faults = int(run(sys.executable, "-c", PAGES, device, environment=quiet | told).stdout)
+    assert (faults < 100) == kept  # 64 MB are 16,384 pages of 4 kB, and 32 of 2 MB
