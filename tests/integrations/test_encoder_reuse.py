@@ -136,6 +136,70 @@ def test_it_is_not_reused_where_it_may_differ() -> None:
     assert passes_of(build_term("r3f", decoder)) >= 2
 
 
+def test_it_is_reused_beside_a_term_that_looks_at_every_layer() -> None:
+    """JacHess has a clean pass that gives the outputs of all layers."""
+    torch.manual_seed(0)
+    model = MODELS["bart"]().double().train()
+    passes = counted_encoder_passes(model)
+    terms = build_term("r3f", {"where": "decoder", "scale": 0.1, "dropout": "shared"}), build_term("jachess", {})
+
+    def found(*, reuse: bool) -> torch.Tensor:
+        model.zero_grad(set_to_none=True)
+        torch.manual_seed(5)
+        passes.clear()
+        ctx = context(model, batch(), step=0)
+        if not reuse:
+            ctx.forward.reuse = None
+        Criterion(*terms)(ctx).total.backward()
+        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+    reused = found(reuse=True)
+    assert len(passes) == 2
+    whole = found(reuse=False)
+    assert len(passes) == 3
+    torch.testing.assert_close(reused, whole, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("term", "settings"), [("jachess", {}), ("neftune", {"where": "decoder"}), ("smart", {"where": "decoder"})]
+)
+def test_a_second_loss_of_one_context_has_masks_of_its_own(term: str, settings: dict[str, Any]) -> None:
+    """What the first left behind has other dropout masks."""
+    torch.manual_seed(0)
+    model = MODELS["bart"]().double().train()
+    noised = build_term("r3f", {"where": "decoder", "scale": 0.1, "dropout": "shared"})
+    found = []
+    for first in (False, True):
+        ctx = context(model, batch(), step=0)
+        if first:
+            Criterion(noised)(ctx)
+        torch.manual_seed(5)
+        report = Criterion(build_term(term, settings), noised)(ctx)
+        report.total.backward()
+        found.append(report.scalars())
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("term", ["r3f", "smart"])
+def test_a_context_can_be_used_again_after_an_update(term: str) -> None:
+    """The second loss looks up the new embeddings, and has a graph of its own."""
+    torch.manual_seed(0)
+    model = MODELS["bart"]().double().train()
+    criterion, ctx = Criterion(build_term(term, {"dropout": "shared", "scale": 0.1})), context(model, batch())
+    criterion(ctx).total.backward()
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(2.0)
+    found = []
+    for used in (ctx, context(model, batch())):
+        model.zero_grad(set_to_none=True)
+        torch.manual_seed(5)
+        report = criterion(used)
+        report.total.backward()
+        found.append((report.scalars(), model.get_input_embeddings().weight.grad.clone()))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
+
+
 def test_new_weights_are_seen() -> None:
     """What the encoder gave before an update is not used after it."""
     torch.manual_seed(0)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from torch.distributed.fsdp import fully_shard
@@ -123,6 +124,14 @@ def _nothing_stale(rank: int, world: int) -> None:
     assert losses[0] == losses[1]
 
 
+def _diagnostics_of_adapters(rank: int, world: int) -> None:
+    """FSDP2 gathers weights in the forward of the model that it was called on, which is PEFT's."""
+    case = Case("llama", "", "fsdp2", way="root", lora=("q_proj", "v_proj"))
+    net, one = wrap(make(case), case, world), batch(case, rank, world, 0)
+    numbers = Criterion(R3F(scale=0.1)).diagnostics(context(net, one, step=0, count=count(net, [one])))
+    assert numbers["r3f/part_over_base"] > 0
+
+
 def _average_is_sharded(rank: int, world: int) -> None:
     """The average of Bregman is kept as shards, saved whole, and taken up again as it was."""
     case = Case("llama", "", "fsdp2")
@@ -196,11 +205,16 @@ def _what_is_sharded_is_refused(rank: int, world: int) -> None:
         net = tiny_models.make("bart")
         with pytest.raises(BadInput, match="cpu_offload: the weights are in the memory of the CPU already"):
             shard(net, cpu_offload=True)
+        with pytest.raises(BadInput, match="FSDP2: layerdrop skips layers that other ranks gather"):
+            shard(tiny_models.make("bart", encoder_layerdrop=0.5))
         shard(net)
         with pytest.raises(BadInput, match="the model is under FSDP2 already"):
             shard(net)
         with pytest.raises(BadInput, match="optim='adafactor' averages rows and columns"):
             trainer("bart", out, net=net, optim="adafactor")
+        adapters = peft.get_peft_model(tiny_models.make("bart"), peft.LoraConfig(target_modules=["q_proj"]))
+        with pytest.raises(BadInput, match="adapters are not saved from the shards of FSDP2"):
+            trainer("bart", out, net=shard(adapters))
         with pytest.raises(BadInput, match="StochasticUpdate needs whole gradients"):
             trainer("bart", out, net=net, update=StochasticUpdate())
         with pytest.raises(BadInput, match="an R4F head cannot be exported"):
@@ -210,6 +224,7 @@ def _what_is_sharded_is_refused(rank: int, world: int) -> None:
 CHECKS = [
     _count_is_required,
     _nothing_stale,
+    _diagnostics_of_adapters,
     _average_is_sharded,
     _accumulates_without_communication,
     _the_trainer_stops,

@@ -15,6 +15,7 @@ from transformers import (
     BartForConditionalGeneration,
     BertConfig,
     BertForMaskedLM,
+    Gemma4ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     RobertaConfig,
@@ -25,8 +26,10 @@ from transformers import (
 
 from seqreg import BadInput, Criterion, build_term
 from seqreg.bench.worker_process import count_flops
+from seqreg.forward import Perturbation
 from seqreg.integrations.hf import context
 from seqreg.terms import r3f
+from tests.helpers.tiny_configs import tiny
 from tests.integrations.test_encoder_reuse import SMALL, in_float64
 
 BERT = dict(
@@ -241,6 +244,40 @@ def test_other_terms_have_their_passes_beside_it() -> None:
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
 
 
+def test_passes_of_other_terms_leave_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under autocast SMART replays the clean pass in float32 and without a graph: the layers below keep theirs."""
+    monkeypatch.setattr(r3f, "sample", lambda noise, states, *_: noise_like(states))
+    torch.manual_seed(0)
+    model = MODELS["bart"][0]().train()
+    found = []
+    for names in (("r3f",), ("smart", "r3f")):
+        model.zero_grad(set_to_none=True)
+        settings = {"r3f": {"layer": 1, "scale": 0.1, "weight": 1e3, "dropout": "shared"}, "smart": {"weight": 1e-12}}
+        criterion = Criterion(*(build_term(name, settings[name]) for name in names))
+        torch.manual_seed(5)
+        with torch.autocast("cpu", torch.bfloat16):
+            report = criterion(context(model, batch_for("bart"), step=0))
+        report.total.backward()
+        below = model.get_encoder().layers[0].fc1.weight.grad
+        found.append((float(report.values["r3f"]), below.clone()))
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-3)
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-3, atol=1e-3 * float(found[0][1].abs().max()))
+
+
+def test_another_source_is_not_kept() -> None:
+    """The gap of the source has a pass without dropout over the sources of other rows."""
+    torch.manual_seed(0)
+    model, batch = MODELS["bart"][0]().double().train(), batch_for("bart")
+    forward = context(model, batch, step=0).forward
+    forward.keep_input("encoder", 1)
+    forward.clean()
+    forward.other_source()
+    with torch.no_grad():
+        straight = forward(dropout="off").logits
+        resumed = forward(Perturbation({"encoder": torch.zeros(())}, point=1), dropout="off").logits
+    assert torch.equal(resumed, straight)
+
+
 def test_without_dropout_the_reference_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """dropout="off" on a model in training is any dropout on one in evaluation mode."""
     monkeypatch.setattr(r3f, "sample", lambda noise, states, *_: noise_like(states))
@@ -296,3 +333,9 @@ def test_models_that_cannot_are_named() -> None:
     shared = AlbertForSequenceClassification(AlbertConfig(**BERT, embedding_size=8, num_labels=3)).train()
     with pytest.raises(BadInput, match="once per pass"):
         Criterion(build_term("rdrop", {"layer": 0}))(context(shared, batch_for("roberta"), step=0))
+    keys_of_below = Gemma4ForCausalLM(
+        tiny("gemma4_text", num_kv_shared_layers=1, layer_types=["full_attention"] * 6)
+    ).train()
+    with pytest.raises(BadInput, match=r"^layer=5: Gemma4ForCausalLM cannot begin there, as a layer of it takes more"):
+        Criterion(build_term("rdrop", {"layer": 5}))(context(keys_of_below, batch_for("llama"), step=0))
+    assert all("forward" not in vars(module) for module in keys_of_below.modules())

@@ -99,6 +99,14 @@ class HFForward(Forward):
         before = [self.stacks["encoder"].module] if site == "decoder" and "encoder" in self.stacks else []
         self.kept_inputs[site, layer] = LayerInput(layers[layer], [*before, *layers[:layer]], self._device)
 
+    @contextlib.contextmanager
+    def _clean_pass_of(self, step: int | None) -> Iterator[None]:
+        for kept in (*self.kept_inputs.values(), *(() if self.reuse is None else (self.reuse,))):
+            kept.forget()  # what is of an earlier clean pass
+        self.lookups = self._lookups(self.inputs)
+        with super()._clean_pass_of(step):
+            yield
+
     def run(self, shifts: Sequence[Perturbation], *, hidden: bool, rows: Tensor | None = None) -> Pass:
         inputs: Mapping[str, Any] = self.inputs
         if rows is not None:
@@ -120,9 +128,17 @@ class HFForward(Forward):
             reached = getattr(self.model, "find_unused_parameters", False)  # of DistributedDataParallel
             stopped = deferred(self.head, self.head_owner, copied=self._swapped, lora=self.lora, reached=reached)
             exits.enter_context(stopped)
-            if self.reuse is not None and self._masks is not None and not hidden:
+            if self.reuse is not None and self._masks is not None and not (hidden and shifts):
                 inputs = exits.enter_context(self.reuse(inputs, self._masks, shifts))
-            output = (self.module if self.observing else self.model)(**inputs, **options)
+            alone = self.observing and self.shards is None  # FSDP2 gathers in the forward of what it was called on
+            try:
+                output = (self.module if alone else self.model)(**inputs, **options)
+            except (KeyError, IndexError) as error:
+                if layer := next((shift.point for shift in shifts if isinstance(shift.point, int)), None):
+                    name = type(self.module).__name__
+                    fix = "a layer of it takes more from those below than their output: leave layer out"
+                    raise BadInput(f"layer={layer}: {name} cannot begin there, as {fix}") from error
+                raise
         embeds.layer_inputs |= {key: kept.states(self._masks or "shared") for key, kept in kept_inputs.items()}
         states = _hidden_states(output, self.stacks) if hidden else {}
         aux = hf.aux_loss(self.module, output, inputs)
@@ -167,15 +183,16 @@ class HFForward(Forward):
         rows = next((len(v) for v in self.inputs.values() if isinstance(v, Tensor)), 0)
         if self.task != "seq2seq" or rows < 2:
             return None
-        inputs = self.inputs
+        inputs, kept = self.inputs, self.kept_inputs
         try:
+            self.kept_inputs = {}  # are of the rows' own sources
             self.inputs = {
                 k: v if k.startswith("decoder_") or not isinstance(v, Tensor) else v.roll(1, 0)
                 for k, v in inputs.items()
             }
             return self(dropout="off", grad=False)
         finally:
-            self.inputs = inputs
+            self.inputs, self.kept_inputs = inputs, kept
 
     @contextlib.contextmanager
     def one_step(self) -> Iterator[None]:

@@ -34,7 +34,7 @@ class _Encoded:
 
 
 class EncoderReuse:
-    """Keeps the output of the last unperturbed pass, with dropout and without."""
+    """Keeps the output of the first unperturbed pass, with dropout and without."""
 
     def __init__(self, module: nn.Module, encoder: nn.Module) -> None:
         self.module, self.encoder = module, encoder
@@ -48,6 +48,10 @@ class EncoderReuse:
         if not takes or not {"encoder", "decoder"} <= stacks.keys() or any(map(is_parametrized, module.modules())):
             return None
         return cls(module, stacks["encoder"].module)
+
+    def forget(self) -> None:
+        """A new clean pass begins: what is kept is of an earlier one."""
+        self._kept.clear()
 
     @contextlib.contextmanager
     def __call__(
@@ -72,17 +76,22 @@ class EncoderReuse:
 
     def _usable(self, inputs: Mapping[str, Any], masks: Dropout, shifts: Sequence[Perturbation]) -> _Encoded | None:
         encoded = self._kept.get(masks)
-        if encoded is None or any(shift.delta.keys() != {"decoder"} for shift in shifts):
+        if any(shift.delta.keys() != {"decoder"} for shift in shifts):
             return None
-        same = encoded.inputs is inputs and encoded.versions == self._versions()
-        return encoded if same and (encoded.grad or not torch.is_grad_enabled()) else None
+        return encoded if self._fits(encoded, inputs) else None
+
+    def _fits(self, encoded: _Encoded | None, inputs: Mapping[str, Any]) -> bool:
+        """Whether a pass over these inputs would compute the same, with a graph where it needs one."""
+        if encoded is None or encoded.inputs is not inputs or encoded.versions != self._versions():
+            return False
+        return encoded.grad or not torch.is_grad_enabled()
 
     @contextlib.contextmanager
     def _keeping(self, inputs: Mapping[str, Any], masks: Dropout) -> Iterator[None]:
-        """Keep what the encoder gives, if it runs once, in the arithmetic of the weights."""
-        if masks == "shared":
-            self._kept.clear()  # a new clean pass: what is kept is of an earlier one
-        self._kept.pop(masks, None)
+        """Keep what the encoder gives, if it runs once, in the arithmetic of the weights, and is not known already."""
+        if self._fits(self._kept.get(masks), inputs):
+            yield
+            return
         outputs: list[_Encoded] = []
 
         def keep(_: nn.Module, __: Any, output: Any) -> None:

@@ -25,10 +25,11 @@ class _Kept:
 
     outputs: dict[nn.Module, list[Any]]
     inputs: list[tuple[Tensor, tuple[Tensor, Tensor | None]]]
+    grad: bool
 
 
 class LayerInput:
-    """Keeps the last unperturbed pass, with dropout and without.
+    """Keeps the first unperturbed pass, with dropout and without; under autocast another than without it.
 
     Args:
         layer: where later passes begin
@@ -38,12 +39,26 @@ class LayerInput:
 
     def __init__(self, layer: nn.Module, below: Sequence[nn.Module], device: torch.device) -> None:
         self.layer, self.below, self.device = layer, below, device
-        self._kept: dict[Dropout, _Kept] = {}
+        self._kept: dict[tuple[bool, bool], _Kept] = {}
+
+    def forget(self) -> None:
+        """A new clean pass begins: what is kept is of an earlier one."""
+        self._kept.clear()
+
+    def _key(self, masks: Dropout) -> tuple[bool, bool]:
+        return masks == "off", torch.is_autocast_enabled(self.device.type)
 
     @contextlib.contextmanager
     def keeping(self, masks: Dropout) -> Iterator[None]:
-        """The pass inside is kept: "shared" is the clean one, or one that replays it; "off" has no dropout."""
-        kept = _Kept({module: [] for module in self.below}, [])
+        """The pass inside is kept: "shared" is the clean one, or one that replays it; "off" has no dropout.
+
+        A later one computes the same again, and perhaps without a graph: the first stays, unless it has none.
+        """
+        key, grad = self._key(masks), torch.is_grad_enabled()
+        if key in self._kept and (self._kept[key].grad or not grad):
+            yield
+            return
+        kept = _Kept({module: [] for module in self.below}, [], grad)
 
         def keep_output(module: nn.Module, _: Any, output: Any) -> None:
             kept.outputs[module].append(output)
@@ -60,11 +75,11 @@ class LayerInput:
                 handle.remove()
         if any(len(calls) != 1 for calls in (kept.inputs, *kept.outputs.values())):
             raise BadInput("layer: this model does not run each of its layers once per pass: leave layer out")
-        self._kept[masks] = kept
+        self._kept[key] = kept
 
     def states(self, masks: Dropout) -> Tensor:
         """The input of the layer in the pass that was kept."""
-        return self._kept["off" if masks == "off" else "shared"].inputs[0][0]
+        return self._kept[self._key(masks)].inputs[0][0]
 
     @contextlib.contextmanager
     def resumed(self, masks: Dropout, delta: EmbeddingDelta, detach: bool = False) -> Iterator[None]:
@@ -74,7 +89,7 @@ class LayerInput:
             masks: "shared" draws the dropout masks of the clean pass from there on, "independent" others
             detach: see `seqreg.forward.Perturbation`
         """
-        kept = self._kept["off" if masks == "off" else "shared"]
+        kept = self._kept[self._key(masks)]
         states, generators = kept.inputs[0]
 
         def change(_: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from seqreg.engines.detect import engine_of, world_size
 from seqreg.errors import BadInput
+from seqreg.integrations.hf.model import drops_layers
 
 
 def shard(
@@ -42,6 +43,8 @@ def shard(
         raise BadInput("FSDP2 shards a model over several ranks, and there is one: start them with torchrun")
     if (engine := engine_of(model)) != "":
         raise BadInput(f"the model is under {engine} already: shard a plain one")
+    if drops_layers(model):
+        raise BadInput("FSDP2: layerdrop skips layers that other ranks gather: set the model's layerdrop to 0")
     kind = "cpu" if (device := torch.accelerator.current_accelerator()) is None else device.type
     if cpu_offload and kind == "cpu":
         raise BadInput("cpu_offload: the weights are in the memory of the CPU already: leave it out")

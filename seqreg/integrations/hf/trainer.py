@@ -28,6 +28,7 @@ from seqreg.errors import BadInput
 from seqreg.integrations.hf.callbacks import CheckedStep, UnlabelledStepCallback, UpdateCallback
 from seqreg.integrations.hf.context import ContextBuilder, context, count
 from seqreg.integrations.hf.loss_log import Window
+from seqreg.integrations.hf.reference import adapted
 from seqreg.integrations.hf.sft import record_sft_metrics, replace_sft_loss
 from seqreg.losses import IGNORE, Base
 from seqreg.overrides import generator_state, replay, training_off
@@ -175,6 +176,8 @@ class RegularizedTrainer(Trainer):
             raise BadInput("an R4F head cannot be exported under FSDP or DeepSpeed yet: train it with DDP")
         if update is not None and spread:
             raise BadInput(f"{type(update).__name__} needs whole gradients, not those of FSDP or DeepSpeed: use DDP")
+        if self.sharded and adapted(self.model) is not None:
+            raise BadInput("adapters are not saved from the shards of FSDP2: train them with DDP")
         if self.sharded and settings.optim == "adafactor":
             raise BadInput("optim='adafactor' averages rows and columns, which FSDP2 cuts: use adamw_torch")
 
