@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from torch import Tensor
@@ -43,6 +44,7 @@ def with_adapters(model: Any, lora: Lora, drawn: frozenset[str]) -> Any:
         line = next(iter(str(error).splitlines()), "")[:200]
         raise BadInput(f"model.lora={settings}: {type(model).__name__} cannot have these adapters: {line}") from None
     _check_saved(wrapped, lora)
+    _check_tied(wrapped)
     return wrapped
 
 
@@ -66,6 +68,26 @@ def _check_saved(model: Any, lora: Lora) -> None:
     for module in lora.modules_to_save:
         if not any(name == module or name.endswith(f".{module}") for name in names):
             raise BadInput(f"model.lora.modules_to_save: {type(unwrap(model)).__name__} has no module {module!r}")
+
+
+def _check_tied(model: Any) -> None:
+    """Refuse adapters of a weight that other modules have too: the plain model in the end would be another one."""
+    base, names = unwrap(model), defaultdict[int, list[str]](list)
+    for name, parameter in base.named_parameters(remove_duplicate=False):
+        if ".modules_to_save." not in name:
+            names[id(parameter)].append(_plain(name).removesuffix(".weight"))
+    for name, module in base.named_modules():
+        saved = hasattr(module, "original_module")
+        if not saved and not hasattr(module, "get_delta_weight"):
+            continue
+        weight = getattr(module.original_module if saved else module.get_base_layer(), "weight", None)
+        others = [other for other in names[id(weight)] if other != name]
+        if len(others) > saved:  # a module that is saved beside one other is told apart from it
+            key = "modules_to_save" if saved else "target_modules"
+            raise BadInput(
+                f"model.lora.{key}: {name} has the weight of {' and '.join(others)}, and the model that is saved "
+                "in the end would be another one than was trained: leave it out"
+            )
 
 
 def plain_parameters(model: Any) -> dict[str, Tensor]:

@@ -129,7 +129,7 @@ def _whole(folder: Path, key: str, *, tell: bool = False) -> StoredTable | None:
         whole = file_digest(path) == seal["sha256"] and _checksum(seal["facts"]) == seal["checksum"]
     except OSError:  # not there, or a reason to say so when it is to be written
         return None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         whole = False
     if whole:
         return _open(path, seal)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,12 @@ def check_loss(run: Run, model: Any, tokenizer: Any, examples: Sequence[Example]
     try:
         batch = collate(rows)
         ctx = context(model.train(), {**batch}, step=0)
+        if config.engine.name == "fsdp2":
+            ctx.forward.engine = "FSDP2"  # which refuses what begins at a layer
         with (
             warnings.catch_warnings(),
             ctx.forward.observed(),
+            _cast(model, config.engine.param_dtype),
             torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=bf16),
         ):
             warnings.simplefilter("ignore", Advice)  # given at the first step, on complete examples
@@ -93,6 +97,19 @@ def check_loss(run: Run, model: Any, tokenizer: Any, examples: Sequence[Example]
     finally:
         model.train(training)
     _advise_on_anchor(run, model)
+
+
+@contextlib.contextmanager
+def _cast(model: Any, param_dtype: str) -> Iterator[None]:
+    """Inside, the weights are as FSDP2 casts them for every pass."""
+    weights = {parameter: parameter.data for parameter in model.parameters()} if param_dtype == "bf16" else {}
+    try:
+        for parameter in weights:
+            parameter.data = parameter.data.bfloat16()
+        yield
+    finally:
+        for parameter, data in weights.items():
+            parameter.data = data
 
 
 @torch.no_grad()

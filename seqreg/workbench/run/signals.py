@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from seqreg.errors import Interrupted
+from seqreg.errors import BadInput, Interrupted
 
 STOPPED = "stopped: run the same command to resume"
 
@@ -30,9 +30,11 @@ class Signals:
             self._handlers = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
+        if kind is not None and issubclass(kind, BadInput):
+            self.check()  # one that struck inside a library was taken for its error
 
     def _handle(self, number: int, frame: Any) -> None:
         if os.getpid() != self._pid:  # a worker process that was forked from us

@@ -41,7 +41,8 @@ def launch(
     if nnodes > 1:
         nodes = [f"--nnodes={nnodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=seqreg"]
     options = [f"--nproc-per-node={nproc}", f"--max-restarts={restarts}", f"--shutdown-timeout={shutdown_timeout}"]
-    chosen = run.parse_args([*nodes, *options, "-m", "seqreg", *words])  # type: ignore[no-untyped-call]
+    chosen = run.parse_args([*nodes, *options, "-m", "seqreg"])  # type: ignore[no-untyped-call]
+    chosen.training_script_args = list(words)  # not parsed: torchrun takes --nproc in them for an option of its own
     return exit_code(lambda: run.run(chosen))  # type: ignore[no-untyped-call]
 
 

@@ -188,7 +188,7 @@ def test_a_changed_file_of_the_same_size_and_time_is_read_again(folder: Path) ->
     assert "harbour" in before.sets["train"][0].source  # that of a run that goes on
 
 
-@pytest.mark.parametrize("where", ["arrow", "json", "facts"])
+@pytest.mark.parametrize("where", ["arrow", "json", "facts", "depth"])
 def test_damage_is_found_told_and_mended(folder: Path, where: str, capsys: pytest.CaptureFixture[str]) -> None:
     held, _ = both(folder, "gigaword", "news")
     capsys.readouterr()
@@ -198,6 +198,8 @@ def test_damage_is_found_told_and_mended(folder: Path, where: str, capsys: pytes
             seal = json.loads(content)
             seal["facts"]["notes"] = ["an invention"]
             path.write_text(json.dumps(seal))
+        elif where == "depth":
+            path.write_text("[" * 100_000)
         elif where == "json":
             path.write_bytes(content[: len(content) // 2])
         elif content:

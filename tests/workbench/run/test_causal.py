@@ -227,6 +227,41 @@ def test_what_cannot_be_is_refused_in_one_line(words: list[str], line: str, home
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:peft.*")
+@pytest.mark.parametrize(
+    ("name", "lora", "refused"),
+    [
+        ("gpt2", {"target_modules": ["c_attn", "lm_head"]}, "lm_head has the weight of transformer.wte,"),
+        ("gpt2", {"target_modules": ["wte"]}, "transformer.wte has the weight of lm_head,"),
+        ("gpt2", {"target_modules": ["c_attn"], "modules_to_save": ["lm_head"]}, ""),
+        ("gpt2", {"target_modules": ["c_attn"], "modules_to_save": ["wte"]}, ""),
+        ("bart", {"target_modules": ["q_proj", "lm_head"]}, "lm_head has the weight of model.shared and "),
+        ("bart", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, "lm_head has the weight of "),
+        ("bart", {"target_modules": ["q_proj"], "modules_to_save": ["shared"]}, "model.shared has the weight of "),
+        ("llama", {"target_modules": ["embed_tokens", "lm_head"]}, ""),
+    ],
+)
+def test_the_plain_model_is_the_one_that_was_trained_or_refused(
+    name: str, lora: dict[str, Any], refused: str, tmp_path: Path
+) -> None:
+    """PEFT takes the adapter of a tied head into the embeddings too, and a saved head of BART leaves them out."""
+    model = tiny_models.make(name).eval()
+    if refused:
+        with pytest.raises(BadInput, match=rf"^model\.lora\.\w+: {refused}"):
+            with_adapters(model, Lora(r=2, **lora), frozenset())
+        return
+    wrapped = with_adapters(model, Lora(r=2, **lora), frozenset()).eval()
+    ids = torch.arange(4, 24).view(2, 10)
+    with torch.no_grad():
+        for parameter in wrapped.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+        trained = wrapped(input_ids=ids).logits
+        wrapped.merge_and_unload(safe_merge=True).save_pretrained(tmp_path)
+        again = type(model).from_pretrained(tmp_path).eval()
+        torch.testing.assert_close(again(input_ids=ids).logits, trained)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:peft.*")
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bart", "roberta"])
 def test_merged_weights_are_those_of_peft(name: str) -> None:
     model = tiny_models.make(name)

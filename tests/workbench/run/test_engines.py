@@ -9,16 +9,20 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
+import torch.distributed.run
 from transformers import AutoModelForSeq2SeqLM
 
 from seqreg import BadInput
 from seqreg.cli import main as cli
 from seqreg.workbench.config import run_config
 from seqreg.workbench.run import checkpoints, launch, replay
+from seqreg.workbench.run import torchrun as launcher
+from seqreg.workbench.run import train as training
 from tests.faults import RANK_SETTINGS, RANK_TERMS
 from tests.helpers import forked_process, torchrun
 from tests.helpers.interrupted_runs import one_line
@@ -159,6 +163,22 @@ def test_engines_that_are_refused(settings: list[str], said: str) -> None:
     assert len(error.value.lines) == 1
 
 
+@pytest.mark.parametrize(
+    ("settings", "term", "said"),
+    [
+        (["engine.param_dtype=bf16"], "smart", "below what bfloat16 resolves"),
+        (["terms.r3f.layer=0", "terms.r3f.where=encoder"], "r3f", "passes cannot begin at a layer under FSDP2"),
+        (["terms.anchor.divergence=l2"], "anchor", "under FSDP2 its gradient would miss the shares of other ranks"),
+    ],
+)
+def test_what_a_pass_under_fsdp2_refuses_is_refused_before_anything_is_written(
+    settings: list[str], term: str, said: str
+) -> None:
+    run = run_config.resolve("quickstart", overrides=[*forked_process.TINY, FSDP2, *settings], terms=[term])
+    with pytest.raises(BadInput, match=said):
+        training.prepare(run)
+
+
 def test_fsdp2_needs_several_processes(tmp_path: Path) -> None:
     command = forked_process.train(tmp_path / "run", FSDP2)
     assert command.wait() == 2
@@ -191,6 +211,17 @@ def test_launches_that_are_refused(
         monkeypatch.setenv(name, value)
     with pytest.raises(BadInput, match=said):
         cli.app(["launch", *words, "train", "quickstart", "--terms", "r3f"], standalone_mode=False)
+
+
+def test_a_command_that_is_launched_is_not_read_by_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which would take --nproc behind it for an option of its own, and not know which."""
+    seen, words = list[Any](), ["train", "quickstart", "--nproc", "2"]
+    monkeypatch.setattr(torch.distributed.run, "run", seen.append)
+    monkeypatch.setenv(launcher.UNSHARED_STORE, "1")
+    assert launcher.launch(words, nproc=3) == 0
+    (options,) = seen
+    assert (options.module, options.training_script, options.nproc_per_node) == (True, "seqreg", "3")
+    assert options.training_script_args == words
 
 
 @pytest.mark.slow

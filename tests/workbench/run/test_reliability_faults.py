@@ -18,9 +18,10 @@ import safetensors.torch
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from seqreg.errors import Interrupted
+from seqreg.errors import BadInput, Interrupted
 from seqreg.workbench.run import checkpoints, train
 from seqreg.workbench.run.run_directory import RunRecord
+from seqreg.workbench.run.signals import Signals
 from seqreg.workbench.run.tensorboard import TensorBoardWriter
 from seqreg.workbench.run.trainer import FaultTolerantTrainer
 from tests.helpers import forked_process
@@ -338,3 +339,16 @@ def test_p7_curves_that_cannot_be_written_do_not_stop_a_run(disk: Any, tmp_path:
     assert command.wait() == 0, command.text()
     assert command.text().count("curves are no longer written") == 1
     assert "Traceback" not in command.text()
+
+
+def test_p5_a_signal_that_a_library_took_for_an_error_ends_the_run_as_one() -> None:
+    def load() -> None:
+        with Signals():
+            with contextlib.suppress(Interrupted):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(1)
+            raise BadInput("BartForConditionalGeneration cannot compute a loss: stopped")
+
+    with pytest.raises(Interrupted) as stop:
+        load()
+    assert stop.value.code == 128 + signal.SIGTERM

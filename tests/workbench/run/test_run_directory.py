@@ -17,7 +17,7 @@ import torch
 from seqreg.errors import BadInput, DiskError, NotFinite
 from seqreg.studies.collapse import chain
 from seqreg.studies.common.findings import Finding
-from seqreg.studies.compare import plan
+from seqreg.studies.compare import plan, study
 from seqreg.workbench.config import other_names, run_config
 from seqreg.workbench.data import loading
 from seqreg.workbench.run import fingerprint, launch, run_directory, train
@@ -136,7 +136,7 @@ def test_w13_a_variable_that_was_left_behind_does_not_open_a_folder(
     ],
 )
 def test_w13_torchrun_is_believed(
-    variables: dict[str, str], found: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], found: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -144,6 +144,8 @@ def test_w13_torchrun_is_believed(
     if found[1] > 1:
         with pytest.raises(BadInput, match="runs in one process"):
             chain.one_process()
+        with pytest.raises(BadInput, match="a comparison runs in one process and starts its runs itself"):
+            study.compare("quickstart", ["r3f"], "3", tmp_path / "compare")
 
 
 def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
