@@ -153,7 +153,7 @@ class Anchor(Term):
     def _weights(self, ctx: Evaluation) -> Mapping[str, Tensor]:
         """The reference's parameters by name, as far as they are not the model's own."""
         forward = ctx.forward
-        if forward.shards is not None and self.divergence == "l2":
+        if forward.engine == "FSDP2" and self.divergence == "l2":
             self.refuse("divergence", "under FSDP2 its gradient would miss the shares of other ranks: use 'kl', or DDP")
         if forward.adapters and self.divergence == "l2":
             self.refuse("divergence", "the weights that are trained are those of adapters, not the model's: use 'kl'")

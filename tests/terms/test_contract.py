@@ -220,7 +220,7 @@ def said(caught: list[warnings.WarningMessage]) -> list[str]:
 @every_term
 def test_w5_a_term_works_or_says_that_it_does_nothing(term: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without dropout: a gradient beside that of the task, far above rounding, or one line with the setting; once."""
-    one = build_term(term)
+    one = build_term(term, {"weight": 1.0})
     found, lines = [], []
     for terms in ((), (one,)):
         net = tiny_models.dropout_off(tiny_models.make("llama"))
