@@ -36,7 +36,10 @@ def first_method_alone(study: Study) -> Study:
     return cut.updated(
         primary=[name for name in study.primary if name in names],
         steps=[
-            step.updated(primary=[n for n in step.primary if n in names] if step.primary else None) for step in steps
+            step.updated(primary=[n for n in step.primary if n in study_file.method_names(cut, step)])
+            if step.primary
+            else step
+            for step in steps
         ],
     )
 

@@ -20,6 +20,7 @@ from seqreg.workbench.config.methods import BASELINE
 from seqreg.workbench.data import loading
 from seqreg.workbench.run import disk
 from seqreg.workbench.run.checkpoints import PREFIX
+from seqreg.workbench.run.launch import processes
 from seqreg.workbench.run.run_directory import locked
 from seqreg.workbench.scores.results import METRICS, deciding, main_split, scores_of
 from seqreg.workbench.text.atomic_files import REMOVED, writable, write_text
@@ -57,6 +58,8 @@ def compare(
         nproc: processes of every run, by `seqreg launch`
         trust: let code run that comes with a model
     """
+    if processes()[1] > 1:
+        raise BadInput("a comparison runs in one process and starts its runs itself: leave out torchrun; see --nproc")
     if at_a_time < 1:
         raise BadInput(f"--jobs {at_a_time}: expected a whole number from 1")
     writable(folder, "--output ")
