@@ -231,7 +231,7 @@ def test_hparams_have_the_same_keys_in_every_run() -> None:
     runs = [("gigaword", ["tiny"], ["r3f"]), ("glue", ["rte"], ["smart", "bregman"]), ("quickstart", [], [])]
     keys = [hyperparameters(run_config.resolve(name, variants=v, terms=t)) for name, v, t in runs]
     assert keys[0].keys() == keys[1].keys() == keys[2].keys()
-    assert (keys[0]["weight.r3f"], keys[1]["weight.r3f"], keys[1]["weight.smart"]) == (0.1, 0.0, 1.0)
+    assert (keys[0]["weight.r3f"], keys[1]["weight.r3f"], keys[1]["weight.smart"]) == (0.1, 0.0, 0.1)
     assert all(isinstance(value, (bool, int, float, str)) for value in keys[0].values())
     opened = ["1 method", "2 weights of terms", "3 learning rate", "4 steps", "5 seed"]
     assert sorted(keys[0])[:5] == opened  # the columns that TensorBoard opens with
