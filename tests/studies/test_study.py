@@ -341,6 +341,22 @@ def test_the_committed_index_is_what_the_archives_say(tmp_path: Path) -> None:
     )
 
 
+def test_every_comparison_with_plain_fine_tuning_is_counted_once() -> None:
+    archives = [archived.read(RESULTS / "data" / f"{name}{archived.ENDING}") for name in ("defaults", "smoothness")]
+    found = [page.results(archive, study_file.read(archive.name), judge) for archive in archives]
+    table = index.by_term(found)
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    findings = [step.finding for one in found for step in one.steps if step.finding is not None]
+    plain = [finding.values for finding in findings if finding.values["baseline"] == "baseline"]
+    assert len(plain) < len(findings)  # smoothness has a step that compares with JacHess
+    assert sum(row["tested"] + row["only described"] for row in rows) == sum(len(one["methods"]) - 1 for one in plain)
+    assert all(row["tested"] == row["better"] + row["no difference shown"] + row["worse"] for row in rows)
+    holm = [stats.get("holm") for one in plain for stats in one["methods"].values()]
+    significant = sum(row["better"] + row["worse"] for row in rows)
+    assert 0 < significant == sum(p is not None and p <= 0.05 for p in holm)
+    assert "against jachess" in index.matrix(found[-1]).columns[-1]
+
+
 def test_commands_are_the_words_of_the_command_line() -> None:
     """What a study calls exists: every option of every step is one of its command."""
     import typer

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ from seqreg.studies.common.findings import Table
 from seqreg.studies.common.markdown import markdown_table
 from seqreg.studies.results import archive as archived
 from seqreg.studies.results import page, study_file
-from seqreg.studies.results.page import Judge, StudyResults, quality_table
+from seqreg.studies.results.page import Judge, StepResults, StudyResults, quality_table
 from seqreg.studies.results.study import StudyRun, write
+from seqreg.studies.results.study_file import StudyStep
 from seqreg.workbench.config import lookup
+from seqreg.workbench.config.methods import BASELINE
+from seqreg.workbench.config.methods import parse as parse_method
 from seqreg.workbench.text.escape import prose
 
 DATA, SUMMARY = "data", "summary.txt"
@@ -68,7 +72,10 @@ def index_page(found: Sequence[StudyResults], summary: str) -> str:
     ]
     parts += [summary] if summary else []
     if found:
-        parts += ["## Every method on every task", _LEGEND, markdown_table(matrix(found))]
+        parts += ["## Every term", _BY_TERM, markdown_table(by_term(found)), "## Every method on every task", _LEGEND]
+        for one in found:
+            if (table := matrix(one)).rows:
+                parts += [f"### [{prose(one.study.title)}]({one.archive.name}.md)", markdown_table(table)]
         links = [f"- [{prose(one.study.title)}]({one.archive.name}.md): {prose(one.study.question)}" for one in found]
         parts += ["## Studies with results", "\n".join(links)]
     missing = [name for name in lookup.names("recipes/studies") if name not in {one.archive.name for one in found}]
@@ -85,38 +92,113 @@ def _without_results(name: str) -> str:
     return f"- {prose(study.title)}: {prose(study.question)} Mirrors {prose(study.mirrors)}. {why[0].upper()}{why[1:]}."
 
 
-_LEGEND = """Each cell: the difference to the baseline in points of the task's score, its 95% interval, the verdict, and
-the cost of a training step over the baseline's. Only primary comparisons are tested (Holm's correction inside a step);
-the others have no verdict."""
+_BY_TERM = """A comparison is one method on one task, against plain fine-tuning. Only primary comparisons are tested
+(Holm's correction inside a step); the others are described with intervals. `collapsed` counts the tested ones whose
+output had collapsed with at least half of the seeds and the baseline's had not, whatever the verdict. Cost is that of
+a training step over the baseline's."""
+_LEGEND = """Each cell: the difference to the baseline in points of the task's score, its 95% interval, the verdict
+if it was tested, and the cost of a training step over the baseline's. A setting that is not named is the recipe's;
+`searched`: it was chosen on validation, with as many tries as the baseline had."""
 _PLAN = """Runs are those of the size `small`, all methods and seeds together; minutes are of one run on one core, mean
 over methods: how they were measured or estimated is said in the study's file. Probes, calibration and robustness come
 on top. `seqreg study --list` prints this table."""
-_SHORT = {"significantly better": "better", "significantly worse": "worse", "no difference shown": "not shown"}
+_VERDICTS = {"significantly better": "better", "no difference shown": "not shown", "significantly worse": "worse"}
+_COLLAPSED = " (it collapsed)"
 
 
-def matrix(found: Iterable[StudyResults]) -> Table:
-    """Methods in rows, tasks in columns."""
-    columns: dict[str, dict[str, str]] = {}
+@dataclass(frozen=True)
+class _Cell:
+    """One method on one task: its terms, as they were set, and what was found."""
+
+    method: str
+    terms: str
+    setting: str
+    plus: str
+    interval: str
+    verdict: str
+    collapsed: bool
+    cost: str
+
+    def __str__(self) -> str:
+        verdict = f"{self.verdict}{_COLLAPSED if self.collapsed else ''}".strip()
+        return ", ".join(part for part in (f"{self.plus} ({self.interval})", verdict, self.cost) if part)
+
+
+def matrix(one: StudyResults) -> Table:
+    """The methods of a study in rows, its tasks in columns."""
+    columns = {
+        _heading(result.step, result.finding.values): _cells(one, result)
+        for result in one.steps
+        if result.finding is not None
+    }
+    keys = list(dict.fromkeys((cell.method, cell.setting) for cells in columns.values() for cell in cells))
+    found = {name: {(cell.method, cell.setting): str(cell) for cell in cells} for name, cells in columns.items()}
+    rows = [[*key, *(cells.get(key, "") for cells in found.values())] for key in sorted(keys, key=_first(keys))]
+    return Table("", ["method", "setting", *columns], rows)
+
+
+def _heading(step: StudyStep, values: Mapping[str, Any]) -> str:
+    against = "" if values["baseline"] == BASELINE else f", against {values['baseline']}"
+    return f"{step.heading} ({values['metric']}{against})"
+
+
+def _first(keys: Sequence[tuple[str, str]]) -> Callable[[tuple[str, str]], int]:
+    """Sorts the settings of one method next to each other."""
+    methods = [method for method, _ in keys]
+    return lambda key: methods.index(key[0])
+
+
+def by_term(found: Iterable[StudyResults]) -> Table:
+    """How many comparisons of every term with plain fine-tuning were tested, and with what result."""
+    cells: dict[str, list[_Cell]] = {}
     for one in found:
         for result in one.steps:
-            if result.finding is not None:
-                metric = result.finding.values["metric"]
-                columns[f"{one.archive.name}: {result.step.name} ({metric})"] = _cells(quality_table(result.finding))
-    methods = list(dict.fromkeys(name for cells in columns.values() for name in cells))
-    rows = [[name, *(cells.get(name, "") for cells in columns.values())] for name in methods]
-    return Table("", ["method", *columns], rows)
+            if result.finding is not None and result.finding.values["baseline"] == BASELINE:
+                for cell in _cells(one, result):
+                    cells.setdefault(cell.terms, []).append(cell)
+    rows = []
+    for terms, some in sorted(cells.items(), key=lambda item: (-sum(bool(cell.verdict) for cell in item[1]), item[0])):
+        tested = [cell for cell in some if cell.verdict]
+        counts = [sum(cell.verdict == verdict for cell in tested) for verdict in _VERDICTS.values()]
+        costs = sorted({cell.cost for cell in some if cell.cost}, key=lambda cost: float(cost.rstrip("x")))
+        cost = " to ".join(dict.fromkeys([costs[0], costs[-1]])) if costs else ""
+        collapsed = sum(cell.collapsed for cell in tested)
+        rows.append([terms, len(tested), *counts, collapsed, len(some) - len(tested), cost])
+    return Table(
+        "", ["terms", "tested", "better", "no difference shown", "worse", "collapsed", "only described", "cost"], rows
+    )
 
 
-def _cells(table: Table) -> dict[str, str]:
-    """What a comparison says of every method, in one cell each."""
-    cells = {}
+def _cells(one: StudyResults, result: StepResults) -> list[_Cell]:
+    """What a comparison says of every method."""
+    assert result.finding is not None
+    table = quality_table(result.finding)
+    specs = {spec.name: spec for spec in map(parse_method, one.study.methods(result.step))}
+    cells = []
     for row in table.rows:
         values: dict[str, Any] = dict(zip(table.columns, row, strict=True))
         plus = next(value for name, value in values.items() if name.startswith("minus "))
-        if plus:
-            verdict = _SHORT.get(values["verdict"], "" if "described" in values["verdict"] else values["verdict"])
-            parts = [f"{plus} ({values['95% interval of it']})", verdict, values["cost"]]
-            cells[values["method"]] = ", ".join(part for part in parts if part)
+        if not plus:
+            continue
+        name, said = values["method"], values["verdict"]
+        bare = said.removesuffix(_COLLAPSED)
+        parts = specs[name].parts if name in specs else ()
+        settings = "+".join(map(str, parts))
+        words = [settings] if any(part.settings for part in parts) else []
+        words += ["searched"] if result.step.search else []
+        terms = "+".join(part.recipe for part in parts)
+        cells.append(
+            _Cell(
+                method=name,
+                terms=name if terms in ("", BASELINE) else terms,
+                setting=", ".join(words),
+                plus=plus,
+                interval=values["95% interval of it"],
+                verdict="" if "not tested" in said else _VERDICTS.get(bare, bare),
+                collapsed=said.endswith(_COLLAPSED),
+                cost=values["cost"],
+            )
+        )
     return cells
 
 
