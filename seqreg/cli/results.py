@@ -10,7 +10,7 @@ import typer
 from seqreg.cli.options import Json, Settings, print_result
 from seqreg.errors import BadInput, nearest
 from seqreg.studies.common.findings import Table, terminal_table
-from seqreg.studies.common.seeds import read_seeds
+from seqreg.studies.common.seeds import read_seeds, write_seeds
 from seqreg.studies.results import study as studies
 from seqreg.studies.results import study_file
 from seqreg.studies.results.study import StudyRun
@@ -89,6 +89,8 @@ def study(
         stem, chosen, models=models, data=data, output=output or Path("runs/studies") / stem, size=size,
         seeds=None if seeds is None else read_seeds(seeds), settings=settings or [], extend=extend,
     )  # fmt: skip
+    if archive is None:
+        _check(study_run, only or [])
     if plan:
         _plan(study_run, only or [], minutes, as_json)
     elif archive is not None:
@@ -97,6 +99,22 @@ def study(
         studies.run(study_run, only or [])
         say(f"Everything is in {study_run.output}; --archive FILE packs its numbers")
         print_result({"output": str(study_run.output)}, as_json=as_json)
+
+
+def _check(study_run: StudyRun, only: list[str]) -> None:
+    """Refuse recipes, methods and settings that a comparison of the study would refuse, hours later perhaps."""
+    from seqreg.studies.compare import plan as comparison
+
+    for step in study_run.steps():
+        if step.command == "compare" and (not only or step.name in only):
+            try:
+                comparison.make(
+                    str(step.recipe), study_run.study.methods(step), write_seeds(study_run.seeds_of(step)),
+                    variants=study_run.variants_of(step), settings=study_run.settings_of(step), baseline=step.baseline,
+                    arms=step.arms, search=step.search, primary=study_run.study.primary_of(step),
+                )  # fmt: skip
+            except BadInput as error:
+                raise BadInput(f"{study_run.name}: {step.name}: {error}") from None
 
 
 def _list(size: str, as_json: bool) -> None:
@@ -151,10 +169,13 @@ def _archive(study_run: StudyRun, path: Path, as_json: bool) -> None:
 def _make_pages(folder: Path | None, as_json: bool) -> None:
     from seqreg.studies.compare.conclusions import judge
     from seqreg.studies.results import index
+    from seqreg.studies.results.archive import archives
 
     assert folder is not None
     if not folder.is_dir():
         raise BadInput(f"--pages {folder}: no such folder")
+    if not archives(folder / index.DATA):
+        raise BadInput(f"--pages {folder}: no archive in {folder / index.DATA}; --archive makes one of a study")
     written = [str(path) for path in index.build(folder, judge)]
     for path in written:
         say(f"Written: {path}")

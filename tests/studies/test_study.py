@@ -242,6 +242,8 @@ WRONG = {
     "steps: [{name: a, command: probe, of: b}]": "a: of='b': no comparison before it",
     "steps: [{name: a, command: compare, recipe: glue, cycles: 2}]": "cycles: `compare` has no such key",
     "steps: [{name: A/b, command: compare, recipe: glue}]": "name='A/b': expected small letters",
+    "sizes: {small: {note: n, seeds: ten}}": "sizes.small.seeds='ten': expected a valid integer",
+    "files: [{to: a.tsv, source: b.tsv, lines: [9, 4]}]": "lines=[9, 4]: expected the first, and a later one",
 }
 
 
@@ -267,10 +269,36 @@ def test_bad_words_are_refused_in_one_line(tmp_path: Path) -> None:
         ("toy.yaml", "--data", ".", "--models", ".", "--archive", "x.json.xz"): "nothing of toy is there yet",
         ("toy.yaml", "--list"): "toy.yaml: --list is about all studies",
         ("--pages", "gone"): "--pages gone: no such folder",
+        ("--pages", "."): "--pages .: no archive in data",
     }
     for words, said in refused.items():
         assert said in seqreg("study", *words, cwd=tmp_path, code=2).stderr, words
     assert [path.name for path in tmp_path.iterdir()] == ["toy.yaml"]
+
+
+LATER = {
+    "methods: [r3f, 'other=rdorp']": "unknown term recipe 'rdorp'; did you mean 'rdrop'?",
+    "recipe: gleu": "unknown recipe 'gleu'; did you mean 'glue'?",
+    "settings: [optimisation.max_step=2]": "optimisation.max_step=2: unknown key; did you mean 'max_steps'?",
+}
+
+
+@pytest.mark.parametrize("line", LATER)
+@pytest.mark.parametrize("plan", [True, False])
+def test_what_a_later_step_would_refuse_is_refused_before_the_first_run(line: str, plan: bool, tmp_path: Path) -> None:
+    values = overlay.parse(TOY, "here")
+    first = {**values["steps"][0], "settings": []}
+    later = {**first, "name": "later", **overlay.parse(line, "here")}
+    (tmp_path / "toy.yaml").write_text(json.dumps({**values, "steps": [first, {**later, "agreement": []}]}))
+    words = ["study", "toy.yaml", "--models", tmp_path, *(["--plan"] if plan else ["-o", tmp_path / "out"])]
+    said = seqreg(*words, cwd=tmp_path, code=2).stderr
+    assert "toy: later: " in said
+    assert LATER[line] in said
+    assert [path.name for path in tmp_path.iterdir()] == ["toy.yaml"]
+
+
+def test_the_list_of_studies_keeps_names_whole(tmp_path: Path) -> None:
+    assert "few_sample_glue" in seqreg("study", "--list", cwd=tmp_path).stdout
 
 
 def test_measures_are_tested_only_where_they_are_judged() -> None:

@@ -117,12 +117,17 @@ def _refuse_link(folder: Path) -> None:
         raise BadInput(f"{folder}: a symbolic link: remove it, or choose a folder with --output")
 
 
+_NAME = 24
+"""Characters up to which names in the first column of a table are kept on one line of a terminal."""
+
+
 def terminal_table(table: Table) -> rich.table.Table:
     """A table for the terminal: words to the left, numbers to the right."""
     shown = rich.table.Table(title=plain(table.title))
     for place, name in enumerate(table.columns):
         words = any(isinstance(row[place], str) and not row[place][:1].isdigit() for row in table.rows)
-        shown.add_column(plain(name), justify="left" if words else "right", overflow="fold")
+        short = place == 0 and all(len(str(row[0])) <= _NAME for row in table.rows)  # a name that is typed again
+        shown.add_column(plain(name), justify="left" if words else "right", overflow="fold", no_wrap=short)
     for row in table.rows:
         shown.add_row(*(plain(_digits(value)) for value in row))
     return shown

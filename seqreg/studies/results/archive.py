@@ -6,7 +6,7 @@ import json
 import lzma
 import platform
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -240,6 +240,6 @@ def answers(step: ArchivedStep, method: str) -> dict[int, list[int]]:
     return {int(seed.removeprefix("seed-")): step.predictions[run]["prediction"] for seed, run in sorted(runs.items())}
 
 
-def archives(folder: Path) -> Iterable[Path]:
+def archives(folder: Path) -> list[Path]:
     """All archives of a folder, by name."""
     return sorted(folder.glob(f"*{ENDING}"))

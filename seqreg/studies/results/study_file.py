@@ -90,6 +90,12 @@ class PreparedFile(Section):
     lines: Annotated[list[Natural], Field(min_length=2, max_length=2)] | None = None
     header: bool = False
 
+    @model_validator(mode="after")
+    def _has_lines(self) -> PreparedFile:
+        if self.lines is not None and self.lines[0] >= self.lines[1]:
+            raise ValueError(f"lines={self.lines}: expected the first, and a later one after the last")
+        return self
+
     @property
     def sources(self) -> list[str]:
         return [self.source] if isinstance(self.source, str) else self.source

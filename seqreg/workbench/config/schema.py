@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from seqreg.errors import BadInput, nearest
 from seqreg.workbench.config.other_names import meant
 
+_TAG = re.compile(r"constrained-\w+|(list|dict|function-\w+)\[.*\]")
+"""What pydantic puts into the place of a fault where a key may have several types: no key."""
 LARGEST = 2**31 - 1
 """Of whole numbers: what every library below can take."""
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
@@ -58,7 +60,8 @@ def checked(section: type[S], values: Any, origin: Callable[[str], str]) -> S:
 
 def _message(section: type[Section], fault: Any, origin: Callable[[str], str]) -> str:
     """One line about a fault that pydantic reports."""
-    path, value = [str(part) for part in fault["loc"]], fault["input"]
+    path = [str(part) for part in fault["loc"] if not _TAG.fullmatch(str(part))]
+    value = fault["input"]
     key = ".".join(path)
     if fault["type"] == "extra_forbidden":
         other = meant(key) if section.known_elsewhere else None
