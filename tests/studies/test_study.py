@@ -16,7 +16,7 @@ from seqreg.metrics import statistics
 from seqreg.studies.common.findings import FOLDER, Finding
 from seqreg.studies.compare.conclusions import judge
 from seqreg.studies.results import archive as archived
-from seqreg.studies.results import index, measurements, page, study_file
+from seqreg.studies.results import figures, index, measurements, page, study_file
 from seqreg.studies.results import study as studies
 from seqreg.studies.results.study_file import Study, StudyStep
 from seqreg.workbench.config import cards, lookup, overlay
@@ -383,6 +383,40 @@ def test_every_comparison_with_plain_fine_tuning_is_counted_once() -> None:
     significant = sum(row["better"] + row["worse"] for row in rows)
     assert 0 < significant == sum(p is not None and p <= 0.05 for p in holm)
     assert "against jachess" in index.matrix(found[-1]).columns[-1]
+
+
+def test_a_figure_shows_every_measure_and_which_differences_are_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A panel for the other numbers of a comparison, titles that tell panels apart, hollow for what is not tested."""
+    from matplotlib.figure import Figure
+
+    drawn: list[figures.Panel] = []
+    monkeypatch.setattr(figures, "draw", lambda panels, path: drawn.extend(panels))
+    for name in ("forgetting", "robustness"):
+        archive = archived.read(RESULTS / "data" / f"{name}{archived.ENDING}")
+        page.draw(page.results(archive, study_file.read(name), judge), Path("unused.png"))
+    titles = [title for title, _ in drawn]
+    assert len(set(titles)) == len(titles)
+    assert "SST-2, AdvGLUE and counterfactual reviews: other numbers" in titles
+    panels = dict(drawn)
+    relation, costs, measures = Figure().add_subplot(), Figure().add_subplot(), Figure().add_subplot()
+    figures._points(relation, panels["KL from the start and what is forgotten: From SST-2 to reviews"])
+    assert (relation.get_xlabel(), relation.get_ylabel()) == (
+        "KL from the start, new task",
+        "old task: loss, after training",
+    )
+    figures._costs(costs, panels["From SST-2 to reviews: cost"].values)
+    assert not costs.texts  # names at points with equal costs would overlap
+    assert [text.get_text() for text in costs.get_legend().get_texts()][-2:] == ["anchor", "hard_anchor"]
+    figures._measures(measures, panels["Similarity to the pretrained model"])
+    faces = [
+        line.get_markerfacecolor()
+        for line in measures.lines
+        if line.get_linestyle() == "None" and len(line.get_xdata())
+    ]
+    assert faces.count("white") == 2 * 4 - 2  # two measures, four methods; of CKA two methods are tested
+    far = Figure().add_subplot()
+    figures._measures(far, panels["From American to British pronunciation: other numbers"])
+    assert far.get_yscale() == "symlog"
 
 
 def test_commands_are_the_words_of_the_command_line() -> None:

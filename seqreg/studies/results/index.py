@@ -94,11 +94,12 @@ def _without_results(name: str) -> str:
 
 _BY_TERM = """A comparison is one method on one task, against plain fine-tuning. Only primary comparisons are tested
 (Holm's correction inside a step); the others are described with intervals. `collapsed` counts the tested ones whose
-output had collapsed with at least half of the seeds and the baseline's had not, whatever the verdict. Cost is that of
-a training step over the baseline's."""
+output had collapsed with at least half of the seeds and the baseline's had not, whatever the verdict. Cost is the CPU
+time of all training steps over the baseline's. Comparisons are not independent: the methods of a step share its
+baseline, and where studies have settings and seeds in common they have the same runs."""
 _LEGEND = """Each cell: the difference to the baseline in points of the task's score, its 95% interval, the verdict
-if it was tested, and the cost of a training step over the baseline's. A setting that is not named is the recipe's;
-`searched`: it was chosen on validation, with as many tries as the baseline had."""
+if it was tested, and the CPU time of all training steps over the baseline's. A setting that is not named is that of the
+recipe when it was run; `searched`: it was chosen on validation, with as many tries as the baseline had."""
 _PLAN = """Runs are those of the size `small`, all methods and seeds together; minutes are of one run on one core, mean
 over methods: how they were measured or estimated is said in the study's file. Probes, calibration and robustness come
 on top. `seqreg study --list` prints this table."""

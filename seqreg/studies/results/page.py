@@ -28,6 +28,15 @@ PROSE = ("title", "question", "mirrors", "differs", "not_shown", "notes")
 """What a page takes from the study's file as it is now; the rest must be as it was when the study was run."""
 _MANY = 8
 """Methods above which a comparison has a panel for what they cost."""
+_CAPTION = (
+    "In the figure a dot is a run; beside the dots of a method are its mean and the mean's 95% interval, hollow where "
+    "the difference is described and not tested; dotted is the baseline's mean. Tests are of differences: see the "
+    "tables."
+)
+_CAPTION_OF_MEASURES = (
+    " Measures that share a panel are differences to the baseline, each over its standard deviation over seeds, pooled "
+    "over methods: one method of large spread makes others look alike. Up is more, which is worse of losses and errors."
+)
 _COLUMNS = ("method", "seeds", "failed", "mean", "sd", "median", "max", "95% interval of it", "p (Holm)", "verdict")
 
 
@@ -154,6 +163,7 @@ def page(found: StudyResults, figure: str) -> str:
         )
     parts += [study.notes.strip()] if study.notes.strip() else []
     parts.append(f"![{prose(study.title)}: every step of the study]({figure})")
+    parts.append(_CAPTION + (_CAPTION_OF_MEASURES if any(step.means for step in found.steps) else ""))
     for step in found.steps:
         parts += _section(found, step)
     for relation, correlation in found.relations:
@@ -326,9 +336,10 @@ def _provenance(archive: Archive) -> str:
 
 def _relation_panel(step: StudyStep, relation: Relation, correlation: RankCorrelation) -> figures.Panel:
     """The runs of one step: those of others may have another scale."""
+    title = f"{relation.title}: {step.heading}"
     prefix = f"{step.name}: "
     points = {name.removeprefix(prefix): some for name, some in correlation.points.items() if name.startswith(prefix)}
-    return step.heading, figures.RelationPanel(points, relation.x, relation.y)
+    return title, figures.RelationPanel(points, relation.x, relation.y)
 
 
 def draw(found: StudyResults, path: Path) -> None:
@@ -339,8 +350,9 @@ def draw(found: StudyResults, path: Path) -> None:
             panels.append((result.step.heading, result.finding.values))
             if len(result.finding.values["methods"]) > _MANY:
                 panels.append((f"{result.step.heading}: cost", figures.CostPanel(result.finding.values)))
-        elif result.means:
-            panels.append((result.step.heading, result.means))
+        if result.means:
+            beside = ": other numbers" if result.finding is not None else ""
+            panels.append((f"{result.step.heading}{beside}", result.means))
     panels += [
         _relation_panel(found.study.step(step), relation, correlation)
         for relation, correlation in found.relations if correlation is not None
