@@ -130,6 +130,7 @@ def test_a_study_runs_resumes_is_packed_and_shown(place: Path, tmp_path: Path, m
     assert json.loads(json.dumps(found.steps[0].finding.values)) == verdict.values
     shown = page.page(found, "toy.png")
     for said in (
+        "**Primary comparisons, fixed before the first run of their step.** r3f, against the baseline.",
         "r3f against baseline",
         "two seeds of other",
         "ece before",
@@ -182,7 +183,9 @@ def test_texts_are_not_in_an_archive_and_the_verdict_is_the_same(tmp_path: Path)
     packed.write(tmp_path / "x.json.xz")
     again = archived.read(tmp_path / "x.json.xz")
     named = study_file.parse({**values, "primary": ["r3f"]}, "here")
-    judged = page.results(replace(again, study={**values, "primary": ["r3f"]}), named, judge).steps[0].finding
+    late = page.results(replace(again, study={**values, "primary": ["r3f"]}), named, judge)
+    assert "**Primary comparisons.** r3f, against" in page.page(late, "x.png")
+    judged = late.steps[0].finding
     assert judged is not None  # begun without primary comparisons: those of the study count
     assert "The primary comparisons were named after the comparison was begun." in judged.summary
     assert "won it" not in json.dumps(again.steps["news"].values)

@@ -158,9 +158,7 @@ def page(found: StudyResults, figure: str) -> str:
     parts += [f"**Differs.** {prose(study.differs)}"] if study.differs else []
     parts.append(f"**Run.** Size `{archive.size}`: {prose(size.note)}.")
     if study.primary:
-        parts.append(
-            f"**Primary comparisons, fixed in advance.** {prose(', '.join(study.primary))}, against the baseline."
-        )
+        parts.append(_primary(found))
     parts += [study.notes.strip()] if study.notes.strip() else []
     parts.append(f"![{prose(study.title)}: every step of the study]({figure})")
     parts.append(_CAPTION + (_CAPTION_OF_MEASURES if any(step.means for step in found.steps) else ""))
@@ -171,6 +169,21 @@ def page(found: StudyResults, figure: str) -> str:
     parts += ["## What was not shown", "\n".join(f"- {line}" for line in _not_shown(found))]
     parts += ["## To repeat it", fenced(command(archive), "bash"), _provenance(archive)]
     return "\n\n".join(parts) + "\n"
+
+
+def _primary(found: StudyResults) -> str:
+    """The comparisons that are tested: of the study, and of steps that have others."""
+    study, archive = found.study, found.archive
+    plans = [kept.files.get("comparison.json", {}) for kept in archive.steps.values()]
+    late = any(plan and (plan.get("primary_late") or not plan.get("primary")) for plan in plans)
+    others = [
+        f"of {result.step.heading}: {', '.join(result.step.primary)}"
+        for result in found.steps if result.step.primary and result.step.primary != study.primary
+    ]  # fmt: skip
+    when = "" if late else ", fixed before the first run of their step"
+    return (
+        f"**Primary comparisons{when}.** {prose('; '.join([', '.join(study.primary), *others]))}, against the baseline."
+    )
 
 
 def _section(found: StudyResults, result: StepResults) -> list[str]:
