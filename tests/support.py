@@ -113,7 +113,10 @@ whole gradient in float32 (FSDP2 holds it with a plain head too, in the paramete
 of logits. The average of Bregman is kept as shards; `Criterion.state_dict()` has them as DTensors for
 `torch.distributed.checkpoint`, and what was saved whole is sharded when it is loaded. HSDP, a mesh of copies by
 shards, is exact too (two by two ranks, `tests/engines/test_matrix.py`). Layerdrop, different `mp_policy.param_dtype` in
-one model, meshes with tensor or pipeline parallelism, and selective updates are refused.
+one model, meshes with tensor or pipeline parallelism, selective updates, `set_gradient_divide_factor`, and what learns
+and no `fully_shard` holds (call it on the layers, and then on the model too) are refused. Between `backward` and the
+optimizer's step evaluate by the criterion, `criterion(context(model, batch))`, or not at all: FSDP2 leaves weights
+whole after a pass of your own without a backward, and the step does not reach them.
 `seqreg bench --engine fsdp2` measures the fused head against a plain one.
 
 DeepSpeed ends every backward pass through the outputs of its engine by reducing the gradients of the parameters. An
@@ -132,7 +135,8 @@ compiled once: hooks on its embeddings and its stopped head are part of the grap
 compile nothing (`tests/integrations/test_compile.py`). A graph ends at the embedding where a perturbation looks at the
 embeddings (R3F, NEFTune and others with a random start), and where two stacks share one lookup; those of transformers
 itself, as BART's masks, stay. A compiled model that shifts or scales its logits (BART's bias) has them computed: exact,
-and not fused; `LossReport.paths` tells.
+and not fused; `LossReport.paths` tells. Inductor draws dropout masks of its own
+(`torch._inductor.config.fallback_random` has torch's), which passes that share their dropout share too.
 """
 
 

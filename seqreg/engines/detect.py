@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Container, Iterable
 from typing import Any, Literal
 
 import torch
@@ -13,6 +14,7 @@ from seqreg.errors import BadInput
 Engine = Literal["", "DDP", "FSDP2", "FSDP1", "DeepSpeed", "tensor parallelism"]
 """What spreads a model over ranks; empty where nothing does."""
 
+_FSDP = "torch.distributed.fsdp"
 USE_FSDP2 = "use FSDP2 (torch.distributed.fsdp.fully_shard) or DistributedDataParallel"
 
 
@@ -33,13 +35,13 @@ def is_sharded(tensor: Any) -> bool:
 
 
 def is_fsdp2(module: Any) -> bool:
-    return isinstance(module, _loaded("torch.distributed.fsdp", "FSDPModule"))
+    return isinstance(module, _loaded(_FSDP, "FSDPModule"))
 
 
 def engine_of(model: nn.Module) -> Engine:
     """The engine of a model, wrapped as it is trained."""
     modules = list(model.modules())
-    ddp = any(isinstance(module, nn.parallel.DistributedDataParallel) for module in modules)
+    ddp = [module for module in modules if isinstance(module, nn.parallel.DistributedDataParallel)]
     if any(is_fsdp2(module) for module in modules):
         if ddp:
             raise BadInput(
@@ -47,7 +49,9 @@ def engine_of(model: nn.Module) -> Engine:
                 "of them"
             )
         return "FSDP2"
-    if any(isinstance(module, _loaded("torch.distributed.fsdp", "FullyShardedDataParallel")) for module in modules):
+    fsdp1 = [module for module in modules if isinstance(module, _loaded(_FSDP, "FullyShardedDataParallel"))]
+    if fsdp1:
+        check_held(model, _inside(fsdp1), "FSDP1")
         return "FSDP1"
     parameters = list(model.parameters())
     if type(model).__module__.startswith("deepspeed") or any(hasattr(each, "ds_id") for each in parameters):
@@ -55,7 +59,29 @@ def engine_of(model: nn.Module) -> Engine:
     planned = any(getattr(module, "_tp_size", None) not in (None, 1) for module in modules)
     if planned or any(is_sharded(each) for each in parameters):
         return "tensor parallelism"
+    if ddp:
+        if (ranks := ddp[0].process_group.size()) != world_size():
+            raise BadInput(f"DistributedDataParallel is over {ranks} of {world_size()} ranks: give it all of them")
+        check_held(model, _inside(ddp), "DistributedDataParallel")
     return "DDP" if ddp else ""
+
+
+def _inside(wrappers: Iterable[nn.Module]) -> set[int]:
+    return {id(parameter) for wrapper in wrappers for parameter in wrapper.parameters()}
+
+
+def check_held(model: nn.Module, held: Container[int], engine: str) -> None:
+    """Refuse a model with a parameter that learns, and that its engine does not hold.
+
+    Args:
+        held: `id` of the parameters that it holds
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and id(parameter) not in held:
+            raise BadInput(
+                f"{engine} does not hold {name}, and its gradient would be that of one rank: wrap the whole model, "
+                "after its parts, and pass that"
+            )
 
 
 def check_engine(model: nn.Module, asked: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from seqreg.engines.detect import is_fsdp2, is_sharded, world_size
+from seqreg.engines.detect import check_held, is_fsdp2, is_sharded, world_size
 from seqreg.errors import BadInput
 
 
@@ -58,7 +58,7 @@ class Shards:
     @classmethod
     def of(cls, model: nn.Module) -> Shards | None:
         """The shards of a model; None where FSDP2 does not hold it."""
-        groups = [module for module in model.modules() if is_fsdp2(module)]
+        groups: list[Any] = [module for module in model.modules() if is_fsdp2(module)]
         if not groups:
             return None
         for name, parameter in model.named_parameters():
@@ -71,6 +71,14 @@ class Shards:
                     f"FSDP2 holds {name} on a mesh of {mesh.size()} of {world_size()} ranks, cut {len(cut)} times: "
                     "shard over all ranks, without tensor or pipeline parallelism"
                 )
+        held = [group for module in groups for group in module._get_fsdp_state()._fsdp_param_groups]
+        for group in held:
+            if (factor := group.gradient_divide_factor) not in (None, world_size()):
+                raise BadInput(
+                    f"FSDP2: set_gradient_divide_factor({factor}): the loss is made for gradients that are averaged "
+                    f"over the {world_size()} ranks: leave it out"
+                )
+        check_held(model, {id(parameter) for group in held for parameter in _parameters(group)}, "FSDP2")
         return cls(groups)
 
     def reshard(self) -> None:
@@ -101,6 +109,13 @@ class Shards:
                 for name, parameter in module.named_parameters():
                     if name in own:
                         local(parameter).copy_(own[name])
+
+
+def _parameters(group: Any) -> Iterator[nn.Parameter]:
+    """What a group of FSDP2 holds, as its modules have it now: shards or whole."""
+    for parameter in group.fsdp_params:
+        owner = parameter._module_info
+        yield getattr(owner.module, owner.param_name)
 
 
 @contextlib.contextmanager

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from seqreg.context import Context, Count, Kind, OutputLoss
+from seqreg.engines.detect import engine_of, refusal, world_size
+from seqreg.engines.shards import Shards
 from seqreg.errors import BadInput
 from seqreg.forward import Forward, Pass, Perturbation, PerturbationSite
 from seqreg.integrations.embedding_hook import Stack, perturbed
@@ -39,6 +40,7 @@ class ModuleForward(Forward):
         layers: Sequence[nn.Module] = (),
     ) -> None:
         self.module, self.outputs, self.layers = module, outputs, layers
+        self.engine, self.shards = engine_of(module), Shards.of(module)
         self.stacks = {"encoder": Stack(embedding, embedding)}
         self.sites = {"encoder": PerturbationSite(mask=None if token_mask is None else token_mask.bool())}
 
@@ -85,9 +87,10 @@ def loss_context(
         step: the number of the optimizer step; schedules need it
         count: what the optimizer step averages over; needed with gradient accumulation and several ranks
     """
-    if count is None and module.training and isinstance(module, DistributedDataParallel):
-        raise BadInput("several ranks train one model: pass count=, which optimizer_steps and the trainers do")
     forward = ModuleForward(module, outputs, embedding, token_mask, layers)
+    averaged = forward.engine and world_size() > 1 and not refusal(forward.engine)
+    if count is None and module.training and averaged:
+        raise BadInput("several ranks train one model: pass count=, which optimizer_steps and the trainers do")
     return Context(
         forward, None, kind=kind, mask=mask.bool(), step=step, count=count, training=module.training, loss=loss
     )

@@ -12,6 +12,7 @@ from torch._dynamo.utils import counters
 
 from seqreg import Criterion
 from seqreg.integrations.hf import context
+from seqreg.terms.bregman import Bregman
 from tests.helpers import tiny_models
 from tests.helpers.engine_cases import TERMS
 from tests.integrations.test_support import compare, loss_and_gradient
@@ -88,3 +89,15 @@ def test_backends(backend: str, term: str, how: Any) -> None:
     found = losses, {name.replace("_orig_mod.", ""): value for name, value in gradients.items()}, paths
     compare(found, loss_and_gradient(tiny_models.make("llama"), batch, terms), 1e-5)
     assert counters["stats"]["unique_graphs"] > 0
+
+
+@pytest.mark.slow
+def test_dropout_of_inductor_is_its_own_and_is_shared_by_passes() -> None:
+    """Also between a pass with a graph and one without, which are compiled apart."""
+    model, batch = in_place(tiny_models.make("gpt2"), "inductor"), tiny_models.batch("gpt2")
+    values = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        values.append(Criterion(Bregman())(context(model, batch, step=0)).values)
+    assert [float(value["bregman"]) for value in values] == [0, 0]  # the average is the model itself
+    assert float(values[0]["nll"]) != float(values[1]["nll"])

@@ -12,20 +12,36 @@ from typing import Any
 import peft
 import pytest
 import torch
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 from seqreg import BadInput, Criterion
+from seqreg.context import Count
 from seqreg.engines.detect import engine_of, is_sharded
 from seqreg.engines.shards import full
 from seqreg.integrations.hf import context, count, r4f, shard
 from seqreg.selective_update import ChildTuningF, StochasticUpdate
+from seqreg.terms.anchor import Anchor
 from seqreg.terms.bregman import Bregman
 from seqreg.terms.r3f import R3F
 from seqreg.terms.rdrop import RDrop
 from seqreg.terms.smart import SMART
 from tests import support
 from tests.helpers import tiny_models
-from tests.helpers.engine_cases import R4F, TERMS, VOCAB, Case, Result, batch, gradients, make, on_ranks, status, wrap
+from tests.helpers.engine_cases import (
+    R4F,
+    TERMS,
+    VOCAB,
+    Case,
+    Result,
+    batch,
+    gradients,
+    layers,
+    make,
+    on_ranks,
+    status,
+    wrap,
+)
+from tests.integrations.test_module import encoder, of_pairs
 from tests.integrations.test_trainer import trainer
 
 EVERY = [Case("bart", term, engine) for engine in ("ddp", "fsdp2") for term in TERMS]
@@ -181,6 +197,79 @@ def _accumulates_without_communication(rank: int, world: int) -> None:
         torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-6)
 
 
+def _what_no_engine_holds_is_refused(rank: int, world: int) -> None:
+    """Ranks would each learn it from their own batches, and drift apart without a word."""
+    case = Case("llama", "", "fsdp2")
+    one, groups = batch(case, rank, world, 0), [torch.distributed.new_group([number]) for number in range(world)]
+
+    def refused(net: Any, match: str) -> None:
+        with pytest.raises(BadInput, match=match):
+            context(net, one, count=Count(8, 3, world))
+
+    net = make(case)
+    for layer in layers(net):
+        fully_shard(layer)
+    refused(net, r"^FSDP2 does not hold model\.embed_tokens\.weight, and its gradient would be that of one rank: wrap")
+    for name in ("embed_tokens", "norm"):
+        getattr(net.model, name).requires_grad_(False)
+    refused(net, r"FSDP2 does not hold lm_head\.weight")
+    net.lm_head.requires_grad_(False)
+    Criterion(*COUNTED["r3f"])(context(net, one, count=count(net, [one]))).total.backward()  # the rest does not learn
+    net = wrap(make(case), case, world)
+    net.set_gradient_divide_factor(1.0)
+    refused(
+        net, r"^FSDP2: set_gradient_divide_factor\(1\.0\): the loss is made for gradients that are averaged over the 2"
+    )
+    net = make(case)
+    net.model = torch.nn.parallel.DistributedDataParallel(net.model)
+    with pytest.raises(BadInput, match=r"^DistributedDataParallel does not hold lm_head\.weight"):
+        engine_of(net)
+    net.model = FullyShardedDataParallel(net.model.module, use_orig_params=True, device_id=torch.device("cpu"))
+    with pytest.raises(BadInput, match=r"^FSDP1 does not hold lm_head\.weight"):
+        engine_of(net)
+    net = torch.nn.parallel.DistributedDataParallel(make(case), process_group=groups[rank])
+    refused(net, "^DistributedDataParallel is over 1 of 2 ranks: give it all of them")
+
+
+def _any_module(rank: int, world: int) -> None:
+    """A loss of one's own on any module: loss and gradient are those of one process, the average is kept as shards."""
+    results = []
+    for alone in (True, False):
+        net, batches = encoder(), [tiny_models.batch("bert", rows=6, seed=number) for number in range(world)]
+        inputs = [{key: one[key] for key in ("input_ids", "attention_mask")} for one in batches]
+        if not alone:
+            inputs = inputs[rank : rank + 1]
+            for layer in net.encoder.layer:
+                fully_shard(layer)
+            fully_shard(net)
+            with pytest.raises(BadInput, match="several ranks train one model: pass count="):
+                of_pairs(net, inputs[0])
+        whole = Count(3 * world, 3 * world) if alone else count(net, inputs, build_context=of_pairs)
+        assert whole.labels == 3 * world
+        optimizer, losses = torch.optim.SGD(net.parameters(), lr=0.1), []
+        criterion = Criterion(Bregman(weight=10.0, beta=0.5, divergence="mse"), Anchor(weight=1.0, divergence="mse"))
+        for step in range(2):
+            optimizer.zero_grad()
+            total = torch.zeros(())
+            for number, one in enumerate(inputs):
+                torch.manual_seed(10 * step + (number if alone else rank))
+                report = criterion(of_pairs(net, one, step=step, count=whole))
+                report.total.backward()
+                total += report.total.detach() / (1 if alone else world)
+            if not alone:
+                torch.distributed.all_reduce(total)
+            losses.append(float(total))
+            learnt = gradients(net)
+            optimizer.step()
+        assert float(report.values["bregman"]) > 0
+        assert alone or all(is_sharded(value) for key, value in criterion.memory["bregman"].items() if "w/" in key)
+        results.append((losses, learnt))
+    (losses, learnt), (found, sharded) = results
+    assert found == pytest.approx(losses, rel=1e-5)
+    for name, gradient in learnt.items():
+        torch.testing.assert_close(sharded[name], gradient, rtol=1e-3, atol=1e-5)
+
+
 @contextlib.contextmanager
 def _accelerates(rank: int, world: int) -> Iterator[Path]:
     """What Accelerate reads where torchrun has started a rank, and a folder of this rank."""
@@ -227,6 +316,8 @@ CHECKS = [
     _diagnostics_of_adapters,
     _average_is_sharded,
     _accumulates_without_communication,
+    _what_no_engine_holds_is_refused,
+    _any_module,
     _the_trainer_stops,
     _what_is_sharded_is_refused,
 ]

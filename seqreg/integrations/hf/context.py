@@ -29,6 +29,7 @@ from seqreg.integrations.hf.layer_input import LayerInput
 from seqreg.integrations.hf.lazy_logits import Pending, deferred, head_of
 from seqreg.integrations.hf.lora_head import LoraHead
 from seqreg.losses import IGNORE, check_labels
+from seqreg.overrides import training_off
 
 ContextBuilder = Callable[..., Context]
 """What is called as `context` is, for models and losses that it does not know."""
@@ -512,7 +513,8 @@ def count(
         ]
     else:  # a context runs nothing until a criterion is called with it
         inner = model.module if isinstance(model, DistributedDataParallel) else model
-        here = [build_context(inner, batch).count for batch in batches]
+        with training_off(inner.modules()):  # in which several ranks need the count that is being made
+            here = [build_context(inner, batch).count for batch in batches]
     unknown = float("nan")  # of one is unknown of all
     known = [(one.labels, one.sequences, unknown if one.positions is None else one.positions) for one in here]
     totals = torch.tensor(known, dtype=torch.float64).reshape(-1, 3).sum(0)

@@ -60,8 +60,9 @@ FUNCTIONS = (
 ASSIGNED = {
     "peft.tuners.lora.layer.LoraLayer": ("lora_A", "lora_B", "lora_dropout", "lora_variant", "scaling"),
     "torch._dynamo.eval_frame.OptimizedModule": ("_orig_mod",),
+    "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam": ("_module_info",),
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup": (
-        "post_forward_mesh_info", "reshard_after_backward",
+        "fsdp_params", "gradient_divide_factor", "post_forward_mesh_info", "reshard_after_backward",
     ),
     "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState": ("_fsdp_param_groups", "_mp_policy"),
     "transformers.PreTrainedModel": ("_loss_function",),

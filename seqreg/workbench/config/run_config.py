@@ -451,7 +451,7 @@ def _check_search(run: Run, part: _TermRecipe) -> None:
             _check_update(config, tried)
 
 
-PATHS = ("data.path", "model.name", "output")
+PATHS = ("data.path", "data.cache_dir", "model.name", "output")
 """Settings that name a file or a folder."""
 
 
@@ -463,6 +463,10 @@ def _check_paths(config: Config, keys: Sequence[str]) -> None:
     local = model is not None and model.startswith((".", "/", "~"))
     if "model.name" in keys and local and not os.path.isdir(model or ""):
         raise BadInput(f"model.name={model}: no such folder")
+    for key, written in (("output", config.output), ("data.cache_dir", config.data.cache_dir)):
+        if key in keys and written is not None and Path(written).parts[:1] == ("~",):
+            home = f"{Path.home()}{written[1:]}"
+            raise BadInput(f"{key}={written}: a folder called ~ would be made here: write {home}")
     for path in (config.output, *map(str, Path(config.output).parents)) if "output" in keys else ():
         if os.path.exists(path) and not os.path.isdir(path):
             raise BadInput(f"output={config.output}: {path} is a file and in the way: choose another")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -53,6 +54,14 @@ class Lora(Section):
     def _names_modules(self) -> Lora:
         if self.target_modules is not None and not self.target_modules:
             raise ValueError("model.lora.target_modules: expected names of layers, such as [q_proj, v_proj], or null")
+        if isinstance(self.target_modules, str):
+            try:
+                re.compile(self.target_modules)
+            except re.error as error:
+                raise ValueError(
+                    f"model.lora.target_modules={self.target_modules!r}: a text is a regular expression, and this is "
+                    f"none ({error}): write names as a list, such as [q_proj, v_proj]"
+                ) from None
         return self
 
 

@@ -42,7 +42,8 @@ def with_adapters(model: Any, lora: Lora, drawn: frozenset[str]) -> Any:
         wrapped = peft.get_peft_model(model, config)
     except ValueError as error:  # of modules that the model does not have
         line = next(iter(str(error).splitlines()), "")[:200]
-        raise BadInput(f"model.lora={settings}: {type(model).__name__} cannot have these adapters: {line}") from None
+        shown = lora.model_dump(exclude_defaults=True)
+        raise BadInput(f"model.lora={shown}: {type(model).__name__} cannot have these adapters: {line}") from None
     _check_saved(wrapped, lora)
     _check_tied(wrapped)
     return wrapped

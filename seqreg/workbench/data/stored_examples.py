@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow
 
+from seqreg.errors import BadInput
 from seqreg.workbench.config.cards import Card
 from seqreg.workbench.data import arrow_cache, examples, readers
 from seqreg.workbench.data.arrow_cache import TableWriter
@@ -136,13 +137,16 @@ def store(
         settings: what is read, and how, beside the card
         read: appends the examples of the file, and returns the notes
     """
-    rules = [card.model_dump(mode="json"), settings, path.suffix, arrow_cache.file_digest(path)]
+    digest = arrow_cache.file_digest(path)
+    rules = [card.model_dump(mode="json"), settings, path.suffix, digest]
     key = arrow_cache.key_of("examples", rules, code=(examples, readers))
 
     def make(writer: TableWriter) -> dict[str, Any]:
         made = _Writer(writer, pyarrow.float64() if card.labels is None else pyarrow.int64())
         notes = read(made)
         made.flush()
+        if arrow_cache.file_digest(path) != digest:  # or the cache would have others under its name, for good
+            raise BadInput(f"{path}: changed while it was read: run the command again when it is written")
         return {"notes": notes}
 
     table = arrow_cache.table(folder, key, make)

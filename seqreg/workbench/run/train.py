@@ -361,6 +361,11 @@ def make_trainer(loaded: LoadedRun, folder: Path, scorer: Scorer | None = None, 
     args = arguments(config, folder, seq2seq, greater_is_better=run.card.greater_is_better)
     grouped = config.data.group_by_length and "train" in sets
     if config.engine.name == "fsdp2":
+        if args.world_size == 1:
+            raise BadInput(
+                "engine.name=fsdp2: shards a model over several processes, and there is one: start them with "
+                "seqreg launch --nproc 2"
+            )
         low = torch.bfloat16 if config.engine.param_dtype == "bf16" else None
         passed = config.engine.model_dump(include={"reshard_after_forward", "cpu_offload"})
         shard(loaded.model, param_dtype=low, **passed)

@@ -10,6 +10,7 @@ import pytest
 
 from seqreg.errors import Advice, BadInput
 from seqreg.workbench.config import lookup, other_names, overlay, run_config
+from seqreg.workbench.config.settings import Lora
 
 
 def test_the_order_of_layers() -> None:
@@ -55,6 +56,10 @@ FAULTS = {
     "optimisation.per_device_train_batch_size=0": r"^command line: optimisation.per_device_train_batch_size=0: "
     r"expected greater than or equal to 1$",
     "optimisation.learning_rate=.nan": r"^command line: optimisation.learning_rate=nan: expected",
+    "model.lora.target_modules='((('": r"^command line: model\.lora\.target_modules='\(\(\(': a text is a regular "
+    r"expression, and this is none \(missing \), .*: write names as a list, such as \[q_proj, v_proj\]$",
+    "model.lora.alpha=32": r"model\.lora\.alpha=32: unknown key; did you mean 'model\.lora\.lora_alpha'\?$",
+    "model.lora.rank=4": r"^command line: model\.lora\.rank=4: unknown key; did you mean 'model\.lora\.r'\?$",
     "optimisation.lr_scheduler_type=linaer": r"^command line: optimisation.lr_scheduler_type='linaer': expected",
     "optimisation.num_train_epochs=1": r"^recipes/sizes/tiny_summarizer.yaml and command line: set one of optimisation",
     "optimisation.warmup_steps=9999": r"\.warmup_steps=9999 leaves nothing of optimisation\.max_steps=\d+: set both$",
@@ -81,6 +86,13 @@ def test_faults_are_one_line_that_names_place_key_and_value(setting: str, monkey
     with pytest.raises(BadInput, match=FAULTS[setting]) as caught:
         run_config.resolve("gigaword", terms=["r3f"], variants=["tiny"], overrides=[setting])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["output", "data.cache_dir"])
+def test_a_home_that_the_shell_has_not_written_out_is_no_folder(key: str) -> None:
+    """It writes ~ out at the beginning of a word alone, and a folder of that name is easily removed for the other."""
+    with pytest.raises(BadInput, match=rf"^{key}=~/a: a folder called ~ would be made here: write {Path.home()}/a$"):
+        run_config.resolve("gigaword", variants=["tiny"], overrides=[f"{key}=~/a"], paths=run_config.PATHS)
 
 
 def test_a_misspelt_key_is_named_before_what_it_leads_to() -> None:
@@ -235,6 +247,7 @@ def test_what_is_forgotten_is_forgotten_under_its_retired_name_too(tmp_path: Pat
 def test_aliases_lead_to_settings_and_are_none_themselves() -> None:
     known = run_config.resolve("quickstart", terms=["neftune"]).config.model_dump(mode="json")
     keys = {*known, *(f"{one}.{two}" for one, inner in known.items() if isinstance(inner, dict) for two in inner)}
+    keys |= {f"model.lora.{name}" for name in Lora.model_fields}
     for key, words in other_names.ALIASES.items():
         assert key in keys or key == "terms.neftune.alpha", key
         assert not keys & set(words), key

@@ -220,6 +220,24 @@ def test_a_fault_in_a_file_leaves_nothing(folder: Path) -> None:
     assert not [name for name in os.listdir(folder / "cache") if not name.endswith(".lock")]
 
 
+def test_a_file_that_changes_while_it_is_read_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its examples would be those of the file as it was before, whenever that is used again."""
+    path, records = folder / "news/train.jsonl", loading.records
+
+    def appended(card: Any, file: Path, *rest: Any) -> Any:
+        yield from list(records(card, file, *rest))
+        if file == path:
+            path.write_text(path.read_text().replace("harbour", "harbors"))
+
+    before = path.read_text()
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "records", appended)
+        with pytest.raises(BadInput, match=r"train\.jsonl: changed while it was read: run the command again"):
+            _on_disk(folder)
+    path.write_text(before)
+    assert "harbour" in _on_disk(folder).sets["train"][0].source
+
+
 def _on_disk(folder: Path) -> Splits:
     card, _ = cards.load("gigaword")
     return loading.load(card, Data(path=str(folder / "news"), cache_dir=str(folder / "cache"), keep_in_memory=False))

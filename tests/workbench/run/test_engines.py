@@ -182,7 +182,7 @@ def test_what_a_pass_under_fsdp2_refuses_is_refused_before_anything_is_written(
 def test_fsdp2_needs_several_processes(tmp_path: Path) -> None:
     command = forked_process.train(tmp_path / "run", FSDP2)
     assert command.wait() == 2
-    one_line(command, "FSDP2 shards a model over several ranks, and there is one: start them with")
+    one_line(command, "engine.name=fsdp2: shards a model over several processes, and there is one: start them with")
     assert not (tmp_path / "run").exists()
 
 
