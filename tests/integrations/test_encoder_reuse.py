@@ -14,6 +14,7 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
 )  # fmt: skip
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.t5 import modeling_t5
 
 from seqreg import Criterion, build_term
@@ -215,6 +216,54 @@ def test_new_weights_are_seen() -> None:
         assert len(passes) == 2
         expected = context(model, batch(), step=0).forward(shift, dropout="off").logits
     assert torch.equal(after, expected)
+
+
+class Doubled(BartForConditionalGeneration):
+    """Does more to what its encoder gives than to what it is given in its place."""
+
+    def forward(
+        self, input_ids: Any = None, attention_mask: Any = None, encoder_outputs: Any = None, **rest: Any
+    ) -> Any:
+        if encoder_outputs is None:
+            encoded = self.get_encoder()(input_ids, attention_mask=attention_mask)
+            encoder_outputs = BaseModelOutput(last_hidden_state=2 * encoded.last_hidden_state)
+        return super().forward(attention_mask=attention_mask, encoder_outputs=encoder_outputs, **rest)
+
+
+@pytest.mark.filterwarnings("ignore:Doubled has a forward of its own")
+def test_a_forward_of_ones_own_runs_whole() -> None:
+    torch.manual_seed(0)
+    model = Doubled(BartConfig(vocab_size=50, **SMALL)).double().train()
+    term = build_term("r3f", {"where": "decoder", "scale": 0.1, "dropout": "shared"})
+    whole, expected = loss_and_gradients(model, term, reuse=False, fused=True)
+    value, gradients = loss_and_gradients(model, term, reuse=True, fused=True)
+    assert value == pytest.approx(whole, rel=1e-12)
+    for key, gradient in expected.items():
+        torch.testing.assert_close(gradients[key], gradient, rtol=1e-9, atol=1e-12, msg=key)
+
+
+def _other_storage(model: Any) -> None:
+    weight = model.get_encoder().layers[0].fc1.weight
+    weight.data = 2 * weight.data
+
+
+@pytest.mark.parametrize(
+    "change", [_other_storage, lambda model: model.get_encoder().eval()], ids=["other storage", "evaluation mode"]
+)
+def test_a_change_between_passes_is_seen(change: Any) -> None:
+    """Other weights in place of those of the clean pass; an encoder without dropout."""
+    shift, found = Perturbation({"decoder": torch.full((3, 6, 16), 0.1, dtype=torch.float64)}), []
+    for reuse in (True, False):
+        torch.manual_seed(0)
+        model = MODELS["bart"]().double().train()
+        forward = context(model, batch(), step=0).forward
+        if not reuse:
+            forward.reuse = None
+        with torch.no_grad():
+            forward.clean()
+            change(model)
+            found.append(forward(shift, dropout="shared").logits)
+    assert torch.equal(*found)
 
 
 def test_operations_on_long_sources() -> None:

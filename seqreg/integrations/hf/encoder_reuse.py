@@ -29,7 +29,7 @@ class _Encoded:
     output: Any
     generators: tuple[Tensor, Tensor | None]
     inputs: Mapping[str, Any]
-    versions: tuple[int, ...]
+    versions: tuple[Any, ...]
     grad: bool
 
 
@@ -44,10 +44,11 @@ class EncoderReuse:
     @classmethod
     def of(cls, module: nn.Module, stacks: Mapping[str, Stack]) -> EncoderReuse | None:
         """None where the model takes no encoder output, or its weights or arithmetic may differ between passes."""
-        takes = "encoder_outputs" in inspect.signature(module.forward).parameters and "forward" not in vars(module)
+        takes = "encoder_outputs" in inspect.signature(module.forward).parameters
         if not takes or not {"encoder", "decoder"} <= stacks.keys() or any(map(is_parametrized, module.modules())):
             return None
-        return cls(module, stacks["encoder"].module)
+        encoder = stacks["encoder"].module
+        return cls(module, encoder) if all(map(_is_known, _around(module, encoder))) else None
 
     def forget(self) -> None:
         """A new clean pass begins: what is kept is of an earlier one."""
@@ -107,6 +108,21 @@ class EncoderReuse:
         if len(outputs) == 1:
             self._kept[masks] = outputs[0]
 
-    def _versions(self) -> tuple[int, ...]:
-        """Changes with every update of the weights."""
-        return tuple(parameter._version for parameter in self.module.parameters())
+    def _versions(self) -> tuple[Any, ...]:
+        """Changes with every update of the weights, other weights in their place, and the mode of a module."""
+        weights = ((parameter.data_ptr(), parameter._version) for parameter in self.module.parameters())
+        return *weights, *(module.training for module in self.module.modules())
+
+
+def _around(module: nn.Module, encoder: nn.Module) -> Iterator[nn.Module]:
+    """The model, and the modules between it and its encoder."""
+    name = next(name for name, part in module.named_modules() if part is encoder)
+    yield module
+    for step in name.split(".")[:-1]:
+        module = getattr(module, step)
+        yield module
+
+
+def _is_known(module: nn.Module) -> bool:
+    """Whether a forward is transformers' own: another may do more to what the encoder gave than to what it is given."""
+    return type(module).forward.__module__.startswith("transformers.") and "forward" not in vars(module)
