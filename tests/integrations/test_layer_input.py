@@ -278,6 +278,32 @@ def test_another_source_is_not_kept() -> None:
     assert torch.equal(resumed, straight)
 
 
+def halved(_: Any, __: Any, output: Any) -> Any:
+    return type(output)(last_hidden_state=output.last_hidden_state / 2)
+
+
+def halved_in_place(_: Any, __: Any, output: Any) -> None:
+    output.last_hidden_state = output.last_hidden_state / 2
+
+
+@pytest.mark.parametrize("hook", [halved, halved_in_place])
+def test_what_a_hook_makes_of_the_encoder_is_made_once(hook: Any) -> None:
+    """The decoder reads what the hook made of the encoder's output in the clean pass."""
+    torch.manual_seed(0)
+    model, batch = MODELS["bart"][0]().double().train(), batch_for("bart")
+    model.get_encoder().register_forward_hook(hook)
+    for parameter in model.get_decoder().layers.parameters():
+        parameter.data *= 10  # else it hardly looks at the source
+    forward = context(model, batch, step=0).forward
+    forward.keep_input("decoder", 0)
+    forward.reuse = None
+    with torch.no_grad():
+        straight = forward.clean().logits
+        resumed = forward(Perturbation({"decoder": torch.zeros(())}, point=0), dropout="shared").logits
+    assert torch.equal(resumed, straight)
+    assert len(model.get_encoder()._forward_hooks) == 1
+
+
 def test_without_dropout_the_reference_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """dropout="off" on a model in training is any dropout on one in evaluation mode."""
     monkeypatch.setattr(r3f, "sample", lambda noise, states, *_: noise_like(states))

@@ -7,6 +7,7 @@ the layer is given its input of that time, changed.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -116,12 +117,14 @@ def _states(arguments: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
 
 @contextlib.contextmanager
 def _gives(module: nn.Module, output: Any) -> Iterator[None]:
-    """A call of the module gives this, and runs nothing."""
+    """A call of the module gives this, and runs nothing; what somebody's hook makes of outputs is in it already."""
     before: Callable[..., Any] | None = vars(module).get("forward")
-    module.forward = lambda *_, **__: output
+    module.forward = lambda *_, **__: copy.copy(output) if isinstance(output, dict) else output
+    last = module.register_forward_hook(lambda *_: output)
     try:
         yield
     finally:
+        last.remove()
         del module.forward
         if before is not None:
             module.forward = before
