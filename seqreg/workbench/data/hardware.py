@@ -26,6 +26,8 @@ from seqreg.workbench.text.terminal import first_process
 VARIABLE = "ONEDNN_MAX_CPU_ISA"
 LEVELS = ("AVX512_CORE_AMX", "AVX512_CORE_FP16", "AVX512_CORE_BF16", "AVX512_CORE", "AVX2", "SSE41")
 """Of oneDNN, from the highest; `ALL` is what it does by itself."""
+BELOW_AVX512 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2")
+"""oneDNN reads them in any case."""
 ALL = "ALL"
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameters of glibc's `mallopt`, by their numbers in malloc.h."""
@@ -164,10 +166,10 @@ def use_avx512() -> None:
     import torch
 
     level = os.environ.get(VARIABLE) or os.environ.get("DNNL_MAX_CPU_ISA") or ALL
-    if level in ("AVX2", "SSE41") or not mkl_stays_at_avx2(_cpu()) or torch.accelerator.is_available():
+    if level.upper() in BELOW_AVX512 or not mkl_stays_at_avx2(_cpu()) or torch.accelerator.is_available():
         return
     settings: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    if settings.fp32_precision not in ("none", "ieee"):
+    if settings.fp32_precision != "none":  # which it is until somebody sets it
         return
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")  # of `settings` alone, and torch could no longer tell its precision

@@ -132,6 +132,7 @@ def highest(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv(hardware.VARIABLE, raising=False)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
+    torch.backends.mkldnn.matmul.fp32_precision = "none"
     yield
     torch.set_float32_matmul_precision(before)
 
@@ -153,7 +154,7 @@ def test_products_that_are_rounded_stay_with_mkl(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("highest")
-@pytest.mark.parametrize("level", ["AVX2", "SSE41"])
+@pytest.mark.parametrize("level", ["AVX2", "SSE41", "avx2", "AVX2_VNNI_2"])
 def test_a_level_below_avx512_leaves_products_to_mkl(monkeypatch: pytest.MonkeyPatch, level: str) -> None:
     monkeypatch.setenv(hardware.VARIABLE, level)
     hardware.use_avx512()
@@ -165,6 +166,9 @@ def test_what_a_user_has_set_in_torch_stays() -> None:
     torch.backends.mkldnn.matmul.fp32_precision = "tf32"
     hardware.use_avx512()
     assert torch.backends.mkldnn.matmul.fp32_precision == "tf32"
+    torch.set_float32_matmul_precision("highest")
+    hardware.use_avx512()
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 @pytest.mark.usefixtures("highest")
