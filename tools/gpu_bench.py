@@ -23,7 +23,7 @@ import torch
 from seqreg.bench.sizes import SIZES
 from seqreg.bench.steps import HF, SMOOTHING, Batch, StepFunction, states_and_labels, variants
 from seqreg.bench.worker_process import count_flops
-from seqreg.errors import Advice
+from seqreg.errors import Advice, BadInput
 from seqreg.fused.head import release_buffers
 
 Loss = Callable[..., torch.Tensor]
@@ -158,7 +158,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     losses = liger_losses() if given.device == "cuda" else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Advice)
-        model, by_name = steps(given.size, given.terms, given.device, losses)
+        try:
+            model, by_name = steps(given.size, given.terms, given.device, losses)
+        except BadInput as error:
+            print(error, file=sys.stderr)
+            return 2
         rows = measure(model, by_name, given.device, getattr(torch, given.dtype), given.rounds)
     name = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
     print(f"`{given.size}`, {given.dtype}, {name}, torch {torch.__version__}, {given.rounds} rounds\n\n{table(rows)}")

@@ -66,3 +66,10 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert "torch sees no GPU" in capsys.readouterr().err
     assert gpu_bench.main(["--device", "cpu", "--rounds", "0"]) == 2
     assert "--rounds 0" in capsys.readouterr().err
+
+
+def test_a_term_that_is_not_known_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_bench.main(["--device", "cpu", "--size", "tiny", "-t", "nosuch"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("unknown term 'nosuch'")
+    assert error.count("\n") == 1
