@@ -132,16 +132,22 @@ def _judged(kept: ArchivedStep, judge: Judge, primary: Sequence[str]) -> Finding
 def _correlation(archive: Archive, study: Study, relation: Relation) -> RankCorrelation | None:
     points: dict[str, list[tuple[float, float]]] = {}
     for step in (study.step(name) for name in relation.of):
-        kept = archive.steps.get(step.name, ArchivedStep())
         methods = method_names(study, step)
-        found = measurements.numbers("compare", kept.files, methods, [relation.x, relation.y])
-        across, up = (
-            next((v for k, v in found.items() if measurements.is_one(k, [key])), {}) for key in (relation.x, relation.y)
-        )
+        across, up = (_values(archive, study, step, key) for key in (relation.x, relation.y))
         for method in methods:
             seeds = [seed for seed in across.get(method, {}) if seed in up.get(method, {})]
             points[f"{step.name}: {method}"] = [(across[method][seed], up[method][seed]) for seed in seeds]
     return measurements.correlation(points)
+
+
+def _values(archive: Archive, study: Study, step: StudyStep, key: str) -> dict[str, dict[int, float]]:
+    """A number of every run of a step, by method and seed: of metrics.json, or of a step that measured its models."""
+    for measuring in (step, *(other for other in study.steps if other.of == step.name)):
+        kept = archive.steps.get(measuring.name, ArchivedStep())
+        by_measure = measurements.numbers(measuring.command, kept.files, method_names(study, step), [key])
+        if by_measure:
+            return next(iter(by_measure.values()))
+    return {}
 
 
 def page(found: StudyResults, figure: str) -> str:

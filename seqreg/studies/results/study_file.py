@@ -105,7 +105,7 @@ class Relation(Section):
     """Two numbers of every run, whose rank correlation is asked for.
 
     Args:
-        x, y: dotted keys of metrics.json; * stands for any one key
+        x, y: dotted keys of metrics.json, * for any one key; or what a later step measured of these runs
         of: the steps whose runs count
         title: what is asked
     """
