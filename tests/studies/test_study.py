@@ -137,8 +137,8 @@ def test_a_study_runs_resumes_is_packed_and_shown(place: Path, tmp_path: Path, m
         "probe of cola",
         "sst2 with 0%",
         "| order |",
-        "correlation of `probe of *` and `scores.test.loss`",
-        "over 6 runs",
+        "| Probe and loss | probe of * | scores.test.loss |",
+        "|  | 6 |",
     ):
         assert said in shown, said
     page.draw(found, tmp_path / "toy.png")
