@@ -101,6 +101,7 @@ steps:
   - {name: probes, command: probe, of: sst2, options: [--examples, "20"],
      tasks: [{task: glue/cola, data: {path: "{data}/glue/CoLA", max_source_length: 24}}]}
   - {name: moved, command: shift, of: sst2, to: glue/sst2, settings: ["data.path={data}/glue/SST-2"], shares: [0.0]}
+relations: [{title: Probe and loss, x: probe of *, y: scores.test.loss, of: [sst2]}]
 """
 
 
@@ -137,6 +138,8 @@ def test_a_study_runs_resumes_is_packed_and_shown(place: Path, tmp_path: Path, m
         "probe of cola",
         "sst2 with 0%",
         "| order |",
+        "| Probe and loss | probe of * | scores.test.loss |",
+        "|  | 6 |",
     ):
         assert said in shown, said
     page.draw(found, tmp_path / "toy.png")

@@ -132,16 +132,22 @@ def _judged(kept: ArchivedStep, judge: Judge, primary: Sequence[str]) -> Finding
 def _correlation(archive: Archive, study: Study, relation: Relation) -> RankCorrelation | None:
     points: dict[str, list[tuple[float, float]]] = {}
     for step in (study.step(name) for name in relation.of):
-        kept = archive.steps.get(step.name, ArchivedStep())
         methods = method_names(study, step)
-        found = measurements.numbers("compare", kept.files, methods, [relation.x, relation.y])
-        across, up = (
-            next((v for k, v in found.items() if measurements.is_one(k, [key])), {}) for key in (relation.x, relation.y)
-        )
+        across, up = (_values(archive, study, step, keys) for keys in ([relation.x], relation.alternatives))
         for method in methods:
             seeds = [seed for seed in across.get(method, {}) if seed in up.get(method, {})]
             points[f"{step.name}: {method}"] = [(across[method][seed], up[method][seed]) for seed in seeds]
     return measurements.correlation(points)
+
+
+def _values(archive: Archive, study: Study, step: StudyStep, keys: Sequence[str]) -> dict[str, dict[int, float]]:
+    """A number of every run of a step, by method and seed: of metrics.json, or of a step that measured its models."""
+    for measuring in (step, *(other for other in study.steps if other.of == step.name)):
+        kept = archive.steps.get(measuring.name, ArchivedStep())
+        by_measure = measurements.numbers(measuring.command, kept.files, method_names(study, step), keys)
+        if by_measure:
+            return next(iter(by_measure.values()))
+    return {}
 
 
 def page(found: StudyResults, figure: str) -> str:
@@ -164,8 +170,8 @@ def page(found: StudyResults, figure: str) -> str:
     parts.append(_CAPTION + (_CAPTION_OF_MEASURES if any(step.means for step in found.steps) else ""))
     for step in found.steps:
         parts += _section(found, step)
-    for relation, correlation in found.relations:
-        parts += _relation_section(relation, correlation)
+    if found.relations:
+        parts += ["## Rank correlations", _RELATIONS, markdown_table(relations_table(found.relations))]
     parts += ["## What was not shown", "\n".join(f"- {line}" for line in _not_shown(found))]
     parts += ["## To repeat it", fenced(command(archive), "bash"), _provenance(archive)]
     return "\n\n".join(parts) + "\n"
@@ -280,20 +286,26 @@ def _number(value: float) -> str:
     return f"{value:.2f}" if abs(value) >= 1 else f"{value:.3g}"
 
 
-def _relation_section(relation: Relation, found: RankCorrelation | None) -> list[str]:
-    parts = [f"## {prose(relation.title)}"]
-    if found is None:
-        return [*parts, f"Not measured: no run has both `{relation.x}` and `{relation.y}`."]
-    low, high = found.interval
-    lines = [
-        f"Spearman's correlation of `{relation.x}` and `{relation.y}`, ranks inside every step, is {found.overall:.2f} "
-        f"over {found.runs} runs (95% interval {low:.2f} to {high:.2f}, by a bootstrap over methods)."
-    ]
-    if found.within is not None:
-        ends = found.within_interval
-        interval = "" if ends is None else f" (95% interval {ends[0]:.2f} to {ends[1]:.2f})"
-        lines.append(f"Between seeds of one method it is {found.within:.2f} on average{interval}.")
-    return [*parts, "\n".join(f"- {line}" for line in lines)]
+def relations_table(relations: Sequence[tuple[Relation, RankCorrelation | None]]) -> Table:
+    """Rank correlations over the runs of several steps."""
+    rows = []
+    for relation, found in relations:
+        numbers = ["not measured", "", ""]
+        if found is not None:
+            within = "" if found.within is None else f"{found.within:.2f}{_interval(found.within_interval)}"
+            numbers = [f"{found.overall:.2f}{_interval(found.interval)}", within, str(found.runs)]
+        rows.append([relation.title, relation.x, " or ".join(relation.alternatives), *numbers])
+    columns = ["relation", "of", "and", "correlation", "between seeds of one method", "runs"]
+    return Table("Rank correlations", columns, rows)
+
+
+def _interval(ends: tuple[float, float] | None) -> str:
+    return "" if ends is None else f" ({ends[0]:.2f} to {ends[1]:.2f})"
+
+
+_RELATIONS = """Spearman's correlation over all runs, ranks inside every step, with a 95% interval by a bootstrap over
+methods; and its mean inside methods, over seeds alone. Above 0 a run that is higher in one number tends to be higher in
+the other."""
 
 
 def _not_shown(found: StudyResults) -> list[str]:
@@ -352,7 +364,7 @@ def _relation_panel(step: StudyStep, relation: Relation, correlation: RankCorrel
     title = f"{relation.title}: {step.heading}"
     prefix = f"{step.name}: "
     points = {name.removeprefix(prefix): some for name, some in correlation.points.items() if name.startswith(prefix)}
-    return title, figures.RelationPanel(points, relation.x, relation.y)
+    return title, figures.RelationPanel(points, relation.x, relation.alternatives[0])
 
 
 def draw(found: StudyResults, path: Path) -> None:
@@ -368,7 +380,7 @@ def draw(found: StudyResults, path: Path) -> None:
             panels.append((f"{result.step.heading}{beside}", result.means))
     panels += [
         _relation_panel(found.study.step(step), relation, correlation)
-        for relation, correlation in found.relations if correlation is not None
+        for relation, correlation in found.relations if correlation is not None and relation.drawn
         for step in relation.of
     ]  # fmt: skip
     if panels:

@@ -105,15 +105,22 @@ class Relation(Section):
     """Two numbers of every run, whose rank correlation is asked for.
 
     Args:
-        x, y: dotted keys of metrics.json; * stands for any one key
+        x, y: dotted keys of metrics.json, * for any one key; or what a later step measured of these runs; of several,
+            that which a step has
         of: the steps whose runs count
         title: what is asked
+        drawn: in the figure too
     """
 
     title: str
     x: str
-    y: str
+    y: str | list[str]
     of: list[str] = Field(min_length=1)
+    drawn: bool = False
+
+    @property
+    def alternatives(self) -> list[str]:
+        return [self.y] if isinstance(self.y, str) else self.y
 
 
 class StudyStep(Section):
