@@ -379,7 +379,8 @@ def test_every_comparison_with_plain_fine_tuning_is_counted_once() -> None:
     archives = [archived.read(RESULTS / "data" / f"{name}{archived.ENDING}") for name in ("defaults", "smoothness")]
     found = [page.results(archive, study_file.read(archive.name), judge) for archive in archives]
     table = index.by_term(found)
-    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    *rows, every = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    assert all(every[name] == sum(row[name] for row in rows) for name in ("tested", "worse", "only described"))
     findings = [step.finding for one in found for step in one.steps if step.finding is not None]
     plain = [finding.values for finding in findings if finding.values["baseline"] == "baseline"]
     assert len(plain) < len(findings)  # smoothness has a step that compares with JacHess

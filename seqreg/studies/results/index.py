@@ -165,6 +165,8 @@ def by_term(found: Iterable[StudyResults]) -> Table:
         cost = " to ".join(dict.fromkeys([costs[0], costs[-1]])) if costs else ""
         collapsed = sum(cell.collapsed for cell in tested)
         rows.append([terms, len(tested), *counts, collapsed, len(some) - len(tested), cost])
+    if rows:
+        rows.append(["all", *map(sum, list(zip(*rows, strict=True))[1:-1]), ""])
     return Table(
         "", ["terms", "tested", "better", "no difference shown", "worse", "collapsed", "only described", "cost"], rows
     )

@@ -359,12 +359,15 @@ def _provenance(archive: Archive) -> str:
     return f"{hours}. Commit: {commits}. {prose(versions)}."
 
 
-def _relation_panel(step: StudyStep, relation: Relation, correlation: RankCorrelation) -> figures.Panel:
+def _relation_panel(
+    found: StudyResults, step: StudyStep, relation: Relation, correlation: RankCorrelation
+) -> figures.Panel:
     """The runs of one step: those of others may have another scale."""
+    measured = (key for key in relation.alternatives if _values(found.archive, found.study, step, [key]))
     title = f"{relation.title}: {step.heading}"
     prefix = f"{step.name}: "
     points = {name.removeprefix(prefix): some for name, some in correlation.points.items() if name.startswith(prefix)}
-    return title, figures.RelationPanel(points, relation.x, relation.alternatives[0])
+    return title, figures.RelationPanel(points, relation.x, next(measured, ""))
 
 
 def draw(found: StudyResults, path: Path) -> None:
@@ -379,7 +382,7 @@ def draw(found: StudyResults, path: Path) -> None:
             beside = ": other numbers" if result.finding is not None else ""
             panels.append((f"{result.step.heading}{beside}", result.means))
     panels += [
-        _relation_panel(found.study.step(step), relation, correlation)
+        _relation_panel(found, found.study.step(step), relation, correlation)
         for relation, correlation in found.relations if correlation is not None and relation.drawn
         for step in relation.of
     ]  # fmt: skip
