@@ -117,9 +117,8 @@ def bench(
         raise BadInput(f"{settings[0]}: settings change the recipe of --frontier, which is not given")
     if frontier and (alone or engine or terms or size != "small" or threads != 1):
         raise BadInput("--frontier is measured alone: leave out all other options but --rounds, --plot and --json")
-    if alone and (terms or rounds or plot or size != "small" or threads != 1 or not presets):
-        left_out = "--size, --terms, --rounds, --threads, --no-presets and --plot"
-        raise BadInput(f"{alone[0]} measures no steps: leave out {left_out}")
+    if alone and (terms or rounds or plot or size != "small" or threads != 1):
+        raise BadInput(f"{alone[0]} measures no steps: leave out --size, --terms, --rounds, --threads and --plot")
     if frontier and rounds == 1:
         raise BadInput("--rounds 1: expected a whole number >= 2, as --frontier compares two gradients")
     if examples and not data:
@@ -128,8 +127,9 @@ def bench(
         raise BadInput(
             "--engine measures one step of its own: leave out --size, --terms, --rounds, --threads and --plot"
         )
-    if compiled and (alone or engine or frontier or growth or profile):
-        raise BadInput("--compile adds rows to the table of steps: leave it out here")
+    for option, given in (("--compile", compiled), ("--no-presets", not presets)):
+        if given and (alone or engine or frontier or growth or profile):
+            raise BadInput(f"{option} is about the rows of the table of steps: leave it out here")
     if plot is not None:
         _check_plot(plot)
     if rouge:

@@ -340,5 +340,5 @@ def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     with pytest.raises(BadInput, match="--compile: torch's inductor needs a C"):
         bench.measure("tiny", ["r3f"], compiled=True)
-    with pytest.raises(BadInput, match="--compile adds rows to the table of steps"):
+    with pytest.raises(BadInput, match="--compile is about the rows of the table of steps"):
         cli_bench.bench(rouge=True, compiled=True)
