@@ -111,7 +111,8 @@ def data(folder: Path) -> Path:
         }
         (folder / "g2p").mkdir(exist_ok=True)
         (folder / "g2p" / f"{name}_gold.json").write_text(json.dumps(words))
-    _jsonl(folder / "gigaword" / "train.jsonl", lambda text, label: {"document": text, "summary": text[:20]}, 120)
+    for name in ("gigaword", "reddit_tifu"):
+        _jsonl(folder / name / "train.jsonl", lambda text, label: {"document": text, "summary": text[:20]}, 120)
     return folder
 
 

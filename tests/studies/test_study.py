@@ -138,7 +138,7 @@ def test_a_study_runs_resumes_is_packed_and_shown(place: Path, tmp_path: Path, m
         "probe of cola",
         "sst2 with 0%",
         "| order |",
-        "| Probe and loss | probe of * | scores.test.loss |",
+        "| Probe and loss | probe of \\* | scores.test.loss |",
         "|  | 6 |",
     ):
         assert said in shown, said
@@ -406,7 +406,7 @@ def test_a_figure_shows_every_measure_and_which_differences_are_tested(monkeypat
     assert "SST-2, AdvGLUE and counterfactual reviews: other numbers" in titles
     panels = dict(drawn)
     relation, costs, measures = Figure().add_subplot(), Figure().add_subplot(), Figure().add_subplot()
-    figures._points(relation, panels["KL from the start and what is forgotten: From SST-2 to reviews"])
+    figures._points(relation, panels["KL from the start and loss on the old task: From SST-2 to reviews"])
     assert (relation.get_xlabel(), relation.get_ylabel()) == (
         "KL from the start, new task",
         "old task: loss, after training",
