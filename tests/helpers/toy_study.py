@@ -20,6 +20,7 @@ from seqreg.errors import BadInput
 from seqreg.studies.compare import jobs
 from seqreg.studies.compare.plan import ComparisonPlan, Job
 from seqreg.studies.results import study as studies
+from seqreg.workbench.config import cards
 from seqreg.workbench.data.tokenizers import train_tokenizer
 from tests.studies.conftest import BAD, GOOD, OTHER
 
@@ -113,6 +114,19 @@ def data(folder: Path) -> Path:
         (folder / "g2p" / f"{name}_gold.json").write_text(json.dumps(words))
     for name in ("gigaword", "reddit_tifu"):
         _jsonl(folder / name / "train.jsonl", lambda text, label: {"document": text, "summary": text[:20]}, 120)
+    return folder
+
+
+def xnli(folder: Path) -> Path:
+    """Pairs of sentences for every split and language of XNLI."""
+    card, _ = cards.load("xnli")
+    labels = card.labels or []
+    for split in card.splits:
+        _jsonl(
+            folder / f"{split}.jsonl",
+            lambda text, label: {"premise": text, "hypothesis": "the film", "label": labels[(label + len(text)) % 3]},
+            24,
+        )
     return folder
 
 

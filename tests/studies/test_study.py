@@ -167,6 +167,24 @@ def test_every_study_runs_as_a_toy(name: str, place: Path, tmp_path: Path, monke
     page.draw(found, tmp_path / "figure.png")
 
 
+@pytest.mark.slow
+def test_zero_shot_runs_as_a_toy_in_all_languages(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the paper's size alone: a tiny model and made-up pairs stand in for it."""
+    toy_study.in_this_process(monkeypatch)
+    files = toy_study.xnli(tmp_path / "xnli")
+    study, settings = first_method_alone(study_file.read("zero_shot")), [f"model.name={place / 'models' / 'bert-mini'}"]
+    run = studies.make(
+        "zero_shot", study, models=None, data=None, output=tmp_path / "out", size="paper", seeds=[1, 2],
+        settings=[*toy_study.SHORT, *settings, f"data.path={files}", "checkpoints.save_steps=0"],
+    )  # fmt: skip
+    studies.run(run)
+    found = page.results(archived.pack(run), study, judge)
+    assert found.steps[0].finding is not None
+    assert "r3f" in page.page(found, "zero_shot.png")
+    scores = json.loads((tmp_path / "out" / "xnli" / "r3f" / "seed-2" / "metrics.json").read_text())["scores"]
+    assert {"test", "test_fr", "test_ur"} < scores.keys()
+
+
 def _cheap(step: StudyStep) -> list[str]:
     options = {"probe": ["--examples", "20"], "chain": ["--examples", "20"], "calibrate": ["--limit", "20"]}
     if step.command == "robustness":
