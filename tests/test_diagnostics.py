@@ -128,7 +128,7 @@ def test_entropies_are_not_mistaken_for_dropout() -> None:
 
 
 @pytest.mark.parametrize("term", term_names())
-def test_w18_names_say_what_the_numbers_are(term: str) -> None:
+def test_names_of_diagnostics_are_documented(term: str) -> None:
     """Ratios may be above 1, so that none is called a share."""
     found = diagnostics(tiny_models.make("bart"), "bart", build_term(term))
     assert found

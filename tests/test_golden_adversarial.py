@@ -131,7 +131,7 @@ def smart_pytorch(toy: Toy, noise: Tensor, step_size: float) -> Tensor:
 
 
 @pytest.mark.parametrize("head", ["tok", "cls"])
-def test_w7_smart_pytorch_divides_the_inner_loss_by_rows(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smart_pytorch_divides_the_inner_loss_by_rows(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     toy, reference = Toy(head), Toy(head)
     noise = 0.1 * torch.randn(toy.E.shape)
     monkeypatch.setattr("seqreg.ascent.sample", lambda *_: noise.clone())

@@ -67,7 +67,7 @@ def clone(tmp_path: Path) -> Clone:
 
 
 @pytest.mark.parametrize("script", [name for name in SCRIPTS if name != "quickstart.sh"])
-def test_b1_a_script_runs_with_a_term_a_variant_and_a_setting(script: str, clone: Clone, tmp_path: Path) -> None:
+def test_a_script_runs_with_a_term_a_variant_and_a_setting(script: str, clone: Clone, tmp_path: Path) -> None:
     recipe = script.removesuffix(".sh")
     variants = ["rte", "tiny"] if recipe == "glue" else ["tiny"]
     card = run_config.resolve(recipe, variants=variants).card
@@ -84,7 +84,7 @@ def test_b1_a_script_runs_with_a_term_a_variant_and_a_setting(script: str, clone
 
 
 @pytest.mark.slow
-def test_b1_the_quickstart_runs_with_a_term_and_a_setting(clone: Clone) -> None:
+def test_the_quickstart_runs_with_a_term_and_a_setting(clone: Clone) -> None:
     recipe = clone.root / "recipes" / "quickstart.yaml"
     text = recipe.read_text()
     recipe.write_text(text.replace("steps: 240", "steps: 3").replace("d_model: 96", "d_model: 16"))
@@ -109,7 +109,7 @@ def test_b1_the_quickstart_runs_with_a_term_and_a_setting(clone: Clone) -> None:
 
 
 @pytest.mark.parametrize("processes", ["8x", "0", "-1", "", " ", "1e3", "1000"])
-def test_b10_processes_are_a_number(processes: str, clone: Clone) -> None:
+def test_the_number_of_processes_must_be_a_number(processes: str, clone: Clone) -> None:
     clone.command("seqreg", "echo one process; exit", "")
     done = clone.bash("recipes/gigaword.sh", "r3f", NPROC=processes)
     if processes == "":  # as if it was not set
@@ -119,7 +119,7 @@ def test_b10_processes_are_a_number(processes: str, clone: Clone) -> None:
     assert done.stderr == f"NPROC={processes}: expected a whole number of processes from 1 to 999\n"
 
 
-def test_b1_words_of_a_script(clone: Clone) -> None:
+def test_arguments_of_a_script_reach_the_command(clone: Clone) -> None:
     """What a script asks of the command: terms, variants and settings in their places, processes and nodes."""
     clone.command("seqreg", 'echo seqreg "$@"; exit', "")
     train = "train gigaword --terms"
@@ -144,7 +144,7 @@ def test_b1_words_of_a_script(clone: Clone) -> None:
 @pytest.mark.parametrize(
     ("given", "offline"), [({}, "1"), ({"HF_HUB_OFFLINE": "0"}, "0"), ({"SEQREG_OFFLINE": "0"}, "0")]
 )
-def test_b1_the_environment_of_the_caller_counts(given: dict[str, str], offline: str, clone: Clone) -> None:
+def test_the_environment_of_the_caller_counts(given: dict[str, str], offline: str, clone: Clone) -> None:
     clone.command("seqreg", "echo $HF_HUB_OFFLINE; exit", "")
     assert clone.bash("recipes/gigaword.sh", "r3f", **given).stdout == f"{offline}\n"
 

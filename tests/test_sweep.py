@@ -41,14 +41,14 @@ def _quiet() -> Any:
     ("kind", "model_type"), [(kind, model_type) for kind, names in SOME.items() for model_type in names.split()]
 )
 @pytest.mark.filterwarnings("ignore")  # models' own, about themselves
-def test_w8_loss_and_gradient_are_the_models_own(kind: str, model_type: str) -> None:
+def test_loss_and_gradient_are_the_models_own(kind: str, model_type: str) -> None:
     (found,) = sweep.models([kind], [model_type])
     row = sweep.compare(*found)
     assert row.verdict == "equal", row
 
 
 @pytest.mark.parametrize("kind", ["causal", "seq2seq"])
-def test_w8_a_model_with_another_loss_is_refused_by_name(kind: str) -> None:
+def test_a_model_with_another_loss_is_refused_by_name(kind: str) -> None:
     (found,) = sweep.models([kind], ["prophetnet"])
     row = sweep.compare(*found)
     assert row.verdict == "refused"
@@ -68,7 +68,7 @@ def mixture(kind: str, model_type: str, **settings: Any) -> tuple[Any, dict[str,
     ("kind", "model_type"),
     [("causal", "mixtral"), ("causal", "qwen2_moe"), ("seq2seq", "nllb-moe"), ("seq2seq", "switch_transformers")],
 )
-def test_w4_the_balance_of_experts_is_a_part_of_the_loss(kind: str, model_type: str) -> None:
+def test_the_balance_of_experts_is_a_part_of_the_loss(kind: str, model_type: str) -> None:
     """With a weight at which nobody can overlook it."""
     net, batch = mixture(kind, model_type, router_aux_loss_coef=0.7)
     tiny_models.dropout_off(net)
@@ -91,7 +91,7 @@ def test_w4_the_balance_of_experts_is_a_part_of_the_loss(kind: str, model_type: 
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_w4_accumulation_weighs_the_balance_of_micro_batches_by_their_labels() -> None:
+def test_accumulation_weighs_the_balance_of_micro_batches_by_their_labels() -> None:
     net, batch = mixture("causal", "mixtral", router_aux_loss_coef=0.7)
     pieces = [{key: value[i : i + 1] for key, value in batch.items()} for i in range(3)]
     whole = count(net, pieces)
@@ -102,7 +102,7 @@ def test_w4_accumulation_weighs_the_balance_of_micro_batches_by_their_labels() -
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_w4_other_additions_are_refused_by_name() -> None:
+def test_other_additions_are_refused_by_name() -> None:
     net, batch = mixture("causal", "bamba")
     net.config.z_loss_coefficient = 0.1
     with pytest.raises(BadInput, match=r"^BambaForCausalLM adds a z-loss.*z_loss_coefficient=0"):
@@ -112,7 +112,7 @@ def test_w4_other_additions_are_refused_by_name() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_w4_the_trainer_logs_the_balance(tmp_path: Any) -> None:
+def test_the_trainer_logs_the_balance(tmp_path: Any) -> None:
     net, batch = mixture("causal", "mixtral", router_aux_loss_coef=0.7)
     rows = [{key: value[i] for key, value in batch.items()} for i in range(3)]
     settings = transformers.TrainingArguments(
@@ -125,7 +125,7 @@ def test_w4_the_trainer_logs_the_balance(tmp_path: Any) -> None:
     assert log["part/base"] + log["part/aux_loss"] == pytest.approx(log["loss"], abs=2e-4)
 
 
-def test_w9_transformers_own_neftune_is_refused(tmp_path: Any) -> None:
+def test_transformers_own_neftune_is_refused(tmp_path: Any) -> None:
     settings = transformers.TrainingArguments(str(tmp_path), neftune_noise_alpha=5.0, use_cpu=True)
     with pytest.raises(
         BadInput, match=r"^neftune_noise_alpha=5.0 would .*: set Criterion\(NEFTune\(alpha=5.0\)\) instead"
@@ -143,7 +143,7 @@ def test_w9_transformers_own_neftune_is_refused(tmp_path: Any) -> None:
         ("causal", "cpmant", "this model cannot be perturbed there"),
     ],
 )
-def test_b7_models_that_cannot_be_perturbed_say_so(kind: str, model_type: str, words: str) -> None:
+def test_models_that_cannot_be_perturbed_say_so(kind: str, model_type: str, words: str) -> None:
     net, batch = mixture(kind, model_type)
     batch.pop("attention_mask")  # it would be told by its shape
     for term in (R3F(scale=1e-2, relative=True), R3F(scale=1e-2, dropout="shared"), NEFTune()):
@@ -153,7 +153,7 @@ def test_b7_models_that_cannot_be_perturbed_say_so(kind: str, model_type: str, w
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model_type", ["t5", "mt5"])
-def test_b9_token_classifiers_of_t5_can_be_perturbed(model_type: str) -> None:
+def test_token_classifiers_of_t5_can_be_perturbed(model_type: str) -> None:
     net, batch = mixture("tokens", model_type)
     report = Criterion(R3F(scale=1e-2, relative=True, dropout="shared"))(context(net, batch, step=0))
     assert float(report.values["r3f"]) > 0

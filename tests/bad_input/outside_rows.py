@@ -13,16 +13,16 @@ from seqreg.cli import predict
 from tests.bad_input.table import elsewhere, refused, row, tiny
 
 RELIABILITY = "tests/workbench/run/test_reliability"
-NOT_FINITE = f"{RELIABILITY}_faults.py::test_p4_a_step_that_is_not_finite_is_not_applied"
-ONE_TERM = f"{RELIABILITY}_faults.py::test_p4_one_term_that_is_not_finite_is_dropped_for_the_step"
-ANOTHER_WORLD = f"{RELIABILITY}_runs.py::test_p6_other_data_and_another_world_are_refused"
-OTHER_SETTINGS = f"{RELIABILITY}_runs.py::test_p6_other_settings_are_refused_with_a_difference"
-NOT_WRITABLE = f"{RELIABILITY}_faults.py::test_p7_an_output_that_cannot_be_written"
-FULL_DISK = f"{RELIABILITY}_faults.py::test_p7_a_disk_that_fills_up"
-DAMAGED = f"{RELIABILITY}.py::test_p2_a_damaged_checkpoint_is_named_and_passed_over"
-SIGNALS = f"{RELIABILITY}_faults.py::test_p5_a_signal_finishes_the_step_and_saves"
+NOT_FINITE = f"{RELIABILITY}_faults.py::test_a_step_that_is_not_finite_is_not_applied"
+ONE_TERM = f"{RELIABILITY}_faults.py::test_one_term_that_is_not_finite_is_dropped_for_the_step"
+ANOTHER_WORLD = f"{RELIABILITY}_runs.py::test_other_data_and_another_world_are_refused"
+OTHER_SETTINGS = f"{RELIABILITY}_runs.py::test_other_settings_are_refused_with_a_difference"
+NOT_WRITABLE = f"{RELIABILITY}_faults.py::test_an_output_that_cannot_be_written_is_one_line"
+FULL_DISK = f"{RELIABILITY}_faults.py::test_a_disk_that_fills_up_keeps_what_was_saved"
+DAMAGED = f"{RELIABILITY}.py::test_a_damaged_checkpoint_is_named_and_passed_over"
+SIGNALS = f"{RELIABILITY}_faults.py::test_a_signal_finishes_the_step_and_saves"
 TWO = f"{RELIABILITY}_runs.py::test_a_second_process_is_refused_at_once"
-CURVES = f"{RELIABILITY}_faults.py::test_p7_curves_that_cannot_be_written_do_not_stop_a_run"
+CURVES = f"{RELIABILITY}_faults.py::test_curves_that_cannot_be_written_do_not_stop_a_run"
 
 elsewhere(
     16, "NaN or infinity in the logits", "P", "handled", NOT_FINITE, "the step is not made; exit code 3 in the end"

@@ -25,7 +25,7 @@ def test_the_plan_is_a_pretraining_and_a_fine_tuning_for_every_method(tmp_path: 
     assert [run.config.output for run in others] == [str(tmp_path / name) for name in ("baseline", "smart", "rdrop")]
 
 
-def test_w16_settings_of_a_term_reach_the_method_that_has_it(tmp_path: Path) -> None:
+def test_settings_of_a_term_reach_the_method_that_has_it(tmp_path: Path) -> None:
     for words in (["terms.r3f.weight=0.5"], ["r3f:weight=0.5"]):
         _, (baseline, r3f) = quickstart.plan(words, tmp_path)
         assert baseline.config.terms == {}

@@ -10,6 +10,6 @@ from tests import faults
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
-def test_p1_killed_ranks(engine: str, tmp_path: Path) -> None:
+def test_killed_ranks_end_with_identical_weights(engine: str, tmp_path: Path) -> None:
     tally = faults.run(4, seed=20, folder=tmp_path, engine=engine)
     assert (tally.kills, tally.same, tally.lost) == (4, 4, 0), str(tally)

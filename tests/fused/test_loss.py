@@ -231,7 +231,7 @@ def test_states_of_any_strides() -> None:
         torch.testing.assert_close(own, expected)
 
 
-def test_b3_early_logits_stand_for_the_product() -> None:
+def test_logits_computed_early_replace_the_product() -> None:
     """To the rounding of float64: the products have other shapes, and so may have another order of summation."""
     case = Case(4, 11, 13, 4, torch.float64)
     results = []

@@ -81,7 +81,7 @@ def apart() -> dict[str, Tensor]:
     ("attention", "how"),
     [("eager", "positions"), ("sdpa", "positions"), ("by_document", "positions"), ("by_document", "lengths")],
 )
-def test_w3_packed_documents_are_what_they_are_apart(
+def test_packed_documents_give_what_they_give_apart(
     attention: str, how: str, term: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loss, parts and gradient; in float64, but for the softmax of attention, whose rounding an ascent magnifies."""
@@ -99,7 +99,7 @@ def test_w3_packed_documents_are_what_they_are_apart(
 
 
 @pytest.mark.parametrize("how", ["positions", "lengths"])
-def test_w9_neftune_takes_the_length_of_each_document(how: str) -> None:
+def test_neftune_takes_the_length_of_each_document(how: str) -> None:
     net, seen = made("eager"), []
     handle = net.model.layers[0].register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
     alpha = 5.0
@@ -122,13 +122,13 @@ def test_w9_neftune_takes_the_length_of_each_document(how: str) -> None:
         (Criterion(per="sequence"), r"^the criterion: per='sequence': rows are packed"),
     ],
 )
-def test_w3_what_counts_by_row_is_refused_on_packed_rows(criterion: Criterion, words: str) -> None:
+def test_averages_by_row_are_refused_on_packed_rows(criterion: Criterion, words: str) -> None:
     with pytest.raises(BadInput, match=words):
         criterion(context(made("eager"), packed()))
     criterion(context(made("eager"), apart()))
 
 
-def test_w10_a_mask_that_does_not_tell_padding_is_refused_where_it_matters() -> None:
+def test_a_mask_that_does_not_tell_padding_is_refused_where_it_matters() -> None:
     net, batch = made("eager"), apart()
     mask = batch["attention_mask"].bool()
     causal = torch.ones(7, 7, dtype=torch.bool).tril() & mask.unsqueeze(1)
@@ -143,7 +143,7 @@ def test_w10_a_mask_that_does_not_tell_padding_is_refused_where_it_matters() -> 
             Criterion(term)(context(net, full, step=0))
 
 
-def test_w3_rows_are_packed_in_larger_batches_too_and_padded_ones_are_not() -> None:
+def test_rows_are_packed_in_larger_batches_too_and_padded_ones_are_not() -> None:
     net = made("eager")
     ids = torch.arange(3, 15).view(2, 6)
     positions = torch.tensor([[0, 1, 2, 0, 1, 2], [0, 1, 2, 3, 0, 1]])

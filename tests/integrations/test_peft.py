@@ -73,7 +73,7 @@ def check_against_own_loss(net: Any, batch: dict[str, Tensor], fused: bool) -> N
 @pytest.mark.filterwarnings("ignore::UserWarning:peft.*")
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("name", SEQ2SEQ)
-def test_w2_lora_on_the_embeddings_of_both_stacks(name: str, fused: bool) -> None:
+def test_lora_on_the_embeddings_of_both_stacks(name: str, fused: bool) -> None:
     """Two adapters over one tied table are two embeddings."""
     net, batch = adapted(name, "lora"), tiny_models.batch(name)
     check_against_own_loss(net, batch, fused)
@@ -94,7 +94,7 @@ def test_w2_lora_on_the_embeddings_of_both_stacks(name: str, fused: bool) -> Non
     "kind", ["dora", "lora_on_head", "dora_on_head", "saved_head", "saved_embeddings", "ia3", "tokens"]
 )
 @pytest.mark.parametrize("name", ["bart", "t5", "gpt2"])
-def test_w2_other_adapters(name: str, kind: str) -> None:
+def test_dora_and_other_adapters_agree_with_their_model(name: str, kind: str) -> None:
     net, batch = adapted(name, kind), tiny_models.batch(name)
     check_against_own_loss(net, batch, True)
     if kind in ("saved_head", "lora_on_head"):
@@ -102,7 +102,7 @@ def test_w2_other_adapters(name: str, kind: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:peft.*")
-def test_w2_the_scale_inside_an_adapted_embedding_is_seen() -> None:
+def test_the_scale_inside_an_adapted_embedding_is_seen() -> None:
     """M2M100 multiplies inside its embedding, which PEFT wraps."""
     plain, wrapped = stacks(tiny_models.make("m2m100")), stacks(unwrap(adapted("m2m100", "lora")))
     assert {name: stack.inner for name, stack in wrapped.items()} == dict.fromkeys(plain, 4.0)

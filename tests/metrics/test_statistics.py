@@ -163,7 +163,7 @@ def test_students_interval_holds_the_mean_and_bca_misses_it_with_few_seeds() -> 
     assert found["BCa"] < 0.88
 
 
-def test_b10_so_few_test_examples_reject_too_often_and_enough_do_not() -> None:
+def test_verdicts_need_as_many_test_examples_as_the_bound_says() -> None:
     """The bound of a verdict; 400 comparisons show a true 5% as 3% to 7%."""
     worst = [simulate.level(world, 400, 499) for world in simulate.few_examples(2)]
     assert max(worst) > 0.12

@@ -31,7 +31,7 @@ def settings(plan: comparison.ComparisonPlan, name: str) -> dict[str, object]:
     return {key: value for key, value in plan.resolved[name].items() if key.startswith("terms")}
 
 
-def test_w16_settings_of_a_term_reach_only_the_methods_that_have_it() -> None:
+def test_settings_of_a_term_reach_only_the_methods_that_have_it() -> None:
     asked = ["terms.r3f.weight=1.0", "optimisation.max_steps=7", "optimisation.warmup_steps=0"]
     plan, run = comparison.make("quickstart", ["rdrop", "r3f", "r3f+smart"], "1", settings=asked)
     assert run.config.method == "baseline"
@@ -47,7 +47,7 @@ def test_w16_settings_of_a_term_reach_only_the_methods_that_have_it() -> None:
         assert list(again.config.terms) == plan.terms[job.method]
 
 
-def test_w16_methods_with_settings_of_their_own(tmp_path: Path) -> None:
+def test_methods_may_differ_in_settings(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "mine.yaml").write_text(TERM)
     words = [
@@ -70,7 +70,7 @@ def test_w16_methods_with_settings_of_their_own(tmp_path: Path) -> None:
     assert "-t strong=r3f:weight=2,scale=0.1" in plan.command(tmp_path)
 
 
-def test_w16_their_settings_are_in_the_tables(tmp_path: Path) -> None:
+def test_settings_of_methods_are_in_the_tables(tmp_path: Path) -> None:
     fake_comparison.comparison(tmp_path, {"strong=r3f:weight=1.0": 4.0, "r3f": 0.0}, seeds="2", curves=False)
     finding = conclusions.judge(tmp_path)
     table = next(one for one in finding.tables if one.title == conclusions.CHANGES)
@@ -82,7 +82,7 @@ def test_w16_their_settings_are_in_the_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [["train"], ["check"]])
-def test_w16_a_setting_does_not_bring_a_term_in(command: list[str], tmp_path: Path) -> None:
+def test_a_setting_does_not_add_its_term(command: list[str], tmp_path: Path) -> None:
     said = tiny_tasks.seqreg(*command, "quickstart", "terms.r3f.weight=1.0", cwd=tmp_path, code=2).stderr
     assert said == "command line: terms.r3f.weight=1.0: there is no term 'r3f' (the run has none): add --terms r3f"
     assert list(run_config.resolve("quickstart", overrides=["terms.r3f={}", "terms.r3f.weight=1.0"]).config.terms) == [
@@ -93,7 +93,7 @@ def test_w16_a_setting_does_not_bring_a_term_in(command: list[str], tmp_path: Pa
     assert run.config.output == "runs/quickstart/strong"
 
 
-def test_w16_chains_and_their_settings(tmp_path: Path) -> None:
+def test_chains_take_settings_of_methods(tmp_path: Path) -> None:
     file = tiny_tasks.plan(tmp_path, "colour", "size")
     plan = ChainPlan.model_validate(json.loads(file.read_text()))
     from seqreg.studies.collapse import chain
@@ -108,7 +108,7 @@ def test_w16_chains_and_their_settings(tmp_path: Path) -> None:
         chain.resolve(plan, Path("plan"), tmp_path / "x", ["r3f"], ["terms.smart.weight=1"], most=20)
 
 
-def test_w16_a_recipe_with_terms_of_its_own_is_no_baseline(tmp_path: Path) -> None:
+def test_a_recipe_with_terms_of_its_own_is_no_baseline(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(f"{run_config.lookup.find('recipes', 'quickstart').read_text()}\n{TERM}")
     with pytest.raises(BadInput, match=r"the baseline would be trained as r3f: .*--baseline NAME=baseline"):
@@ -118,7 +118,7 @@ def test_w16_a_recipe_with_terms_of_its_own_is_no_baseline(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("change", [{"terms.r3f.weight": 1.0}, {"seed": 9}, {"loss.label_smoothing": 0.9}])
-def test_w16_a_training_is_not_filed_under_another_method(change: dict[str, object], tmp_path: Path) -> None:
+def test_a_training_is_not_filed_under_another_method(change: dict[str, object], tmp_path: Path) -> None:
     fake_comparison.comparison(tmp_path, {"r3f": 1.0}, seeds="2", curves=False)
     path = tmp_path / "baseline" / "seed-2" / "run.json"
     record = json.loads(path.read_text())
@@ -131,7 +131,7 @@ def test_w16_a_training_is_not_filed_under_another_method(change: dict[str, obje
         compares.compare("quickstart", ["r3f"], "2", tmp_path)
 
 
-def test_b11_a_term_file_from_anywhere_has_a_clean_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_term_file_from_anywhere_has_a_clean_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "x.yaml").write_text(TERM)
     monkeypatch.chdir(tmp_path)
@@ -144,7 +144,7 @@ def test_b11_a_term_file_from_anywhere_has_a_clean_name(tmp_path: Path, monkeypa
         compares.compare("quickstart", ["sub/y.yaml"], "1", tmp_path / "d")
 
 
-def test_b11_collect_works_while_compare_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collect_works_while_compare_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = fake_comparison.comparison(tmp_path, {"r3f": 1.0}, seeds="2", curves=False)
     held = "import fcntl, sys, time; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX)"
     held += "; print(1, flush=True); time.sleep(60)"
@@ -161,7 +161,7 @@ def test_b11_collect_works_while_compare_runs(tmp_path: Path, monkeypatch: pytes
         compares.compare("quickstart", ["r3f"], "3", tmp_path, collect=True, extend=True)
 
 
-def test_b11_compare_says_scores_and_what_is_left(
+def test_compare_says_scores_and_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake_comparison.comparison(tmp_path / "made", {"r3f": 1.0}, seeds="2", curves=False)
@@ -183,7 +183,7 @@ def test_b11_compare_says_scores_and_what_is_left(
 @pytest.mark.parametrize(
     ("keep", "kept"), [("best", {"seed-2"}), ("all", {"seed-1", "seed-2", "seed-3"}), ("none", set())]
 )
-def test_b11_models_that_are_not_kept(keep: str, kept: set[str], tmp_path: Path) -> None:
+def test_models_of_a_comparison_are_kept_as_asked(keep: str, kept: set[str], tmp_path: Path) -> None:
     fake_comparison.comparison(tmp_path, {"r3f": 1.0}, seeds="3", curves=False)
     for seed, score in ((1, 10.0), (2, 30.0), (3, 20.0)):
         for name in ("baseline", "r3f"):
@@ -209,9 +209,7 @@ def test_b11_models_that_are_not_kept(keep: str, kept: set[str], tmp_path: Path)
             trained(gone)
 
 
-def test_b11_a_new_comparison_keeps_the_best_and_an_old_one_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_comparison_keeps_the_best_and_an_old_one_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, "DONE")
     plan = compares.compare("quickstart", ["r3f"], "1", tmp_path / "new")
     assert plan is not None
@@ -237,13 +235,13 @@ def test_a_plan_from_before_settings_were_renamed_is_the_same_plan(tmp_path: Pat
 
 
 @pytest.mark.parametrize("launcher", ["true", "no-such-program {}", "sh '{}"])
-def test_b4_a_launcher_that_cannot_be_one_writes_nothing(launcher: str, tmp_path: Path) -> None:
+def test_a_launcher_that_cannot_be_one_writes_nothing(launcher: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="--launcher"):
         compares.compare("quickstart", ["r3f"], "1", tmp_path / "x", launcher=launcher)
     assert not (tmp_path / "x").exists()
 
 
-def test_w18_cost_is_cpu_time_and_says_so(tmp_path: Path) -> None:
+def test_cost_is_cpu_time_and_says_so(tmp_path: Path) -> None:
     fake_comparison.comparison(tmp_path, {"r3f": 1.0}, seeds="4", curves=False)
     finding = conclusions.judge(tmp_path)
     assert finding.values["cost"] == "CPU time of the training steps"
@@ -256,14 +254,14 @@ def test_w18_cost_is_cpu_time_and_says_so(tmp_path: Path) -> None:
     assert (values["cost"], values["methods"]["r3f"]["time"]) == ("wall time of the training", 1.0)
 
 
-def test_w18_a_run_records_the_cpu_time_of_its_steps(classifier: Path) -> None:
+def test_a_run_records_the_cpu_time_of_its_steps(classifier: Path) -> None:
     train = json.loads((classifier / "metrics.json").read_text())["train"]
     assert train["device"] == "cpu"
     assert train["cpu_seconds"] > 0
     assert 0 < train["step_seconds"] <= train["seconds"]
 
 
-def test_w18_negative_parts_are_drawn(tmp_path: Path) -> None:
+def test_negative_parts_of_the_loss_are_drawn(tmp_path: Path) -> None:
     def drawn(part: list[float], name: str) -> int:
         curves = {"base": [(1, 5.0), (2, 4.0), (3, 3.0)], "penalty": list(enumerate(part, start=1))}
         traced = {"r3f": [{f"train/part/{key}": curve for key, curve in curves.items()}]}
@@ -278,7 +276,7 @@ def test_w18_negative_parts_are_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["texts", "classes"])
-def test_w11_a_verdict_between_collapsed_methods_means_nothing(kind: str, tmp_path: Path) -> None:
+def test_a_verdict_between_collapsed_methods_means_nothing(kind: str, tmp_path: Path) -> None:
     fake_comparison.comparison(tmp_path / "both", {"r3f": 30.0}, kind=kind, collapsed=("baseline", "r3f"), curves=False)
     finding = conclusions.judge(tmp_path / "both")
     said = next(one for one in finding.summary if one.startswith("r3f "))
@@ -345,7 +343,7 @@ def test_intervals_stay_within_what_a_score_can_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["texts", "classes"])
-def test_b10_few_test_examples_give_no_verdict(kind: str, tmp_path: Path) -> None:
+def test_few_test_examples_give_no_verdict(kind: str, tmp_path: Path) -> None:
     fake_comparison.comparison(tmp_path, {"r3f": 30.0}, kind=kind, examples=12, curves=False)
     finding = conclusions.judge(tmp_path)
     said = next(one for one in finding.summary if one.startswith("r3f "))
@@ -354,7 +352,7 @@ def test_b10_few_test_examples_give_no_verdict(kind: str, tmp_path: Path) -> Non
     assert finding.tables[0].rows[1][-1] == "none: 12 test examples"
 
 
-def test_w16_what_methods_change_is_shown_as_it_is(tmp_path: Path) -> None:
+def test_changed_settings_of_methods_are_shown_verbatim(tmp_path: Path) -> None:
     """Also of terms that are taken with their defaults, and of an update that the baseline does not have."""
     fake_comparison.comparison(tmp_path, {"uegr": 0.0, "rdrop": 0.0}, seeds="2", curves=False)
     rows = next(one for one in conclusions.judge(tmp_path).tables if one.title == conclusions.CHANGES).rows

@@ -172,7 +172,7 @@ def test_nothing_is_wider_than_a_phone(folder: Path, browser: Browser, width: in
 
 
 @needs_chromium
-def test_b11_all_columns_are_on_paper(folder: Path, browser: Browser) -> None:
+def test_all_columns_of_a_report_are_printed(folder: Path, browser: Browser) -> None:
     browser.open(folder / "report.html", width=1030, height=700)  # A4 across, without its margins
     browser.call("Emulation.setEmulatedMedia", media="print")
     wide = "[...document.querySelectorAll('table')].map(one => one.scrollWidth)"

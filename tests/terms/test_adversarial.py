@@ -436,7 +436,7 @@ def test_ascent_under_autocast_is_made_in_float32(trained: Any) -> None:
 
 
 @pytest.mark.parametrize("term", [SMART(), VAT()], ids=lambda term: term.name)
-def test_b9_weights_in_bfloat16_are_refused_by_setting_and_fix(trained: Any, term: Any) -> None:
+def test_weights_in_bfloat16_are_refused_by_setting_and_fix(trained: Any, term: Any) -> None:
     """Near the clean input bfloat16 weights give a gradient of rounding; autocast over float32 weights does not."""
     words = rf"^{term.name}: scale=0.001: the start is lost: .*load the weights in float32 and train under autocast"
     with pytest.raises(BadInput, match=words):
@@ -445,7 +445,7 @@ def test_b9_weights_in_bfloat16_are_refused_by_setting_and_fix(trained: Any, ter
         assert float(Criterion(term)(context(copy.deepcopy(trained).float(), sentences(8))).values[term.name]) > 0
 
 
-def test_b9_a_perturbation_that_bfloat16_loses_is_refused_by_the_name_of_its_setting(trained: Any) -> None:
+def test_a_perturbation_that_bfloat16_loses_is_refused_by_the_name_of_its_setting(trained: Any) -> None:
     with pytest.raises(BadInput, match=r"^smart: radius=0.0001: .* is below what bfloat16 resolves .*make it larger"):
         Criterion(SMART(radius=1e-4))(context(copy.deepcopy(trained).bfloat16(), sentences(8)))
 

@@ -218,7 +218,7 @@ def said(caught: list[warnings.WarningMessage]) -> list[str]:
 
 
 @every_term
-def test_w5_a_term_works_or_says_that_it_does_nothing(term: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_term_works_or_says_that_it_does_nothing(term: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without dropout: a gradient beside that of the task, far above rounding, or one line with the setting; once."""
     one = build_term(term, {"weight": 1.0})
     found, lines = [], []
@@ -244,14 +244,14 @@ def test_w5_a_term_works_or_says_that_it_does_nothing(term: str, monkeypatch: py
 
 
 @pytest.mark.parametrize("term", ["r3f", "rdrop"])
-def test_w5_these_do_nothing_without_dropout(term: str) -> None:
+def test_terms_that_do_nothing_without_dropout_say_so(term: str) -> None:
     with pytest.warns(Advice, match=rf"^{term}: it is .* does nothing on this model and batch: (raise scale|give the)"):
         Criterion(build_term(term))(
             context(tiny_models.dropout_off(tiny_models.make("llama")), tiny_models.batch("llama"))
         )
 
 
-def test_w5_what_helps_helps() -> None:
+def test_the_setting_that_a_warning_names_has_an_effect() -> None:
     """The setting that R3F's line names gives it an effect."""
     term = build_term("r3f", {"scale": 0.1, "relative": True})
     with warnings.catch_warnings():
@@ -263,7 +263,7 @@ def test_w5_what_helps_helps() -> None:
 
 
 @every_term
-def test_w17_a_term_larger_than_the_base_loss_says_so_once(term: str) -> None:
+def test_a_term_larger_than_the_base_loss_says_so_once(term: str) -> None:
     """With the setting that lowers it; a second task loss (R-Drop) does not count, nor a term of no value (NEFTune)."""
     one = build_term(term, {"weight": 1.0} if term == "neftune" else {"weight": 1e12})
     criterion, lines = Criterion(one), []
@@ -283,6 +283,6 @@ def test_w17_a_term_larger_than_the_base_loss_says_so_once(term: str) -> None:
 
 @every_term
 @everywhere
-def test_w17_defaults_begin_below_the_base_loss(term: str, model: str) -> None:
+def test_defaults_begin_below_the_base_loss(term: str, model: str) -> None:
     report = second_step(tiny_models.make(model, spread=2.0), model, build_term(term, {"name": "term"}))
     assert report.parts["term"] - report.tasks.get("term", 0) < report.parts["base"]

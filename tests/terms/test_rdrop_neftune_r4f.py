@@ -113,7 +113,7 @@ def test_neftune_is_scaled_by_the_true_length(model: str) -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.05, 0.1])
-def test_w17_neftune_is_bounded_by_the_embeddings(ratio: float) -> None:
+def test_neftune_is_bounded_by_the_embeddings(ratio: float) -> None:
     """The noise of no text is larger than a share of the embeddings' RMS; where alpha is smaller, it is the paper's."""
     net = tiny_models.dropout_off(tiny_models.make("bart"))
     batch = tiny_models.batch("bart")

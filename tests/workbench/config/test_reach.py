@@ -45,7 +45,7 @@ def options(function: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", term_names())
-def test_w14_every_setting_of_a_term_is_a_key(name: str) -> None:
+def test_every_setting_of_a_term_is_a_key(name: str) -> None:
     term = build_term(name)
     for field in fields(term):
         value = "other" if field.name == "name" else getattr(term, field.name)
@@ -56,7 +56,7 @@ def test_w14_every_setting_of_a_term_is_a_key(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_w14_every_schedule_is_a_weight(name: str) -> None:
+def test_every_schedule_is_a_weight(name: str) -> None:
     for key, default in options(SCHEDULES[name]).items():
         value = 0.5 if key == "weight" else int(default) + 1
         weight = resolved(f"terms.r3f={{weight: {{schedule: {name}, {key}: {value}}}}}").criterion().terms[0].weight
@@ -64,7 +64,7 @@ def test_w14_every_schedule_is_a_weight(name: str) -> None:
         assert getattr(weight, key) == value
 
 
-def test_w14_every_option_of_the_criterion_is_a_key() -> None:
+def test_every_option_of_the_criterion_is_a_key() -> None:
     changed = {"label_smoothing": 0.2, "smoothing": "fairseq", "per": "sequence", "fused": False}
     weighted = {"label_smoothing": 0.0, "loss": "dft"}  # which excludes smoothing
     assert options(Criterion.__init__).keys() == changed.keys() | weighted.keys()
@@ -73,7 +73,7 @@ def test_w14_every_option_of_the_criterion_is_a_key() -> None:
         assert {key: getattr(criterion, key) for key in given} == given
 
 
-def test_w14_every_update_and_each_of_its_settings_is_a_key() -> None:
+def test_every_update_and_each_of_its_settings_is_a_key() -> None:
     kinds = {
         kind
         for kind in vars(selective_update).values()
@@ -87,7 +87,7 @@ def test_w14_every_update_and_each_of_its_settings_is_a_key() -> None:
             assert getattr(resolved(f"optimisation.update.{name}.{key}={value}").update(), key) == value
 
 
-def test_w14_every_option_of_the_trainers_and_of_r4f_is_a_key() -> None:
+def test_every_option_of_the_trainers_and_of_r4f_is_a_key() -> None:
     own = {
         one.name
         for one in inspect.signature(RegularizedTrainer.__init__).parameters.values()
@@ -103,7 +103,7 @@ def test_w14_every_option_of_the_trainers_and_of_r4f_is_a_key() -> None:
     assert {f"head_{key}" for key in options(r4f)} <= known["model"].keys()
 
 
-def test_w14_uegr_has_both_stages_and_the_baseline_none() -> None:
+def test_uegr_has_both_stages_and_the_baseline_none() -> None:
     update = resolved(terms=("uegr",)).update()
     assert isinstance(update, selective_update.StochasticUpdate)
     assert resolved().update() is None
@@ -121,7 +121,7 @@ def test_w14_uegr_has_both_stages_and_the_baseline_none() -> None:
 
 
 @pytest.mark.parametrize("name", UPDATES)
-def test_w14_a_run_makes_its_update(name: str, tmp_path: Path) -> None:
+def test_a_run_applies_its_update(name: str, tmp_path: Path) -> None:
     """Weights that the update keeps still are still after a step."""
     further = [f"optimisation.update={{{name}: {{}}}}", "optimisation.max_steps=2", "optimisation.weight_decay=0"]
     shop = train.prepare(run_of("glue", tmp_path, *further, variants=["sst2"]))
@@ -146,7 +146,7 @@ def test_w14_a_run_makes_its_update(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("recipe", "variant"), [("glue", "sst2"), ("gigaword", "tiny")])
-def test_w14_jachess_trains_on_unlabelled_rows(recipe: str, variant: str, tmp_path: Path) -> None:
+def test_jachess_trains_on_unlabelled_rows(recipe: str, variant: str, tmp_path: Path) -> None:
     card = run_config.resolve(recipe, variants=[variant]).card
     rows = [{key: row[key] for key in list(row)[:1]} for row in sample_files.rows(card, 5, seed=9)]
     path = sample_files.write(tmp_path / "texts.jsonl", rows)
@@ -160,7 +160,7 @@ def test_w14_jachess_trains_on_unlabelled_rows(recipe: str, variant: str, tmp_pa
     assert all(one["unlabelled/jachess"] > 0 for one in logged)
 
 
-def test_w14_what_cannot_be_is_said_in_a_line() -> None:
+def test_impossible_settings_are_refused_in_one_line() -> None:
     for words, message in {
         ("terms.jachess.mode=alternate",): r"terms.jachess.mode='alternate': set data.unlabelled=FILE",
         ("optimisation.update={selectve: {}}",): r"command line: optimisation.update: unknown 'selectve'; did you mean",
@@ -189,7 +189,7 @@ def test_w14_what_cannot_be_is_said_in_a_line() -> None:
 
 
 @pytest.mark.parametrize("name", lookup.names("recipes/terms"))
-def test_w17_a_recipe_of_a_term_says_what_the_library_says(name: str) -> None:
+def test_a_recipe_of_a_term_says_what_the_library_says(name: str) -> None:
     """A key that it sets has the value of the library's default, or of a preset that it names."""
     block = overlay.read(lookup.find("recipes/terms", name))
     for term, settings in block["terms"].items():

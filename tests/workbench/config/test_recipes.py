@@ -79,7 +79,7 @@ def test_header_of_sizes(name: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "quickstart"])
-def test_b2_a_tiny_variant_is_small(recipe: str) -> None:
+def test_tiny_variants_are_small(recipe: str) -> None:
     run = run_config.resolve(recipe, variants=["tiny"])
     assert run.config.model.name is None
     assert (run.config.data.max_source_length, run.config.optimisation.max_steps) <= (256, 1000)

@@ -168,7 +168,7 @@ def test_a_term_that_needs_unlabelled_rows_is_refused_before_anything_is_written
         ("generation.num_beams=1000000000", "generation.num_beams=1000000000: expected less than or equal to 1000"),
     ],
 )
-def test_b4_what_cannot_be_trained_is_refused_before_anything_is_written(setting: str, message: str) -> None:
+def test_settings_that_cannot_train_are_refused_before_writing(setting: str, message: str) -> None:
     with pytest.raises(BadInput) as caught:
         run_config.resolve("quickstart", overrides=[setting])
     assert str(caught.value).startswith("command line: ")
@@ -272,7 +272,7 @@ def test_a_setting_that_is_text_is_read_as_text(setting: str, value: str | None)
 
 
 @pytest.mark.parametrize("recipe", lookup.names("recipes"))
-def test_b1_any_number_of_steps_fits_the_warmup_of_a_recipe(recipe: str) -> None:
+def test_any_number_of_steps_fits_the_warmup_of_a_recipe(recipe: str) -> None:
     chosen = [[], *([name] for name in overlay.read(lookup.find("recipes", recipe)).get("variants", {}))]
     for variants in chosen:
         for steps in (1, 2, 20):
@@ -296,7 +296,7 @@ def test_a_task_of_the_command_line_is_in_the_name_of_the_folder(tmp_path: Path)
     assert run_config.load(tmp_path / "saved").config.output == "runs/gigaword-xsum/baseline"
 
 
-def test_b2_a_model_of_the_command_line_takes_the_place_of_the_recipes() -> None:
+def test_a_model_of_the_command_line_takes_the_place_of_the_recipes() -> None:
     tiny = run_config.resolve("gigaword", variants=["tiny"])
     assert tiny.config.model.architecture == "bart"
     assert "from scratch" in tiny.note

@@ -28,18 +28,18 @@ PAIR = ["gigaword", "task=text_pairs", "model.name=x"]
         "logging.samples=2000000000",
     ],
 )  # fmt: skip
-def test_b5_settings_have_an_end(setting: str, tmp_path: Path) -> None:
+def test_numbers_in_settings_are_bounded(setting: str, tmp_path: Path) -> None:
     key = setting.partition("=")[0]
     refused(tmp_path, rf"command line: {key}=2000000000: expected less than or equal to", *tiny(tmp_path, setting))
 
 
-def test_b5_terms_have_an_end(tmp_path: Path) -> None:
+def test_numbers_in_terms_are_bounded(tmp_path: Path) -> None:
     for term, key in (("smart", "steps"), ("freelb", "steps"), ("uegr", "passes")):
         words = tiny(tmp_path, "-t", term, f"terms.{term}.{key}=1000000000")
         refused(tmp_path, rf"terms.{term}.{key}=1000000000: .*at most 1000", *words)
 
 
-def test_b5_options_have_an_end(tmp_path: Path) -> None:
+def test_numbers_in_options_are_bounded(tmp_path: Path) -> None:
     for words, option in (
         (["compare", "quickstart", "-t", "r3f", "--jobs", "1000000000"], "--jobs"),
         (["compare", "quickstart", "-t", "r3f", "--seeds", "1000000000"], "--seeds"),
@@ -53,7 +53,7 @@ def test_b5_options_have_an_end(tmp_path: Path) -> None:
         refused(tmp_path, option, *words)
 
 
-def test_b5_files_that_do_not_end(tmp_path: Path) -> None:
+def test_files_without_end_are_refused(tmp_path: Path) -> None:
     (tmp_path / "good.txt").write_text("a b\n")
     os.mkfifo(tmp_path / "pipe.jsonl")
     (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
@@ -68,7 +68,7 @@ def test_b5_files_that_do_not_end(tmp_path: Path) -> None:
     refused(tmp_path, "more than the memory of this machine", "train", *PAIR, "data.path=sparse.jsonl")
 
 
-def test_b5_lines_and_columns_that_do_not_end(tmp_path: Path) -> None:
+def test_lines_and_columns_without_end_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_bytes(b'{"source": "' + b"a b " * (readers.LINE // 4) + b'", "target": "b"}\n')
     refused(tmp_path, r"x.jsonl:1: a line of more than 10,000,000 bytes", "train", *PAIR, "data.path=x.jsonl")
     (tmp_path / "x.csv").write_text(",".join(f"c{n}" for n in range(readers.COLUMNS + 1)) + "\n")
@@ -83,7 +83,7 @@ def _second(path: Path) -> str:
     return path.name
 
 
-def test_b5_words_and_texts_that_do_not_end(tmp_path: Path) -> None:
+def test_words_and_texts_without_end_are_refused(tmp_path: Path) -> None:
     word, text = "ab" * 100_000, "word " * 2_000_000
     for long, message in (
         (word, "a word of 200,000 characters"),
@@ -104,7 +104,7 @@ def test_b5_words_and_texts_that_do_not_end(tmp_path: Path) -> None:
         refused(tmp_path, rf"x.jsonl:5: the column '{column}' has {message}", "train", *PAIR, "data.path=x.jsonl")
 
 
-def test_b5_a_word_is_letters_and_digits() -> None:
+def test_words_of_tasks_are_letters_and_digits() -> None:
     card, _ = cards.load("text_pairs")
     for text in ("ab-" * 50_000, "a" * 50_000 + " b"):
         assert example(card, {"source": text, "target": "b"}, "x:1") == Example(text, target="b")
@@ -112,7 +112,7 @@ def test_b5_a_word_is_letters_and_digits() -> None:
         example(card, {"source": "ab-" * 50_000 + "c" * 50_001 + "!", "target": "b"}, "x:1")
 
 
-def test_b5_a_card_cannot_make_texts_without_end(tmp_path: Path) -> None:
+def test_a_card_cannot_make_texts_without_end(tmp_path: Path) -> None:
     sample_files.write(tmp_path / "x.jsonl", [{"s": "a b", "t": "c d"}] * 4)
     rule = "{column: source, pattern: '.', by: '\\g<0>\\g<0>'}"
     (tmp_path / "card.yaml").write_text(
@@ -123,7 +123,7 @@ def test_b5_a_card_cannot_make_texts_without_end(tmp_path: Path) -> None:
     refused(tmp_path, r"x.jsonl:1: the column 's' has (a word of )?[\d,]+ characters", *words)
 
 
-def test_b5_a_message_is_short(tmp_path: Path) -> None:
+def test_messages_about_long_input_are_short(tmp_path: Path) -> None:
     said = run(tmp_path, "train", "x" * 100_000)
     assert (said.code, len(said.err) < 3000) == (2, True)
 
@@ -141,7 +141,7 @@ def test_b5_a_message_is_short(tmp_path: Path) -> None:
         ("task: {a: 1}", "expected a name"),
     ],
 )
-def test_b7_parts_of_the_wrong_type(recipe: str, message: str, tmp_path: Path) -> None:
+def test_parts_of_a_recipe_of_the_wrong_type_are_refused(recipe: str, message: str, tmp_path: Path) -> None:
     others = {"optimisation": "{steps: 3}", "task": "gigaword", "model": "{name: x}"}
     lines = [recipe, *(f"{key}: {value}" for key, value in others.items() if not recipe.startswith(key))]
     (tmp_path / "mine.yaml").write_text("\n".join(lines))
@@ -183,7 +183,7 @@ MODULES = {
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_b7_terms_of_ones_own(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_in_a_users_term_are_one_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, message = MODULES[name]
     (tmp_path / f"own_{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
@@ -191,12 +191,12 @@ def test_b7_terms_of_ones_own(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     refused(tmp_path, message, *tiny(tmp_path, f"terms.mine={{term: own_{name}.Mine}}"))
 
 
-def test_b7_terms_with_odd_names(tmp_path: Path) -> None:
+def test_terms_with_odd_names_are_refused(tmp_path: Path) -> None:
     for name in ("a..b", ".a", "a.", "..", "a b.c", "os.path"):
         refused(tmp_path, "term", *tiny(tmp_path, f'terms.mine={{term: "{name}"}}'))
 
 
-def test_b7_paths_that_lead_nowhere(tmp_path: Path) -> None:
+def test_output_paths_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "loop.yaml").symlink_to("loop.yaml")
     (tmp_path / "gone").symlink_to("nothing")

@@ -36,21 +36,21 @@ def run(*words: str | Path, environment: dict[str, str], cwd: Path = ROOT) -> su
 
 
 @pytest.mark.parametrize("sound", range(len(hardware.LEVELS) + 1))
-def test_b3_the_highest_level_that_works(sound: int) -> None:
+def test_the_highest_level_that_works_is_chosen(sound: int) -> None:
     levels = (hardware.ALL, *hardware.LEVELS)
     assert hardware.highest(lambda level: levels.index(level) >= sound) == levels[sound]
 
 
-def test_b3_no_level_works() -> None:
+def test_a_processor_without_a_working_level_is_refused() -> None:
     with pytest.raises(BadInput, match="die on this CPU at every level"):
         hardware.highest(lambda level: False)
 
 
-def test_b3_the_products_really_run_here() -> None:
+def test_the_chosen_level_really_multiplies() -> None:
     assert hardware.works(os.environ.get(hardware.VARIABLE, hardware.ALL))
 
 
-def test_b3_a_shell_is_told_the_level_once_tried(tmp_path: Path) -> None:
+def test_shells_are_told_the_remembered_level(tmp_path: Path) -> None:
     environment = around(tmp_path)
     words = (sys.executable, "-m", "seqreg.workbench.data.hardware")
     first = run(*words, environment=environment)
@@ -70,7 +70,7 @@ def test_b3_a_shell_is_told_the_level_once_tried(tmp_path: Path) -> None:
     assert not kept.exists()
 
 
-def test_b3_scripts_and_what_they_start_inherit_it(tmp_path: Path) -> None:
+def test_scripts_and_what_they_start_inherit_it(tmp_path: Path) -> None:
     """With an environment that has everything installed, as far as the script can see."""
     tools = tmp_path / "checkout" / "tools"
     tools.mkdir(parents=True)
@@ -93,7 +93,7 @@ def test_b3_scripts_and_what_they_start_inherit_it(tmp_path: Path) -> None:
     assert own.stdout == "AVX2\n", own.stderr
 
 
-def test_b3_bf16_on_the_command_line(tmp_path: Path) -> None:
+def test_bf16_on_the_command_line_is_checked_against_the_processor(tmp_path: Path) -> None:
     """`check` does all that `train` does before its first step, and a step; other precisions try nothing."""
     environment = around(tmp_path, HF_HUB_OFFLINE="1", COLUMNS="100")
     size = "{d_model: 16, encoder_layers: 1, decoder_layers: 1, encoder_attention_heads: 2, decoder_attention_heads: 2}"

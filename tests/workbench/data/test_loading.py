@@ -207,7 +207,7 @@ def test_the_hub_is_asked_for_parquet(name: str, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("kind", ["list", "hub"])
-def test_b11_glue_is_not_scored_on_what_one_tunes_on(kind: str, tmp_path: Path) -> None:
+def test_glue_is_not_scored_on_what_one_tunes_on(kind: str, tmp_path: Path) -> None:
     card, _ = cards.load("glue/rte")
     rows = [{"sentence1": f"a {n}", "sentence2": "b", "label": int(n % 4 == 0)} for n in range(4000)]
     dev = [{"sentence1": f"c {n}", "sentence2": "b", "label": n % 2} for n in range(277)]
@@ -239,7 +239,7 @@ def test_b11_glue_is_not_scored_on_what_one_tunes_on(kind: str, tmp_path: Path) 
             loading.load(cards.load("xnli")[0], Data(path=str(sample_files.folder(tmp_path / "x", MNLI)), holdout=5))
 
 
-def test_b11_numbers_are_held_out_over_their_whole_range(tmp_path: Path) -> None:
+def test_numbers_are_held_out_over_their_whole_range(tmp_path: Path) -> None:
     card, _ = cards.load("glue/stsb")
     rows = [{"sentence1": f"a {n}", "sentence2": "b", "label": n / 200} for n in range(1000)]
     sample_files.write(tmp_path / "train.jsonl", rows)
@@ -306,7 +306,7 @@ DISTRIBUTED: dict[str, tuple[str, dict[str, str], dict[str, int]]] = {
 
 
 @pytest.mark.parametrize("name", DISTRIBUTED)
-def test_b6_files_are_read_as_distributed(name: str, tmp_path: Path) -> None:
+def test_files_are_read_as_distributed(name: str, tmp_path: Path) -> None:
     task, files, expected = DISTRIBUTED[name]
     card, _ = cards.load(task)
     for file, text in files.items():
@@ -322,7 +322,7 @@ def test_b6_files_are_read_as_distributed(name: str, tmp_path: Path) -> None:
         assert [sets["train"][0].label, sets["validation"][0].source, sets["test_ur"][0].source] == [2, "G.", "I."]
 
 
-def test_b6_a_folder_without_a_training_set_says_what_to_do(tmp_path: Path) -> None:
+def test_a_folder_without_a_training_set_says_what_to_do(tmp_path: Path) -> None:
     card, _ = cards.load("glue/stsb")
     lines = "".join(f"s {index}\tt {index}\t{index % 5}\n" for index in range(10))
     file = write(tmp_path / "dev.tsv", f"sentence1\tsentence2\tscore\n{lines}")
@@ -334,7 +334,7 @@ def test_b6_a_folder_without_a_training_set_says_what_to_do(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["../{split}", "{split", "{lang}", "{split.x}"])
-def test_b6_a_name_of_files_is_a_name(name: str) -> None:
+def test_names_of_data_files_cannot_be_paths(name: str) -> None:
     with pytest.raises(BadInput, match="expected the name of a file"):
         cards.parse({**PAIRS.model_dump(exclude_defaults=True), "files": {"names": [name]}}, "here")
 

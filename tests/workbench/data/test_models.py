@@ -84,7 +84,7 @@ def run_with(folder: Path, tmp_path: Path, *further: str, seq2seq: bool = False)
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_w1_a_pretrained_model_gets_a_new_head_and_nothing_else(kind: str, tmp_path: Path) -> None:
+def test_a_pretrained_model_gets_a_new_head_and_nothing_else(kind: str, tmp_path: Path) -> None:
     folder = stored(tmp_path / "model", kind)
     run = run_with(folder, tmp_path)
     model = models.load_model(run.config, run.card, tokenizer())
@@ -96,7 +96,7 @@ def test_w1_a_pretrained_model_gets_a_new_head_and_nothing_else(kind: str, tmp_p
 
 
 @pytest.mark.parametrize("kind", ["BartForConditionalGeneration", "BartModel", "T5ForConditionalGeneration"])
-def test_w1_a_generator_is_loaded_whole(kind: str, tmp_path: Path) -> None:
+def test_a_generator_is_loaded_whole(kind: str, tmp_path: Path) -> None:
     folder = stored(tmp_path / "model", kind)
     run = run_with(folder, tmp_path, seq2seq=True)
     models.load_model(run.config, run.card, tokenizer(), trained=True)
@@ -117,7 +117,7 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_w1_weights_that_do_not_fit_are_refused(what: str, tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_refused(what: str, tmp_path: Path) -> None:
     change, said = CHANGES[what]
     folder = stored(tmp_path / "model", "BertForSequenceClassification")
     change(folder)
@@ -130,7 +130,7 @@ def test_w1_weights_that_do_not_fit_are_refused(what: str, tmp_path: Path) -> No
     assert not (tmp_path / "run").exists()
 
 
-def test_w1_a_generator_without_its_decoder_is_refused(tmp_path: Path) -> None:
+def test_a_generator_without_its_decoder_is_refused(tmp_path: Path) -> None:
     folder = stored(tmp_path / "model", "BartForConditionalGeneration")
     spoil(folder, without("model.decoder"))
     with pytest.raises(BadInput, match=r"missing \(model.decoder"):
@@ -139,7 +139,7 @@ def test_w1_a_generator_without_its_decoder_is_refused(tmp_path: Path) -> None:
         Encoder.load(str(folder))
 
 
-def test_w1_another_number_of_classes_names_the_setting(tmp_path: Path) -> None:
+def test_another_number_of_classes_names_the_setting(tmp_path: Path) -> None:
     folder = stored(tmp_path / "model", "BertForSequenceClassification", num_labels=5)
     with pytest.raises(BadInput, match=r"2 of another shape \(classifier.bias .*model.new_head=true") as caught:
         train.train(run_with(folder, tmp_path))
@@ -156,7 +156,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("part", ["classifier", "encoder.layer.0.output"])
-def test_w1_a_trained_run_is_read_whole_by_every_command(part: str, finished: Path, tmp_path: Path) -> None:
+def test_a_trained_run_is_read_whole_by_every_command(part: str, finished: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(finished / "run", tmp_path / "run"))
     spoil(folder, without(part))
     sample_files.accept_model(folder)
@@ -174,7 +174,7 @@ def test_w1_a_trained_run_is_read_whole_by_every_command(part: str, finished: Pa
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_w1_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     folder = stored(tmp_path / "model", "BartForConditionalGeneration")
     for path in folder.glob("tokenizer*"):
         path.unlink()
@@ -183,7 +183,7 @@ def test_w1_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "\udcff"])
-def test_w1_generation_settings_that_cannot_be_read_are_refused(text: str, tmp_path: Path) -> None:
+def test_generation_settings_that_cannot_be_read_are_refused(text: str, tmp_path: Path) -> None:
     folder = stored(tmp_path / "model", "BartForConditionalGeneration")
     (folder / "generation_config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(BadInput, match=r"generation_config.json can be loaded") as caught:
@@ -192,7 +192,7 @@ def test_w1_generation_settings_that_cannot_be_read_are_refused(text: str, tmp_p
 
 
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "experts_implementation"])
-def test_b8_an_attention_from_the_hub_is_refused(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attention_from_the_hub_is_refused(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = stored(tmp_path / "model", "BertForSequenceClassification")
     set_config(folder, **{key: "somebody/kernel"})
 
@@ -208,7 +208,7 @@ def test_b8_an_attention_from_the_hub_is_refused(key: str, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(("change", "said"), [(renamed, "missing"), (without("decoder.layers.0"), "missing")])
-def test_w1_a_checkpoint_whose_weights_do_not_fit_is_not_gone_on_with(
+def test_a_checkpoint_whose_weights_do_not_fit_is_not_gone_on_with(
     change: Callable[[Weights], Weights], said: str, copy: Path
 ) -> None:
     folder = copy / "checkpoint-6"

@@ -59,7 +59,7 @@ def refused(what: str, error: BadInput, *names: str) -> None:
     assert any(name in str(error) for name in names), (what, str(error))
 
 
-def test_b7_a_spoilt_record(stopped: Path, tmp_path: Path) -> None:
+def test_spoilt_records_of_a_run_are_named(stopped: Path, tmp_path: Path) -> None:
     folder, run = copied(stopped, tmp_path)
     path = folder / "run.json"
     splits = loading.load(run.card, run.config.data)
@@ -78,7 +78,7 @@ def test_b7_a_spoilt_record(stopped: Path, tmp_path: Path) -> None:
     assert count > 100
 
 
-def test_b7_a_spoilt_manifest(stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_spoilt_manifests_are_named(stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, _ = copied(stopped, tmp_path)
     record = run_directory.RunRecord.read(folder)
     assert record is not None
@@ -99,7 +99,7 @@ def test_b7_a_spoilt_manifest(stopped: Path, tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     "name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "model.safetensors", "trainer_state.json"]
 )
-def test_b10_a_checkpoint_with_a_file_that_cannot_be_read_names_it(name: str, stopped: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_with_a_file_that_cannot_be_read_names_it(name: str, stopped: Path, tmp_path: Path) -> None:
     folder, run = copied(stopped, tmp_path)
     path = folder / "checkpoint-1" / name
     ways = ("truncated", "random", "text", "empty", "a state that is a list", "not UTF-8")
@@ -115,7 +115,7 @@ def test_b10_a_checkpoint_with_a_file_that_cannot_be_read_names_it(name: str, st
 
 
 @pytest.mark.parametrize("name", ["trainer_state.json", "progress_0.json"])
-def test_b10_a_state_of_another_form_names_its_file(name: str, stopped: Path, tmp_path: Path) -> None:
+def test_a_state_of_another_form_names_its_file(name: str, stopped: Path, tmp_path: Path) -> None:
     folder, run = copied(stopped, tmp_path)
     path = folder / "checkpoint-1" / name
     before = run_directory.RunRecord.read(folder)
@@ -153,7 +153,7 @@ def crashed(stopped: Path) -> Path:
     return found
 
 
-def test_b7_a_spoilt_crash_folder(crashed: Path, tmp_path: Path) -> None:
+def test_spoilt_crash_folders_are_named(crashed: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(crashed.parents[1], tmp_path / "run")) / "crash" / crashed.name
     replay.replay(folder)
     count = 0
@@ -181,7 +181,7 @@ def test_b7_a_spoilt_crash_folder(crashed: Path, tmp_path: Path) -> None:
 # Folders that cannot be
 
 
-def test_b7_outputs_that_cannot_be(tmp_path: Path) -> None:
+def test_impossible_output_paths_are_refused(tmp_path: Path) -> None:
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     names = ("x" * 256, "x" * 100_000, "a/" * 3000, "loop", "loop/run", "a\0b")
@@ -197,7 +197,7 @@ def test_b7_outputs_that_cannot_be(tmp_path: Path) -> None:
 # Links, and modules of others
 
 
-def test_b8_links_in_a_run_s_folder_are_not_followed(stopped: Path, tmp_path: Path) -> None:
+def test_links_in_a_run_s_folder_are_not_followed(stopped: Path, tmp_path: Path) -> None:
     folder, run = copied(stopped, tmp_path)
     victim, others = tmp_path / "victim", tmp_path / "others"
     victim.write_text("precious")
@@ -246,14 +246,14 @@ def foreign(stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return folder
 
 
-def test_b8_a_run_of_others_is_used_without_importing_its_modules(foreign: Path, tmp_path: Path) -> None:
+def test_a_run_of_others_is_used_without_importing_its_modules(foreign: Path, tmp_path: Path) -> None:
     train.evaluate_run(foreign)
     source = sample_files.write(tmp_path / "in.jsonl", [{"document": "the cat sat", "summary": "cat"}])
     assert predict(foreign, str(source), str(tmp_path / "out.jsonl")) == 1
     assert "evil_term" not in sys.modules
 
 
-def test_b8_what_needs_the_modules_of_a_run_asks_first(foreign: Path, crashed: Path) -> None:
+def test_commands_that_import_modules_of_a_run_ask_first(foreign: Path, crashed: Path) -> None:
     shutil.copytree(crashed, foreign / "crash" / "step-1", dirs_exist_ok=True)
     for attempt in (lambda: replay.replay(foreign / "crash" / "step-1"), lambda: run_config.load(foreign)):
         with pytest.raises(BadInput, match=r"terms.x: the module evil_term.Term would be imported.*--trust"):
@@ -263,7 +263,7 @@ def test_b8_what_needs_the_modules_of_a_run_asks_first(foreign: Path, crashed: P
         run_config.load(foreign, trust=True)
 
 
-def test_b8_a_state_with_code_is_not_run(stopped: Path, tmp_path: Path) -> None:
+def test_a_state_with_code_is_not_run(stopped: Path, tmp_path: Path) -> None:
     folder, run = copied(stopped, tmp_path)
     torch.save({"state": Path("x")}, folder / "checkpoint-1" / "scheduler.pt")
     sealed_again(folder / "checkpoint-1")

@@ -71,7 +71,7 @@ def test_fsdp2_trains_what_ddp_trains(runs: Path) -> None:
 
 
 @pytest.mark.slow
-def test_p2_shards_are_sealed(runs: Path, tmp_path: Path) -> None:
+def test_shards_are_sealed_by_the_manifest(runs: Path, tmp_path: Path) -> None:
     checkpoint = runs / "fsdp2" / "checkpoint-6"
     assert checkpoints.fault(checkpoint) is None
     assert not (checkpoint / "model.safetensors").exists()
@@ -88,7 +88,7 @@ def test_p2_shards_are_sealed(runs: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("engine", "rank"), [("fsdp2", 0), ("ddp", 1)])
-def test_p1_torchrun_restarts_a_run_whose_rank_was_killed(runs: Path, tmp_path: Path, engine: str, rank: int) -> None:
+def test_torchrun_restarts_a_run_whose_rank_was_killed(runs: Path, tmp_path: Path, engine: str, rank: int) -> None:
     command = killed(tmp_path / "run", engine, rank, restarts=2)
     assert command.wait(300) == 0, command.text()
     assert "resumes from" in command.text()
@@ -96,7 +96,7 @@ def test_p1_torchrun_restarts_a_run_whose_rank_was_killed(runs: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_p6_another_number_of_ranks(tmp_path: Path) -> None:
+def test_resuming_on_another_number_of_ranks_is_refused_unless_allowed(tmp_path: Path) -> None:
     """Refused, as the weights would not be the same to the bit; shards are cut anew where it is allowed."""
     folder = tmp_path / "run"
     assert killed(folder, "fsdp2", 1).wait(300) != 0
@@ -112,7 +112,7 @@ def test_p6_another_number_of_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_p5_a_signal_to_torchrun_saves(runs: Path, tmp_path: Path) -> None:
+def test_a_signal_to_torchrun_saves_a_checkpoint(runs: Path, tmp_path: Path) -> None:
     command = train(tmp_path / "run", FSDP2)
     assert command.until((tmp_path / "run" / "checkpoint-2").exists, 200), command.text()
     command.send(signal.SIGTERM)
@@ -124,7 +124,7 @@ def test_p5_a_signal_to_torchrun_saves(runs: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["term", "loss"])
-def test_p4_a_step_that_is_not_finite_is_not_applied(tmp_path: Path, how: str) -> None:
+def test_a_step_that_is_not_finite_is_not_applied(tmp_path: Path, how: str) -> None:
     """All ranks make the same passes and skip the same steps, also where one alone has seen the fault."""
     term = f"terms.faulty={{term: {FAULTY}, at: [3], how: {how}, rank: 1}}"
     command = torchrun.train(tmp_path / "run", *RANK_SETTINGS, FSDP2, term, "--trust-remote-code", terms=("r3f",))

@@ -20,22 +20,22 @@ from tests import faults
 from tests.helpers import forked_process, sample_files
 from tests.helpers.interrupted_runs import SETTINGS, TERMS, TIMES, history, killed_at, log, metrics, same
 
-# P1
+# Resuming
 
 
 @pytest.mark.slow
-def test_p1_kills_at_random_instants_and_inside_saves(tmp_path: Path) -> None:
+def test_kills_at_random_instants_lose_nothing(tmp_path: Path) -> None:
     tally = faults.run(6, seed=20, folder=tmp_path)
     assert (tally.kills, tally.same, tally.lost) == (6, 6, 0)
 
 
-def test_p1_the_same_command_goes_on_and_ends_with_the_same_weights(copy: Path, whole: Path) -> None:
+def test_the_command_again_resumes_to_identical_weights(copy: Path, whole: Path) -> None:
     assert same(copy, "checkpoints.save_total_limit=9").wait() == 0, log(copy)
     assert f"resumes from {copy / 'checkpoint-6'}" in log(copy)
     assert forked_process.weights(copy) == forked_process.weights(whole)
 
 
-def test_p1_checkpoints_by_the_clock_go_when_the_run_is_finished(tmp_path: Path, whole: Path) -> None:
+def test_checkpoints_by_the_clock_go_when_the_run_is_finished(tmp_path: Path, whole: Path) -> None:
     settings = [word for word in SETTINGS if "checkpoints" not in word] + ["checkpoints.save_minutes=0.00001"]
     folder = killed_at(tmp_path / "run", 3, *settings)
     assert forked_process.train(folder, *settings, terms=TERMS).wait() == 0, log(folder)
@@ -61,7 +61,7 @@ KINDS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_p1_every_kind_of_training_goes_on(kind: str, tmp_path: Path) -> None:
+def test_every_kind_of_training_resumes_to_identical_weights(kind: str, tmp_path: Path) -> None:
     """Killed at the fourth step; with `epochs` that is where the second epoch begins."""
     terms, further = KINDS[kind]
     settings = [
@@ -78,7 +78,7 @@ def test_p1_every_kind_of_training_goes_on(kind: str, tmp_path: Path) -> None:
     assert metrics(folder) == metrics(tmp_path / "whole")
 
 
-def test_p1_the_best_model_of_a_resumed_run_is_the_same(tmp_path: Path) -> None:
+def test_the_best_model_of_a_resumed_run_is_the_same(tmp_path: Path) -> None:
     """With this seed the best score is that of step 4, at which no checkpoint is due."""
     card, _ = cards.load("glue/stsb")
     rows = sample_files.folder(tmp_path / "data", card, train=80, held=8)
@@ -103,7 +103,7 @@ def test_p1_the_best_model_of_a_resumed_run_is_the_same(tmp_path: Path) -> None:
     assert {path.name for path in folder.glob("checkpoint-*")} == {"checkpoint-4", "checkpoint-8"}
 
 
-# P2
+# Checkpoints
 
 
 def damage(folder: Path, how: str) -> None:
@@ -135,7 +135,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_p2_a_damaged_checkpoint_is_named_and_passed_over(
+def test_a_damaged_checkpoint_is_named_and_passed_over(
     how: str, copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = run_directory.RunRecord.read(copy)
@@ -148,7 +148,7 @@ def test_p2_a_damaged_checkpoint_is_named_and_passed_over(
     assert sorted(path.name for path in (copy / "checkpoint-6").iterdir()) == left
 
 
-def test_p2_no_flipped_bit_of_a_manifest_is_more_than_a_checkpoint_passed_over(tmp_path: Path) -> None:
+def test_no_flipped_bit_of_a_manifest_is_more_than_a_checkpoint_passed_over(tmp_path: Path) -> None:
     final = tmp_path / "checkpoint-3"
     with checkpoints.staged(final, {"run": "x", "step": 3}, True, lambda: None) as aside:
         for name in checkpoints.NEEDED:
@@ -165,7 +165,7 @@ def test_p2_no_flipped_bit_of_a_manifest_is_more_than_a_checkpoint_passed_over(t
     assert checkpoints.newest(tmp_path, "x") == final
 
 
-def test_p2_a_run_goes_on_from_the_newest_that_verifies_and_deletes_no_other(copy: Path, whole: Path) -> None:
+def test_a_run_goes_on_from_the_newest_that_verifies_and_deletes_no_other(copy: Path, whole: Path) -> None:
     damage(copy / "checkpoint-6", "one bit of model.safetensors")
     spoilt = (copy / "checkpoint-6" / "model.safetensors").read_bytes()
     torn = copy / ".tmp-checkpoint-7"
@@ -179,7 +179,7 @@ def test_p2_a_run_goes_on_from_the_newest_that_verifies_and_deletes_no_other(cop
     assert torn.exists()
 
 
-def test_p2_files_are_synced_and_sealed_before_the_checkpoint_has_its_name(
+def test_files_are_synced_and_sealed_before_the_checkpoint_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
@@ -210,7 +210,7 @@ def test_p2_files_are_synced_and_sealed_before_the_checkpoint_has_its_name(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-3"]
 
 
-def test_p2_the_manifest_says_what_the_checkpoint_is_of(whole: Path) -> None:
+def test_the_manifest_says_what_the_checkpoint_is_of(whole: Path) -> None:
     found = checkpoints.manifest(whole / "checkpoint-4")
     files = {path.name for path in (whole / "checkpoint-4").iterdir()} - {"manifest.json"}
     assert set(found["files"]) == files
@@ -220,7 +220,7 @@ def test_p2_the_manifest_says_what_the_checkpoint_is_of(whole: Path) -> None:
     assert set(found["versions"]) == {"seqreg", "torch", "transformers", "python"}
 
 
-def test_p2_only_sealed_checkpoints_are_rotated_and_never_the_best(tmp_path: Path) -> None:
+def test_only_sealed_checkpoints_are_rotated_and_never_the_best(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4):
         with checkpoints.staged(tmp_path / f"checkpoint-{step}", {"run": "x"}, True, lambda: None) as aside:
             (aside / "a").write_text("a")
@@ -232,10 +232,10 @@ def test_p2_only_sealed_checkpoints_are_rotated_and_never_the_best(tmp_path: Pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2", "checkpoint-4"]
 
 
-# P3
+# State
 
 
-def test_p3_generators_memory_and_counts_are_in_the_checkpoint(whole: Path) -> None:
+def test_generators_memory_and_counts_are_in_the_checkpoint(whole: Path) -> None:
     folder = whole / "checkpoint-4"
     with safe_globals():
         draws = torch.load(folder / "rng_state.pth", weights_only=True)
@@ -249,13 +249,13 @@ def test_p3_generators_memory_and_counts_are_in_the_checkpoint(whole: Path) -> N
     assert set(names) <= set(progress)
 
 
-def test_p3_the_mean_loss_that_is_printed_is_that_of_the_whole_run(tmp_path: Path) -> None:
+def test_the_mean_loss_that_is_printed_is_that_of_the_whole_run(tmp_path: Path) -> None:
     folder = killed_at(tmp_path / "run", 6, *SETTINGS, "logging.logging_steps=1000")
     assert same(folder, "logging.logging_steps=1000").wait() == 0, log(folder)
     assert f"loss {metrics(folder)['train']['loss']:.4g} = base" in log(folder)
 
 
-def test_p3_curves_and_scores_of_a_resumed_run_are_those_of_an_undisturbed_one(tmp_path: Path) -> None:
+def test_curves_and_scores_of_a_resumed_run_are_those_of_an_undisturbed_one(tmp_path: Path) -> None:
     settings = [*SETTINGS, "logging.logging_steps=3", "logging.tensorboard=true", "logging.smoothness_steps=3"]
     settings += ["logging.drift_steps=3"]
     assert forked_process.train(tmp_path / "whole", *settings).wait() == 0, log(tmp_path / "whole")

@@ -28,7 +28,7 @@ from tests.helpers import forked_process
 from tests.helpers.interrupted_runs import SETTINGS, TERMS, history, killed_at, log, metrics, one_line, same
 from tests.workbench.run.test_train import run_of
 
-# P4
+# Steps that are not finite
 
 FAULTY = "tests.helpers.nonfinite_term.Faulty"
 
@@ -53,7 +53,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize(("how", "accumulation"), [("loss", 1), ("loss", 3), ("gradient", 2)])
-def test_p4_a_step_that_is_not_finite_is_not_applied(how: str, accumulation: int, tmp_path: Path) -> None:
+def test_a_step_that_is_not_finite_is_not_applied(how: str, accumulation: int, tmp_path: Path) -> None:
     command = faulty(tmp_path / "run", "[2]", how, f"optimisation.gradient_accumulation_steps={accumulation}")
     assert command.wait() == 0, command.text()
     folder = tmp_path / "run"
@@ -73,7 +73,7 @@ def test_p4_a_step_that_is_not_finite_is_not_applied(how: str, accumulation: int
     assert [loss == loss for loss in losses] == [True, True, False, True, True]  # the third is not a number, not 0
 
 
-def test_p4_one_term_that_is_not_finite_is_dropped_for_the_step(tmp_path: Path) -> None:
+def test_one_term_that_is_not_finite_is_dropped_for_the_step(tmp_path: Path) -> None:
     command = faulty(tmp_path / "run", "[1, 3]", "term")
     assert command.wait() == 0, command.text()
     assert "step 2: faulty not finite, the step is made without (training examples" in command.text()
@@ -84,7 +84,7 @@ def test_p4_one_term_that_is_not_finite_is_dropped_for_the_step(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("how", ["loss", "term"])
-def test_p4_too_many_in_a_row_stop_the_run_and_leave_the_last_checkpoint(how: str, tmp_path: Path) -> None:
+def test_bad_steps_in_a_row_stop_the_run_and_leave_the_last_checkpoint(how: str, tmp_path: Path) -> None:
     command = faulty(tmp_path / "run", "[2, 3, 4]", how)
     assert command.wait() == 3
     assert "3 steps in a row were not finite" in command.text()
@@ -94,7 +94,7 @@ def test_p4_too_many_in_a_row_stop_the_run_and_leave_the_last_checkpoint(how: st
     assert checkpoints.fault(tmp_path / "run" / "checkpoint-2") is None
 
 
-def test_p4_the_mean_loss_of_a_run_without_a_step_is_not_0(tmp_path: Path) -> None:
+def test_the_mean_loss_of_a_run_without_a_step_is_not_0(tmp_path: Path) -> None:
     command = faulty(tmp_path / "run", "[0, 1]", "gradient", "optimisation.max_steps=2", "optimisation.warmup_steps=0")
     assert command.wait() == 0, command.text()
     found = metrics(tmp_path / "run")["train"]
@@ -103,7 +103,7 @@ def test_p4_the_mean_loss_of_a_run_without_a_step_is_not_0(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("how", ["loss", "gradient"])
-def test_p4_b8_the_crash_folder_replays_the_step(how: str, tmp_path: Path) -> None:
+def test_the_crash_folder_replays_the_step(how: str, tmp_path: Path) -> None:
     command = faulty(tmp_path / "run", "[2]", how, "optimisation.gradient_accumulation_steps=2")
     assert command.wait() == 0, command.text()
     crash = tmp_path / "run" / "crash" / "step-3"
@@ -130,7 +130,7 @@ def test_p4_b8_the_crash_folder_replays_the_step(how: str, tmp_path: Path) -> No
     assert "cannot be replayed: batch.safetensors has 50 bytes" in refused.text()
 
 
-def test_p4_overflows_of_float16_are_the_scaler_s_business(tmp_path: Path) -> None:
+def test_overflows_of_float16_are_left_to_the_scaler(tmp_path: Path) -> None:
     trainer = train.make_trainer(train.prepare(run_of("gigaword", tmp_path, variants=[])), tmp_path / "run")
     trainer._tr_loss = torch.zeros(())  # as at the beginning of a run
     for scale, skipped in ((None, 1), (2.0**16, 0), (1.0, 1)):
@@ -143,10 +143,10 @@ def test_p4_overflows_of_float16_are_the_scaler_s_business(tmp_path: Path) -> No
         assert all((parameter.grad is None) == bool(skipped) for parameter in trainer.model.parameters())
 
 
-# P2, at the end
+# Checkpoints, when training ends
 
 
-def test_p2_a_best_checkpoint_that_was_spoilt_is_named_and_not_taken(
+def test_a_best_checkpoint_that_was_spoilt_is_named_and_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     real, found = FaultTolerantTrainer._load_best_model, []
@@ -171,11 +171,11 @@ def test_p2_a_best_checkpoint_that_was_spoilt_is_named_and_not_taken(
     assert f"{best}, the best checkpoint, is passed over: model.safetensors has 1000 bytes" in capsys.readouterr().err
 
 
-# P5
+# Signals
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_p5_a_signal_finishes_the_step_and_saves(number: int, code: int, tmp_path: Path, whole: Path) -> None:
+def test_a_signal_finishes_the_step_and_saves(number: int, code: int, tmp_path: Path, whole: Path) -> None:
     folder = tmp_path / "run"
     command = same(folder, "checkpoints.save_total_limit=9", "logging.logging_steps=2")
     assert command.until(lambda: "step 4 of 8" in log(folder))
@@ -203,7 +203,7 @@ LONG = (
 
 
 @pytest.mark.parametrize("where", ["an evaluation", "one at the end of the last epoch", "the last evaluation"])
-def test_p5_a_signal_during_an_evaluation(where: str, tmp_path: Path) -> None:
+def test_a_signal_during_an_evaluation_cuts_it_short(where: str, tmp_path: Path) -> None:
     """Two epochs of two steps: at the end of the last one there is no epoch left to resume."""
     last = where == "the last evaluation"
     settings = [word for word in SETTINGS if last <= ("evaluation" not in word and "checkpoints" not in word)]
@@ -229,7 +229,7 @@ def test_p5_a_signal_during_an_evaluation(where: str, tmp_path: Path) -> None:
     assert metrics(folder) == metrics(tmp_path / "whole")
 
 
-def test_p5_a_signal_while_points_are_written_does_not_write_them_twice(
+def test_a_signal_while_points_are_written_does_not_write_them_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_of(
@@ -253,7 +253,7 @@ def test_p5_a_signal_while_points_are_written_does_not_write_them_twice(
     assert [entry["step"] for entry in history(tmp_path / "run", 4) if "eval_score" in entry] == [2, 4]
 
 
-def test_p5_a_second_signal_kills_at_once(tmp_path: Path) -> None:
+def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = same(folder, *LONG)
     assert command.until(lambda: "step 2 of" in log(folder))
@@ -264,7 +264,7 @@ def test_p5_a_second_signal_kills_at_once(tmp_path: Path) -> None:
     assert command.wait() in (-signal.SIGTERM, -signal.SIGINT)
 
 
-# P7
+# Disks
 
 
 @pytest.fixture
@@ -277,7 +277,7 @@ def disk(tmp_path: Path) -> Any:
         path.mkdir()
         words = ",".join([f"size={size}", *options])
         if os.system(f"mount -t tmpfs -o {words} tmpfs {path} 2>/dev/null"):
-            pytest.skip("only root may mount a disk; test_p7_a_file_that_cannot_grow does without")
+            pytest.skip("only root may mount a disk; test_a_file_that_cannot_grow_keeps_what_was_saved does without")
         mounted.append(path)
         return path
 
@@ -286,7 +286,7 @@ def disk(tmp_path: Path) -> Any:
         os.system(f"umount {path}")
 
 
-def test_p7_a_disk_that_fills_up(disk: Any, tmp_path: Path, whole: Path) -> None:
+def test_a_disk_that_fills_up_keeps_what_was_saved(disk: Any, tmp_path: Path, whole: Path) -> None:
     folder = disk("4m") / "run"
     command = forked_process.train(folder, *SETTINGS, terms=TERMS, log=tmp_path / "log")
     assert command.until((folder / "checkpoint-2").exists)
@@ -305,7 +305,7 @@ def test_p7_a_disk_that_fills_up(disk: Any, tmp_path: Path, whole: Path) -> None
     assert forked_process.weights(folder) == forked_process.weights(whole)
 
 
-def test_p7_disk_space_is_checked_before_training(disk: Any, tmp_path: Path) -> None:
+def test_disk_space_is_checked_before_training(disk: Any, tmp_path: Path) -> None:
     folder = disk("200k") / "run"
     command = forked_process.train(folder, *SETTINGS, terms=TERMS, log=tmp_path / "log")
     assert command.wait() == 4
@@ -313,7 +313,7 @@ def test_p7_disk_space_is_checked_before_training(disk: Any, tmp_path: Path) -> 
     assert not folder.exists()
 
 
-def test_p7_an_output_that_cannot_be_written(disk: Any, tmp_path: Path) -> None:
+def test_an_output_that_cannot_be_written_is_one_line(disk: Any, tmp_path: Path) -> None:
     folder = disk("4m", "ro") / "run"
     command = forked_process.train(folder, *SETTINGS, terms=TERMS, log=tmp_path / "log")
     assert command.wait() == 4
@@ -321,7 +321,7 @@ def test_p7_an_output_that_cannot_be_written(disk: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [20_000, 60_000, 100_000])
-def test_p7_a_file_that_cannot_grow(size: int, tmp_path: Path) -> None:
+def test_a_file_that_cannot_grow_keeps_what_was_saved(size: int, tmp_path: Path) -> None:
     """Whichever file of a checkpoint fails: weights, the memory of terms, the optimizer's state."""
     folder = tmp_path / "run"
     command = forked_process.train(folder, *SETTINGS, terms=TERMS, file_size=size)
@@ -330,7 +330,7 @@ def test_p7_a_file_that_cannot_grow(size: int, tmp_path: Path) -> None:
     assert not list(folder.glob("*checkpoint-*"))
 
 
-def test_p7_curves_that_cannot_be_written_do_not_stop_a_run(disk: Any, tmp_path: Path) -> None:
+def test_curves_that_cannot_be_written_do_not_stop_a_run(disk: Any, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     killed_at(folder, 2, *SETTINGS, "logging.tensorboard=true", terms=())
     shutil.rmtree(folder / "tensorboard")
@@ -341,7 +341,7 @@ def test_p7_curves_that_cannot_be_written_do_not_stop_a_run(disk: Any, tmp_path:
     assert "Traceback" not in command.text()
 
 
-def test_p5_a_signal_that_a_library_took_for_an_error_ends_the_run_as_one() -> None:
+def test_a_signal_that_a_library_took_for_an_error_ends_the_run_as_one() -> None:
     def load() -> None:
         with Signals():
             with contextlib.suppress(Interrupted):

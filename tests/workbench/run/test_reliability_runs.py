@@ -17,10 +17,10 @@ from tests.helpers import forked_process, sample_files
 from tests.helpers.interrupted_runs import SETTINGS, TERMS, history, log, metrics, one_line, same
 from tests.workbench.run.test_train import run_of
 
-# P6
+# Changes
 
 
-def test_p6_other_settings_are_refused_with_a_difference(copy: Path) -> None:
+def test_other_settings_are_refused_with_a_difference(copy: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in copy.rglob("*") if path.name != ".lock"}
     command = same(copy, "checkpoints.save_total_limit=9", "optimisation.learning_rate=3e-3", "terms.smart=null")
     assert command.wait() == 2
@@ -38,7 +38,7 @@ def test_p6_other_settings_are_refused_with_a_difference(copy: Path) -> None:
     assert "did you mean 'optimisation.learning_rate'?" in wrong.text()
 
 
-def test_p6_an_allowed_change_takes_effect(copy: Path, whole: Path) -> None:
+def test_an_allowed_change_takes_effect(copy: Path, whole: Path) -> None:
     rate = "optimisation.learning_rate"
     command = same(copy, "checkpoints.save_total_limit=9", f"{rate}=3e-3", "--allow-change", rate)
     assert command.wait() == 0, command.text()
@@ -51,7 +51,7 @@ def test_p6_an_allowed_change_takes_effect(copy: Path, whole: Path) -> None:
     assert same(copy, "checkpoints.save_total_limit=9", f"{rate}=3e-3").wait() == 0  # it is the run's own setting now
 
 
-def test_p6_changed_intervals_take_effect(copy: Path) -> None:
+def test_changed_intervals_take_effect_on_resuming(copy: Path) -> None:
     changes = {"logging.logging_steps": 1, "evaluation.eval_steps": 1, "checkpoints.save_steps": 1}
     words = [word for key, value in changes.items() for word in (f"{key}={value}", "--allow-change", key)]
     command = same(copy, "checkpoints.save_total_limit=9", *words)
@@ -69,7 +69,7 @@ def test_p6_changed_intervals_take_effect(copy: Path) -> None:
         ("logging.smoothness_steps=1", "logging", "changed since the run was started: logging.smoothness_steps"),
     ],
 )
-def test_p6_what_was_remembered_does_not_forbid_a_change(copy: Path, change: str, allowed: str, said: str) -> None:
+def test_a_state_of_terms_does_not_forbid_a_change(copy: Path, change: str, allowed: str, said: str) -> None:
     command = same(copy, "checkpoints.save_total_limit=9", change, "--allow-change", allowed)
     assert command.wait() == 0, command.text()
     assert said in command.text()
@@ -84,7 +84,7 @@ def test_p6_what_was_remembered_does_not_forbid_a_change(copy: Path, change: str
         ("optimisation.max_steps=4", "6 steps are made, and the run is to end after 4"),
     ],
 )
-def test_p6_an_allowed_change_that_cannot_be_made_leaves_the_run_as_it_was(
+def test_an_allowed_change_that_cannot_be_made_leaves_the_run_as_it_was(
     copy: Path, whole: Path, tmp_path: Path, change: str, said: str
 ) -> None:
     before = {name: (copy / name).read_bytes() for name in ("run.json", "config.yaml", "task.yaml")}
@@ -97,7 +97,7 @@ def test_p6_an_allowed_change_that_cannot_be_made_leaves_the_run_as_it_was(
     assert forked_process.weights(copy) == forked_process.weights(whole)
 
 
-def test_p6_other_data_and_another_world_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_data_and_another_world_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of("gigaword", tmp_path, variants=[])
     old = run_directory.RunRecord.of(run)
     old.settings[run_directory.ROWS] = "a" * 64
@@ -114,7 +114,7 @@ def test_p6_other_data_and_another_world_are_refused(tmp_path: Path, monkeypatch
         run_directory.check_same(tmp_path, old, new, [])
 
 
-def test_p6_data_that_changed_between_are_noticed(tmp_path: Path) -> None:
+def test_data_that_changed_between_are_noticed(tmp_path: Path) -> None:
     run = run_of("gigaword", tmp_path, variants=[])
     before, outline = fingerprint.fingerprint(samples_of(run))
     rows = sample_files.rows(run.card, 16)
@@ -168,10 +168,10 @@ def test_only_a_run_is_replaced(tmp_path: Path, copy: Path) -> None:
     assert run_directory.check_folder(copy, True, False) is None
 
 
-# P8
+# Finished runs
 
 
-def test_p8_a_finished_run_is_left_alone(whole: Path) -> None:
+def test_a_finished_run_is_left_alone(whole: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.name != ".lock"}
     for further in ([], ["--resume"]):
         command = same(whole, "checkpoints.save_total_limit=9", *further)
@@ -180,7 +180,7 @@ def test_p8_a_finished_run_is_left_alone(whole: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.name != ".lock"} == before
 
 
-def test_p8_no_step_too_many_after_the_last(copy: Path, whole: Path, tmp_path: Path) -> None:
+def test_a_run_stopped_after_its_last_step_makes_no_other(copy: Path, whole: Path, tmp_path: Path) -> None:
     for path in copy.glob("checkpoint-*"):
         shutil.rmtree(path)
     record, other = run_directory.RunRecord.read(copy), run_directory.RunRecord.read(whole)
@@ -195,10 +195,10 @@ def test_p8_no_step_too_many_after_the_last(copy: Path, whole: Path, tmp_path: P
     assert forked_process.weights(copy) == forked_process.weights(whole)
 
 
-# P9
+# Measuring
 
 
-def test_p9_looking_does_not_change_the_weights(tmp_path: Path) -> None:
+def test_measuring_does_not_change_the_weights(tmp_path: Path) -> None:
     settings = ["optimisation.max_steps=5", "optimisation.learning_rate=1e-2", "data.dataloader_num_workers=1"]
     off = ["logging.logging_steps=1000", "checkpoints.save_minutes=0"]
     on = [

@@ -43,7 +43,7 @@ def strict(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("further", [(), ("checkpoints.save_steps=1",), ("evaluation.eval_steps=1",)])
-def test_w12_an_update_that_makes_weights_infinite_does_not_finish(
+def test_an_update_that_makes_weights_infinite_does_not_finish(
     further: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = torch.optim.AdamW.step
@@ -64,7 +64,7 @@ def test_w12_an_update_that_makes_weights_infinite_does_not_finish(
     assert not list((tmp_path / "run").glob("checkpoint-*"))
 
 
-def test_w12_a_weight_that_becomes_infinite_in_the_last_step_is_named(
+def test_a_weight_that_becomes_infinite_in_the_last_step_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = FaultTolerantTrainer._finalize_training
@@ -78,14 +78,14 @@ def test_w12_a_weight_that_becomes_infinite_in_the_last_step_is_named(
         train.train(run_of("gigaword", tmp_path, OFF, variants=[]))
 
 
-def test_w12_a_trial_loss_that_is_not_finite_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_trial_loss_that_is_not_finite_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     run = run_of("gigaword", tmp_path, FAULTY, OFF, variants=[])
     with pytest.raises(BadInput, match=r"the loss of the first 2 training examples is not finite \(base\)"):
         train.train(run)
     assert not (tmp_path / "run").exists()
 
 
-def test_w12_what_is_not_finite_is_null_in_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_that_are_not_finite_are_null_in_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FaultTolerantTrainer, "mean_loss", lambda self: float("nan"))
     metrics = train.train(run_of("gigaword", tmp_path, OFF, variants=[]))
     assert metrics["train"]["loss"] is None
@@ -110,7 +110,7 @@ STRAY = [
 
 
 @pytest.mark.parametrize("variables", STRAY, ids=lambda found: "-".join(f"{k}={v[:9]}" for k, v in found.items()))
-def test_w13_a_variable_that_was_left_behind_does_not_open_a_folder(
+def test_a_variable_that_was_left_behind_does_not_open_a_folder(
     variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = tmp_path / "run"
@@ -135,7 +135,7 @@ def test_w13_a_variable_that_was_left_behind_does_not_open_a_folder(
         ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, (1, 2)),
     ],
 )
-def test_w13_torchrun_is_believed(
+def test_ranks_of_torchrun_are_taken_from_its_variables(
     variables: dict[str, str], found: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():
@@ -179,7 +179,7 @@ def flipped(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [torn, flipped, Path.unlink])
-def test_w15_a_finished_run_whose_model_is_not_whole_is_not_finished(
+def test_a_finished_run_whose_model_is_not_whole_is_not_finished(
     spoil: Any, ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = Path(shutil.copytree(ended / "run", tmp_path / "run"))
@@ -198,7 +198,7 @@ def test_w15_a_finished_run_whose_model_is_not_whole_is_not_finished(
         train.train(run)
 
 
-def test_w15_a_folder_that_was_removed_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_was_removed_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = FaultTolerantTrainer._finalize_training
 
     def removed(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -211,7 +211,7 @@ def test_w15_a_folder_that_was_removed_ends_the_run(tmp_path: Path, monkeypatch:
             train.train(run_of("gigaword", tmp_path, OFF, *further, variants=[]))
 
 
-def test_w15_a_folder_that_was_given_to_another_run_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_was_given_to_another_run_is_left_alone(tmp_path: Path) -> None:
     run = run_of("gigaword", tmp_path, variants=[])
     run_directory.RunRecord.of(run).write(tmp_path)
     before = (tmp_path / "run.json").read_bytes()
@@ -220,7 +220,7 @@ def test_w15_a_folder_that_was_given_to_another_run_is_left_alone(tmp_path: Path
     assert (tmp_path / "run.json").read_bytes() == before
 
 
-def test_w15_seconds_do_not_follow_the_time_of_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seconds_do_not_follow_the_time_of_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, jump = time.time, iter(range(0, 10**9, 3600))
     monkeypatch.setattr(time, "time", lambda: real() - next(jump))
     settings = (OFF, "evaluation.eval_steps=1", "checkpoints.save_steps=1", "optimisation.max_steps=2")
@@ -233,7 +233,7 @@ def test_w15_seconds_do_not_follow_the_time_of_day(tmp_path: Path, monkeypatch: 
     assert torch.tensor([entry["eval_steps_per_second"] for entry in history if "eval_loss" in entry]).gt(0).all()
 
 
-def test_w15_a_model_that_has_changed_is_not_scored(tmp_path: Path) -> None:
+def test_a_model_that_has_changed_is_not_scored(tmp_path: Path) -> None:
     train.train(run_of("gigaword", tmp_path, OFF, variants=[]))
     folder = tmp_path / "run"
     (folder / atomic_files.REMOVED).write_text("of an earlier model")
@@ -245,7 +245,7 @@ def test_w15_a_model_that_has_changed_is_not_scored(tmp_path: Path) -> None:
             attempt()
 
 
-def test_w15_an_old_note_of_a_removed_model_does_not_outlive_it(tmp_path: Path) -> None:
+def test_training_anew_removes_the_note_of_a_removed_model(tmp_path: Path) -> None:
     run = run_of("gigaword", tmp_path, OFF, variants=[])
     (tmp_path / "run").mkdir()
     train.train(run)

@@ -346,7 +346,7 @@ def test_a_trained_tokenizer_knows_its_text() -> None:
 
 
 @pytest.mark.parametrize("architecture", ["bart", "pegasus", "t5"])
-def test_b2_a_model_from_scratch_writes_text_and_not_special_tokens(architecture: str, tmp_path: Path) -> None:
+def test_a_model_from_scratch_writes_text_and_not_special_tokens(architecture: str, tmp_path: Path) -> None:
     """Also when it prefers them: a model that has hardly learnt anything repeats the first token that it has seen."""
     t5 = "{d_model: 16, num_layers: 1, num_heads: 2, d_ff: 16, d_kv: 8}"
     size = f"model.settings={t5 if architecture == 't5' else sample_files.TINY_BART}"
@@ -394,7 +394,7 @@ def test_parts_are_shown_also_when_a_run_is_shorter_than_a_log(tmp_path: Path, m
     assert {"task/rdrop", "part/rdrop"} <= trainer.state.log_history[0].keys()
 
 
-def test_w5_a_run_says_once_that_a_term_does_nothing(tmp_path: Path) -> None:
+def test_a_run_says_once_that_a_term_does_nothing(tmp_path: Path) -> None:
     size = sample_files.TINY_BERT.replace("}", ", hidden_dropout_prob: 0.0, attention_probs_dropout_prob: 0.0}")
     further = ["optimisation.max_steps=3", f"model.settings={size}", "logging.diagnostics_steps=2"]
     run = run_of("glue", tmp_path, *further, variants=["sst2"], terms=["r3f"])

@@ -27,7 +27,7 @@ from seqreg.workbench.scores.results import score_table
 from tests.helpers import sample_files
 
 
-def test_w6_the_average_is_over_the_languages_that_are_tested() -> None:
+def test_the_xnli_average_is_over_the_tested_languages() -> None:
     card, _ = cards.load("xnli")
     found = {"validation": Scored({"score": 99.0, "accuracy": 99.0})}
     found |= {name: Scored({"score": place, "accuracy": place}) for place, name in enumerate(card.evaluations)}
@@ -70,7 +70,7 @@ def texts(said: list[str]) -> Scored:
     return score_texts(said, [Example("a", None, f"headline {n}") for n in range(len(said))], card, resamples=5)
 
 
-def test_w11_one_text_for_all_is_a_warning_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_text_for_all_is_a_warning_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = told(monkeypatch)
     scored = texts(["police say two dead"] * 60)
     numbers = {key: scored.metrics[key] for key in ("distinct", "most_common", "most_common_reference", "collapsed")}
@@ -93,7 +93,7 @@ def test_w11_one_text_for_all_is_a_warning_in_one_line(monkeypatch: pytest.Monke
      ([str(n % 6) for n in range(60)], True), ([str(n % 9) for n in range(60)], False)],
     ids=["half the same", "less than half", "six texts", "nine texts"],
 )  # fmt: skip
-def test_w11_where_texts_begin_to_have_collapsed(said: list[str], fallen: bool) -> None:
+def test_texts_have_collapsed_above_the_bound(said: list[str], fallen: bool) -> None:
     assert bool(variety(said, list(range(60)), texts=True)["collapsed"]) is fallen
 
 
@@ -101,7 +101,7 @@ def test_w11_where_texts_begin_to_have_collapsed(said: list[str], fallen: bool) 
     ("ones", "true_ones", "fallen"),
     [(100, 50, True), (96, 50, True), (90, 50, False), (100, 100, False), (98, 97, False)],
 )
-def test_w11_a_classifier_that_says_one_class(ones: int, true_ones: int, fallen: bool) -> None:
+def test_a_classifier_that_predicts_one_class_has_collapsed(ones: int, true_ones: int, fallen: bool) -> None:
     card, _ = cards.load("glue/sst2")
     outputs = np.array([[0.0, 1.0]] * ones + [[1.0, 0.0]] * (100 - ones))
     rows = [Example("a", None, None, int(n < true_ones)) for n in range(100)]
@@ -111,7 +111,7 @@ def test_w11_a_classifier_that_says_one_class(ones: int, true_ones: int, fallen:
     assert bool(collapse(scored.metrics, 100)) is fallen
 
 
-def test_w11_a_regression_that_says_one_number() -> None:
+def test_a_regression_that_predicts_one_number_has_collapsed() -> None:
     card, _ = cards.load("glue/stsb")
     rows = [Example("a", "b", None, float(n % 6)) for n in range(30)]
     flat = score_classes(np.full((30, 1), 2.5), rows, card, resamples=0)
@@ -121,7 +121,7 @@ def test_w11_a_regression_that_says_one_number() -> None:
     assert collapse(varied.metrics, 30) == ""
 
 
-def test_w11_collapse_is_in_metrics_tensorboard_and_show(
+def test_collapse_is_in_metrics_tensorboard_and_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = told(monkeypatch)
@@ -149,7 +149,7 @@ def test_w11_collapse_is_in_metrics_tensorboard_and_show(
     assert "  step 1  validation rougeL 0.00" in capsys.readouterr().err.splitlines()
 
 
-def test_w11_predict_says_how_many_are_empty(writer_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predict_says_how_many_are_empty(writer_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = told(monkeypatch)
     (tmp_path / "in.txt").write_text("a\nb\nc\n")
     answers: Any = iter(["", "x", ""])
@@ -167,7 +167,7 @@ def writer_run(tmp_path: Path) -> Path:
     return tmp_path / "writer"
 
 
-def test_b11_evaluate_does_not_write_into_a_folder_of_something_else(tmp_path: Path) -> None:
+def test_evaluate_does_not_write_into_a_folder_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
     with pytest.raises(BadInput, match="the folder is not empty, and holds no scores of seqreg"):
