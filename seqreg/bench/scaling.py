@@ -20,7 +20,7 @@ from transformers import BartConfig, BartForConditionalGeneration, LlamaConfig, 
 
 from seqreg.bench.worker_process import count_flops
 from seqreg.build import build_term, term_names
-from seqreg.fused.loss import ROWS
+from seqreg.fused.block_sizes import ROWS
 from seqreg.integrations.hf.model import unwrap
 from seqreg.term import Term
 

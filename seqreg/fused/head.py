@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-CLASS_BLOCK = 1024
-"""Classes per block of the head product."""
+from seqreg.fused.block_sizes import block_sizes
 
 
 @dataclass(frozen=True)
@@ -92,11 +91,13 @@ class LinearHead:
         self.weight_grad = torch.zeros_like(weight, dtype=self.sum_dtype) if needs_grad[0] else None
         self.bias_grad = weight.new_zeros(len(weight), dtype=self.sum_dtype) if needs_grad[1] else None
         self.needs_states_grad = needs_grad[2]
+        self.blocks = block_sizes(weight.device)
 
     def project(self, states: Tensor, logits: Tensor) -> None:
         """Write the logits of states [n, D] to [n, V], in blocks of classes: as fast as the machine multiplies."""
-        for start in range(0, len(self.weight), CLASS_BLOCK):
-            block, out = self.weight[start : start + CLASS_BLOCK], logits[:, start : start + CLASS_BLOCK]
+        size = self.blocks.classes
+        for start in range(0, len(self.weight), size):
+            block, out = self.weight[start : start + size], logits[:, start : start + size]
             if out.dtype == self.dtype:
                 torch.mm(states, block.t(), out=out)
             else:
@@ -122,12 +123,13 @@ class LinearHead:
         """
         states_grad = logits_grad.new_zeros(len(logits_grad), states.shape[1]) if self.needs_states_grad else None
         scale = 2.0 ** (-4 - torch.ceil(torch.log2(logits_grad.abs().amax().clamp_min(1e-30))))
-        for start in range(0, len(self.weight), CLASS_BLOCK):
-            block = (logits_grad[:, start : start + CLASS_BLOCK] * scale).to(self.dtype)
+        size = self.blocks.classes
+        for start in range(0, len(self.weight), size):
+            block = (logits_grad[:, start : start + size] * scale).to(self.dtype)
             if self.weight_grad is not None:
-                self.weight_grad[start : start + CLASS_BLOCK] += (block.t() @ states).to(self.sum_dtype) / scale
+                self.weight_grad[start : start + size] += (block.t() @ states).to(self.sum_dtype) / scale
             if states_grad is not None:
-                states_grad += (block @ self.weight[start : start + CLASS_BLOCK]).to(states_grad.dtype) / scale
+                states_grad += (block @ self.weight[start : start + size]).to(states_grad.dtype) / scale
         return states_grad
 
     def logits_buffer(self, rows: int, *, reuse: bool = True) -> Tensor:

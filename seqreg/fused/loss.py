@@ -12,15 +12,12 @@ from torch import Tensor
 from seqreg.errors import BadInput
 from seqreg.forward import Pass
 from seqreg.fused.block import Block
+from seqreg.fused.block_sizes import ROWS
 from seqreg.fused.head import LinearHead, Projection, refuse_second_derivative
 from seqreg.losses import Base
 
-ROWS = 1024
-"""Rows of logits that are held at a time; a token has one for every pass."""
 LEAST_ROWS = 256
 """Where a pass learns nothing, a small batch is cut too, so that no more is held than without it; not below this."""
-CELLS = 2**18
-"""Logits that the elementwise work takes on at a time, so that they stay in cache."""
 
 Values = tuple[Tensor, Tensor | None]
 """The loss of every position, and its plain negative log-likelihood where it is of labels; [n] each."""
@@ -266,7 +263,7 @@ class _ChunkLoop:
                 self.heads[view].project(states[view], logits[view])
             else:
                 logits[view].copy_(source.logits[_rows(source.logit_index, positions)])
-        step = max(1, CELLS // len(head.weight))
+        step = max(1, head.blocks.cells // len(head.weight))
         for start in range(0, size, step):
             some = {view: scores[start : start + step] for view, scores in logits.items()}
             self.block(positions[start : start + step], some, learning)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqreg.fused.head import CLASS_BLOCK, refuse_second_derivative
+from seqreg.fused.block_sizes import block_sizes
+from seqreg.fused.head import refuse_second_derivative
 
 
 def squared_norm(
@@ -74,10 +75,11 @@ def _compute(
             torch.mm(weight, vectors.t() @ weighted, out=weight_grad)
     else:
         images = torch.zeros_like(vectors)
-        for start in range(0, len(weight), CLASS_BLOCK):
-            block = weight[start : start + CLASS_BLOCK]
+        size = block_sizes(weight.device).classes
+        for start in range(0, len(weight), size):
+            block = weight[start : start + size]
             product = vectors @ block.t()
             torch.addmm(images, product, block, out=images)
             if weight_grad is not None:
-                torch.mm(product.t(), weighted, out=weight_grad[start : start + CLASS_BLOCK])
+                torch.mm(product.t(), weighted, out=weight_grad[start : start + size])
     return (images * weighted).sum(), (images * scale if needs_grad[0] else None, weight_grad)

@@ -14,8 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from seqreg.divergences import DIVERGENCES
 from seqreg.forward import Pass
-from seqreg.fused import head, squared_norm
+from seqreg.fused import block_sizes, head, squared_norm
 from seqreg.fused import loss as fused
+from seqreg.fused.block_sizes import BlockSizes
 from seqreg.fused.head import Projection
 from seqreg.fused.loss import Summand, fused_loss
 from seqreg.losses import Base, label_smoothed_nll
@@ -31,9 +32,7 @@ SMOOTHED = Base(0.1)
 def _ragged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Chunks and blocks so small that every case has several, and the last is cut short."""
     monkeypatch.setattr(fused, "ROWS", 7)
-    monkeypatch.setattr(head, "CLASS_BLOCK", 5)
-    monkeypatch.setattr(squared_norm, "CLASS_BLOCK", 5)
-    monkeypatch.setattr(fused, "CELLS", 40)
+    monkeypatch.setattr(block_sizes, "CPU", BlockSizes(cells=40, classes=5))
     yield
     head.release_buffers()
 
