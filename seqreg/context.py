@@ -6,8 +6,8 @@ is the only place that reduces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Literal
 
@@ -38,12 +38,14 @@ class Count:
         grad_divisor: what the framework will divide the gradient by (ranks under DDP, times the accumulation steps
             under Accelerate); the loss is multiplied by it
         positions: real target positions, with a label or without (see `Forward.targets`); None where they are not known
+        contexts: makes the contexts of all micro-batches of this rank; None where they are not known
     """
 
     labels: float
     sequences: float
     grad_divisor: int = 1
     positions: float | None = None
+    contexts: Callable[[], Iterable[Context]] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, mask: Tensor, targets: Tensor | None = None) -> Count:
@@ -109,8 +111,8 @@ class Context:
             mask = labels != IGNORE
         count = count or Count.of(mask, forward.targets)
         values = (forward, labels, mask, kind, step, count, training, labelled, loss)
-        for field, value in zip(fields(Context), values, strict=True):
-            object.__setattr__(self, field.name, value)
+        for one, value in zip(fields(Context), values, strict=True):
+            object.__setattr__(self, one.name, value)
 
     @property
     def weight_dtype(self) -> torch.dtype:
@@ -177,7 +179,7 @@ class Evaluation(Context):
         fused: bool = True,
         hidden: bool = False,
     ) -> None:
-        super().__init__(**{field.name: getattr(ctx, field.name) for field in fields(Context)})
+        super().__init__(**{one.name: getattr(ctx, one.name) for one in fields(Context)})
         self.base, self.fused, self.hidden = base or Base(), fused, hidden
         self.memory = {} if memory is None else memory
         self.notes: dict[str, str] = {}

@@ -60,7 +60,13 @@ def masked(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def differences(
-    ctx: Evaluation, *, epsilon: float = 0.01, hessian: bool = False, layers: Layers = "all", name: str = "smoothness"
+    ctx: Evaluation,
+    *,
+    epsilon: float = 0.01,
+    unit: float | None = None,
+    hessian: bool = False,
+    layers: Layers = "all",
+    name: str = "smoothness",
 ) -> Norms:
     """|J|^2 of every layer with respect to the input embeddings, and rms(x)^2 |H|^2, by finite differences.
 
@@ -68,12 +74,16 @@ def differences(
     the Hessian. (The symmetric one, H[v, v], estimates another number: 2 |H|^2 and the square of its trace.) Every pass
     replays the dropout masks of the clean one, without which the difference is of dropout; under autocast all passes
     are made in float32.
+
+    Args:
+        epsilon: length of the difference, as a share of `unit`
+        unit: rms(x); that of this batch by default
     """
     with _exact(ctx, name) as clean:
         site = ctx.sites("input")[0]
         embeds = clean.embeds[site, "embedding"]
         mask = ctx.real(site, embeds)
-        unit = float(rms(embeds, mask)) or 1.0
+        unit = unit or float(rms(embeds, mask)) or 1.0
         size = unit * epsilon
 
         head = clean.deferred if ctx.fused else None

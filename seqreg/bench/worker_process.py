@@ -57,6 +57,8 @@ def _count_products(step: StepFunction) -> int:
 
 
 def count_flops(step: StepFunction) -> int:
+    """Of a step after the first, in which a term may measure its start."""
+    step()
     with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:
         step()
     return int(counter.get_total_flops())

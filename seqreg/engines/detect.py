@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Container, Iterable
 from typing import Any, Literal
@@ -21,6 +22,17 @@ USE_FSDP2 = "use FSDP2 (torch.distributed.fsdp.fully_shard) or DistributedDataPa
 def world_size() -> int:
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     return torch.distributed.get_world_size() if distributed else 1
+
+
+def check_group() -> None:
+    """Refuse to train as one of several ranks that a launcher started and that no process group connects."""
+    ranks = os.environ.get("WORLD_SIZE", "")
+    grouped = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if "RANK" in os.environ and ranks.isdecimal() and int(ranks) > 1 and not grouped:
+        raise BadInput(
+            f"WORLD_SIZE={ranks}, and no process group connects the ranks, so that each would train a model alone: "
+            "call torch.distributed.init_process_group() first, or start one process"
+        )
 
 
 def _loaded(module: str, name: str) -> tuple[type, ...]:

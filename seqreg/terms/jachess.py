@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -11,12 +13,19 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seqreg.context import Context, Evaluation
+from seqreg.engines.detect import world_size
 from seqreg.errors import BadInput
 from seqreg.forward import Pass, Perturbation
 from seqreg.losses import at_least_float32
+from seqreg.noise import rms
 from seqreg.schedules import Weight
 from seqreg.smoothness import Norms, States, differences, masked, source_gap, states
 from seqreg.term import Cost, Term
+
+DIRECTIONS = 128
+"""Random directions of the first optimizer step, over its rows; at least one a row."""
+RMS = "rms"
+"""Where the state keeps rms(x), among the J of the layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,65 +142,124 @@ class JacHess(Term):
             return self._reverse(ctx)
         if self.estimator == "published":
             return self._published(ctx)
-        return self._sum(ctx, self.norms(ctx))
+        return self._sum(ctx)
 
-    def norms(self, ctx: Evaluation) -> Norms:
-        """Estimates of (J_l, rms^2 H_l) for every layer; H is None where it is not asked for."""
-        epsilon = self.epsilon or (0.03 if self.hessian else 0.01)
-        return differences(ctx, epsilon=epsilon, hessian=self.hessian > 0, layers=self.layers, name=self.name)
+    def norms(self, ctx: Evaluation, unit: float | None = None, *, hessian: bool | None = None) -> Norms:
+        """Estimates of (J_l, rms^2 H_l) for every layer; H is None where it is not asked for.
+
+        Args:
+            unit: rms(x); that of this batch by default
+        """
+        epsilon, bends = self.epsilon or (0.03 if self.hessian else 0.01), self.hessian > 0
+        bends = bends if hessian is None else hessian
+        return differences(ctx, epsilon=epsilon, unit=unit, hessian=bends, layers=self.layers, name=self.name)
 
     def states(self, ctx: Evaluation, view: Pass) -> States:
         """The outputs that are kept smooth."""
         return states(ctx, view, self.layers)
 
-    def _start(self, ctx: Evaluation, norms: Mapping[str, Tensor]) -> dict[str, float] | None:
-        """Every layer's J at the start: over the rows of the first batch of all ranks, and kept from there on."""
+    def _start(self, ctx: Evaluation) -> dict[str, float] | None:
+        """rms(x), and J of every layer, at the start: in the first optimizer step, and kept from there on."""
         kept = ctx.memory.get(self.name)
         if kept is None:
-            sums = torch.stack([slope.detach().float() / _share(ctx) for slope in norms.values()]) * _counted(ctx)
-            sums = torch.cat([sums if _counted(ctx) else torch.zeros_like(sums), sums.new_tensor([_counted(ctx)])])
-            if torch.distributed.is_available() and torch.distributed.is_initialized():
-                torch.distributed.all_reduce(sums)
-            if not sums[-1]:
-                return None  # no row counts yet, on any rank
-            means = (sums[:-1] / sums[-1]).clamp_min(1e-12).cpu()
-            kept = dict(zip(norms, means.unbind(), strict=True))
-            if means.isfinite().all():  # or the term is not finite here, and the next batch is the first
+            _ = ctx.clean  # with its graph
+            with torch.no_grad(), ctx.forward.observed():
+                kept = self._measured(ctx)
+            if kept is None:
+                return None
+            if (
+                torch.stack(list(kept.values())).isfinite().all()
+            ):  # or the term is not finite, and the next is the first
                 ctx.memory[self.name] = kept
-        if kept.keys() != norms.keys():
-            raise BadInput(f"{self.name}: this model has other layers than the one that the saved state is of")
         return {name: float(value) for name, value in kept.items()}
 
-    def _sum(self, ctx: Evaluation, norms: Norms) -> Tensor:
-        start = self._start(ctx, {name: slope for name, (slope, _) in norms.items()})
+    def _measured(self, ctx: Evaluation) -> dict[str, Tensor] | None:
+        """`_start` over all micro-batches of this step on all ranks; None where no row counts on any of them."""
+        squares = torch.zeros(3, device=ctx.mask.device)
+        for one in self._micro_batches(ctx):
+            site = ctx.sites("input")[0]
+            embeds = one.clean.embeds[site, "embedding"]
+            real = one.real(site, embeds)
+            number = embeds.numel() if real is None else int(real.sum()) * embeds.shape[-1]
+            squares += squares.new_tensor([float(rms(embeds, real)) ** 2 * number, number, _counted(one)])
+        square, number, rows = _over_ranks(squares).tolist()
+        if not rows:
+            return None
+        if ctx.count.contexts is None and rows < ctx.count.sequences:
+            ctx.notes[self.name] = (
+                f"its start is that of {rows:.0f} of the {ctx.count.sequences:.0f} rows of this optimizer step: pass "
+                "count=count(model, batches) to know them all"
+            )
+        unit, directions = (square / max(number, 1.0)) ** 0.5 or 1.0, math.ceil(DIRECTIONS / rows)
+        sums: dict[str, Tensor] = {}
+        for one in self._micro_batches(ctx):
+            for slopes in self._slopes(one, unit, directions):
+                for name, slope in slopes.items():
+                    mean = slope.float() / _share(one) if _counted(one) else torch.zeros_like(slope).float()
+                    sums[name] = sums.get(name, 0.0) + mean * _counted(one)
+        means = (_over_ranks(torch.stack(list(sums.values()))) / (rows * directions)).clamp_min(1e-12).cpu()
+        return {RMS: torch.tensor(unit), **dict(zip(sums, means.unbind(), strict=True))}
+
+    def _micro_batches(self, ctx: Evaluation) -> Iterator[Evaluation]:
+        """Those of the optimizer step on this rank, as far as they are known, to be observed."""
+        if ctx.count.contexts is None:
+            yield ctx
+            return
+        for other in ctx.count.contexts():
+            one = Evaluation(other, ctx.base, fused=ctx.fused, hidden=True)
+            one.forward.observing = True
+            with one.forward.full_precision():  # also of the clean pass, which is then made once
+                yield one
+
+    def _slopes(self, ctx: Evaluation, unit: float, directions: int) -> Iterator[dict[str, Tensor]]:
+        """J of every layer along random directions, one after the other."""
+        if self.estimator == "finite_difference":
+            for _ in range(directions):
+                yield {name: slope for name, (slope, _) in self.norms(ctx, unit, hessian=False).items()}
+            return
+        with self._at_input(ctx) as (site, delta, outputs):
+            for _ in range(directions):
+                yield {name: self._probe(ctx, site, {name: one}, {}, delta, False) for name, one in outputs.items()}
+
+    def _sum(self, ctx: Evaluation) -> Tensor:
+        start = self._start(ctx)
         total = torch.zeros((), device=ctx.mask.device)
+        if (start is None or not _counted(ctx)) and ctx.forward.shards is None:
+            return total
+        norms = self.norms(ctx, None if start is None else start[RMS])
         if start is None or not _counted(ctx):
-            if ctx.forward.shards is None:
-                return total
             return total + 0.0 * torch.stack([slope for slope, _ in norms.values()]).sum()  # ranks gather in step
+        self._check_layers(start, norms)
         for name, (slope, bend) in norms.items():
-            factor = 1.0 / (len(start) * start[name])
+            factor = 1.0 / (len(norms) * start[name])
             total = total + factor * slope.clamp_min(self.floor * start[name] * _share(ctx))
             if bend is not None:
                 total = total + self.hessian * factor * bend
         return total
 
+    def _check_layers(self, start: Mapping[str, float], layers: Mapping[str, Any]) -> None:
+        if start.keys() != {RMS, *layers}:
+            raise BadInput(f"{self.name}: the saved state is of a model with other layers, or of an earlier version")
+
     def _reverse(self, ctx: Evaluation) -> Tensor:
         self._check_double_backward(ctx)
+        start = self._start(ctx)
+        if start is None or not _counted(ctx):
+            return torch.zeros((), device=ctx.mask.device)
+        with self._at_input(ctx) as (site, delta, outputs):
+            self._check_layers(start, outputs)
+            factors = {name: 1.0 / (len(outputs) * start[name]) for name in outputs}
+            return self._probe(ctx, site, outputs, factors, delta, True)
+
+    @contextlib.contextmanager
+    def _at_input(self, ctx: Evaluation) -> Iterator[tuple[str, Tensor, States]]:
+        """Outputs as functions of a change of the input, which is 0, to be differentiated twice inside."""
         site = ctx.sites("input")[0]
         like = ctx.clean.embeds[site, "embedding"]
         delta = torch.zeros(like.shape, device=like.device, dtype=at_least_float32(like).dtype).requires_grad_()
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
             view = ctx.forward(Perturbation({site: delta}), dropout="shared", hidden=True)
-            outputs = self.states(ctx, view)
-            norms = {name: delta.new_zeros(()) for name in outputs}
-            if self.name not in ctx.memory:
-                norms = {name: self._probe(ctx, site, {name: one}, {}, delta, False) for name, one in outputs.items()}
-            start = self._start(ctx, norms)
-            if start is None or not _counted(ctx):
-                return torch.zeros((), device=delta.device)
-            factors = {name: 1.0 / (len(start) * value) for name, value in start.items()}
-            return self._probe(ctx, site, outputs, factors, delta, True)
+            yield site, delta, self.states(ctx, view)
 
     def _probe(
         self, ctx: Evaluation, site: str, outputs: States, factors: Mapping[str, float], delta: Tensor, graph: bool
@@ -241,10 +309,18 @@ class JacHess(Term):
         numbers: dict[str, float] = {}
         start = ctx.memory.get(self.name)
         if start is not None and self.estimator != "published" and ctx.full_precision_weights:
-            ratios = {name: float(slope) / float(start[name]) for name, (slope, _) in self.norms(ctx).items()}
+            norms = self.norms(ctx, float(start[RMS]), hessian=False)
+            ratios = {name: float(slope) / float(start[name]) for name, (slope, _) in norms.items()}
             numbers = {**{f"J/{name}": ratio for name, ratio in ratios.items()}, "least_J": min(ratios.values())}
         gap = source_gap(ctx)
         return numbers if gap is None else {**numbers, "source_gap": gap}
+
+
+def _over_ranks(sums: Tensor) -> Tensor:
+    """The sums of all ranks."""
+    if world_size() > 1:
+        torch.distributed.all_reduce(sums)
+    return sums
 
 
 def _counted(ctx: Evaluation) -> float:

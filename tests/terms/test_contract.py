@@ -113,13 +113,21 @@ def test_padding_does_not_matter(term: str, model: str) -> None:
     assert wide.total.item() == pytest.approx(narrow.total.item(), rel=1e-6)
 
 
+def started(terms: list[Term], net: Any, model: str) -> Criterion:
+    """A criterion past the first step, in which a term may measure its start."""
+    criterion = Criterion(*terms)
+    if any(term.stateful for term in terms):
+        criterion(context(net, tiny_models.batch(model), step=0))
+    return criterion
+
+
 @every_term
 @everywhere
 def test_passes_are_as_stated(term: str, model: str) -> None:
-    one = build_term(term)
-    ctx = context(tiny_models.make(model), tiny_models.batch(model), step=0)
-    counter = Counter(ctx)
-    Criterion(one)(ctx).total.backward()
+    one, net = build_term(term), tiny_models.make(model)
+    criterion = started([one], net, model)
+    counter = Counter(ctx := context(net, tiny_models.batch(model), step=0))
+    criterion(ctx).total.backward()
     assert counter.forwards == 1 + one.cost.forwards
     assert counter.backwards == 1 + one.cost.backwards
 
@@ -128,9 +136,10 @@ def test_passes_are_as_stated(term: str, model: str) -> None:
 @everywhere
 def test_clean_pass_runs_once_for_any_number_of_terms(term: str, model: str) -> None:
     terms = [build_term(term, {"name": name}) for name in ("one", "two", "three")]
-    ctx = context(tiny_models.make(model), tiny_models.batch(model), step=0)
-    counter = Counter(ctx)
-    report = Criterion(*terms)(ctx)
+    net = tiny_models.make(model)
+    criterion = started(terms, net, model)
+    counter = Counter(ctx := context(net, tiny_models.batch(model), step=0))
+    report = criterion(ctx)
     assert counter.forwards == 1 + sum(one.cost.forwards for one in terms)
     assert list(report.parts) == ["base", "one", "two", "three"]
 

@@ -16,8 +16,9 @@ from seqreg.bench import steps as bench_steps
 from seqreg.bench import worker_process
 from seqreg.bench.sizes import SIZES
 from seqreg.integrations.hf import context, count
+from seqreg.noise import rms
 from seqreg.terms.bregman import Bregman
-from seqreg.terms.jachess import JacHess
+from seqreg.terms.jachess import RMS, JacHess
 from tests.helpers import tiny_models
 from tests.helpers.evaluations import plain_loss, without_base
 from tests.integrations.test_trainer import losses, rows, trainer
@@ -87,7 +88,8 @@ def test_reverse_matches_the_exact_norms_in_expectation(exact: dict[str, tuple[f
     """One joint probe estimates the weighted sum of all layers."""
     net, batch = make().double(), small(tiny_models.batch("bart"))
     criterion = Criterion(JacHess(estimator="reverse"))
-    criterion.memory["jachess"] = {name: torch.tensor(2.0 + i) for i, name in enumerate(exact)}
+    starts = {name: torch.tensor(2.0 + i) for i, name in enumerate(exact)}
+    criterion.memory["jachess"] = {RMS: torch.tensor(1.0), **starts}
     truth = sum(exact[name][0] / (len(exact) * (2.0 + i)) for i, name in enumerate(exact))
     torch.manual_seed(0)
     ctx = context(net, batch)
@@ -131,7 +133,8 @@ def test_parameter_gradient_of_j_finite_difference(monkeypatch: pytest.MonkeyPat
     v = torch.randn(3, 8, 32) * batch["attention_mask"].unsqueeze(-1)
     monkeypatch.setattr("seqreg.smoothness.sample", lambda *_: v)
     criterion = Criterion(term)
-    criterion.memory["jachess"] = dict(factors)
+    unit = rms(net.get_input_embeddings()(batch["input_ids"]), batch["attention_mask"].bool())
+    criterion.memory["jachess"] = {RMS: unit, **factors}
     ctx = context(net, batch, step=0)
     ours = gradients(net, without_base(ctx, criterion(ctx)))
 
@@ -268,7 +271,7 @@ def test_floor_stops_the_push() -> None:
     net = tiny_models.dropout_off(tiny_models.make("bart"))
     criterion = Criterion(JacHess(floor=0.5, weight=1.0))
     criterion(context(net, tiny_models.batch("bart"), step=0))
-    for key in criterion.memory["jachess"]:
+    for key in criterion.memory["jachess"].keys() - {RMS}:
         criterion.memory["jachess"][key] *= 10.0  # as if every J had fallen to a tenth
     ctx = context(net, tiny_models.batch("bart"), step=1)
     report = criterion(ctx)
@@ -433,7 +436,7 @@ def test_reverse_leaves_padding_out() -> None:
     found = []
     for pad in (0, 4):
         criterion = Criterion(JacHess(estimator="reverse", layers="logits"))
-        criterion.memory["jachess"] = {"logits": torch.tensor(1.0)}
+        criterion.memory["jachess"] = {RMS: torch.tensor(1.0), "logits": torch.tensor(1.0)}
         torch.manual_seed(0)
         ctx = context(net, tiny_models.batch("bart", pad=pad), step=0)
         found.append(sum(float(criterion(ctx).values["jachess"]) for _ in range(300)) / 300)

@@ -17,7 +17,7 @@ from transformers import EncoderDecoderModel, PreTrainedModel
 
 from seqreg import spectral_norm
 from seqreg.context import Context, Count, Kind
-from seqreg.engines.detect import Engine, engine_of, refusal, world_size
+from seqreg.engines.detect import Engine, check_group, engine_of, refusal, world_size
 from seqreg.engines.shards import Shards, kept_whole
 from seqreg.errors import BadInput
 from seqreg.forward import Forward, Pass, Perturbation, PerturbationSite, Point
@@ -501,8 +501,10 @@ def count(
         accelerator: your `accelerate.Accelerator`, if you use one; plain torch.distributed needs none
         build_context: makes your contexts, if they are not those of `seqreg.integrations.hf.context`
     """
+    check_group()
     if isinstance(batches, Mapping):
         raise BadInput("count takes the list of an optimizer step's batches: count(model, [batch])")
+    batches = list(batches)
     if build_context in (None, context):
         module = hf.unwrap(model)
         task = hf.task_of(module)
@@ -524,7 +526,9 @@ def count(
         torch.distributed.all_reduce(totals)
     labels, sequences, positions = totals.tolist()
     world = ranks * (1 if accelerator is None else accelerator.gradient_accumulation_steps)
-    return Count(labels, sequences, world, None if math.isnan(positions) else positions)
+    total = Count(labels, sequences, world, None if math.isnan(positions) else positions)
+    make = build_context or context
+    return dataclasses.replace(total, contexts=lambda: (make(model, batch, count=total) for batch in batches))
 
 
 def _label_mask(labels: Tensor, model: Any, task: hf.ModelTask) -> Tensor:
