@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import os
 
+import hypothesis
 import pytest
 import torch
 import transformers
@@ -15,7 +16,21 @@ if "OMP_NUM_THREADS" not in os.environ:
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start, so that their bits are the same
 transformers.utils.logging.disable_progress_bar()
+hypothesis.settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
+hypothesis.settings.register_profile("nightly", database=None, deadline=None)
+hypothesis.settings.load_profile("fixed")  # the same draws in every run; --hypothesis-profile=nightly draws others
 gc.freeze()  # trainers collect garbage when they start: what was imported is none
+
+
+@pytest.hookimpl(tryfirst=True)  # before hypothesis looks at its options
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.hypothesis_profile == "nightly" and config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(int.from_bytes(os.urandom(4)))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    seed = config.option.hypothesis_seed
+    return "hypothesis: fixed draws" if seed is None else f"hypothesis: --hypothesis-seed={seed}"
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 #
 #   bash tests/run.sh            all tests but those below
 #   bash tests/run.sh --fast     without those marked slow
+#   bash tests/run.sh --kernels  the numerical tests with the kernels of older processors, and with one and two threads
 #   bash tests/run.sh --engines  tests/engines: every term under every engine, on two and four ranks, with DeepSpeed, and killed ranks
 #   bash tests/run.sh --fairseq  tests/fairseq, or what is named, in an environment with real fairseq; exit code 75 if there is none
 set -euo pipefail
@@ -20,6 +21,17 @@ if [ "${1:-}" = "--engines" ]; then
     source tools/deepspeed.sh
     export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
     exec python -m pytest -q -o addopts= "$@" tests/engines
+fi
+if [ "${1:-}" = "--kernels" ]; then
+    shift
+    for kernels in default,1 avx2,2 avx512,1 avx512,2; do
+        [ "${kernels%,*}" = default ] || grep -q "${kernels%,*}" /proc/cpuinfo || continue
+        echo "ATEN_CPU_CAPABILITY=${kernels%,*} OMP_NUM_THREADS=${kernels#*,}"
+        ATEN_CPU_CAPABILITY="${kernels%,*}" OMP_NUM_THREADS="${kernels#*,}" python -m pytest -q -n 2 -m "not slow" \
+            -k "not test_contract or bart and not mbart" "$@" tests/{fused,terms} tests/metrics/test_{calibration,statistics}.py \
+            tests/test_{losses,divergences,noise,golden,golden_adversarial,criterion,context,mutants,smoothness}.py
+    done
+    exit
 fi
 chosen=()
 if [ "${1:-}" = "--fast" ]; then
