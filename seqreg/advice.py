@@ -48,11 +48,11 @@ class Advisor:
             text = f"it is {amount:.3g}, {amount / task:.1f} times the base loss of {task:.3g}"
             self.say(term.name, "too much", f"{text}, and may undo what pre-training learned: {term.gentler}")
 
-    def say(self, name: str, what: str, text: str) -> None:
-        """Warn, if this was not said before."""
+    def say(self, name: str, what: str, text: str, category: type[Warning] = Advice) -> None:
+        """Warn, if this criterion has not said so before; what another one has said does not count."""
         if (name, what) not in self._said and _first_rank():
             self._said.add((name, what))
-            warnings.warn(f"{name}: {text}", Advice, stacklevel=2)
+            warnings.warn_explicit(f"{name}: {text}", category, __file__, 1, module=__name__, registry={})
 
 
 def negligible(amount: float, base: Tensor, task: float) -> bool:

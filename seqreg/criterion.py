@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import copy
-import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from seqreg.advice import Advisor
 from seqreg.context import Context, Count, Evaluation
-from seqreg.engines.detect import refusal
+from seqreg.engines.detect import check_group, refusal
 from seqreg.errors import BadInput
 from seqreg.forward import Pass
 from seqreg.losses import Base, LossName, Smoothing, check_loss, check_smoothing
@@ -182,11 +181,15 @@ class Criterion:
         if training is None:
             training = ctx.training
             if not training and self.terms and torch.is_grad_enabled():
-                warnings.warn(
+                self._advisor.say(
+                    self.terms[0].name,
+                    "evaluation",
                     "the model is in evaluation mode, so all terms are off: call model.train() to train, or evaluate "
                     "under torch.no_grad()",
-                    stacklevel=2,
+                    UserWarning,
                 )
+        if training:
+            check_group()
         weighted = self._weighted(ctx) if training else []
         active = [(term, weight) for term, weight in weighted if weight > 0]
         if weighted:
@@ -269,6 +272,16 @@ class Criterion:
         return numbers
 
     def _weighted(self, ctx: Context) -> list[tuple[Term, float]]:
+        """The terms that count on this batch, and their weights now; those that do not are refused, or say so."""
+        for term in self.terms:
+            if not term.applies_to(ctx) and ctx.labelled:
+                text = "it counts on unlabelled batches alone, and this one has labels: give it context(..., "
+                self._advisor.say(term.name, "labelled", f"{text}unlabelled=True)")
+            elif not term.applies_to(ctx):
+                raise BadInput(
+                    f"{term.name}: it counts on labelled batches alone, and this one has no labels: leave "
+                    f"{term.name} out of the criterion, or unlabelled=True out of the context"
+                )
         return [(term, weight_at(term.weight, ctx.step)) for term in self.terms if term.applies_to(ctx)]
 
     def _evaluation(
@@ -290,6 +303,10 @@ class Criterion:
         extras = {term.name: term.extra_pass(evaluation) for term in terms if batched and term.batchable}
         evaluation.before_clean(input_shifts, extras)
         return evaluation
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the reference to the model, which copies and other processes do not have."""
+        return {**vars(self), "_remembered": None}
 
     def state_dict(self) -> dict[str, Tensor]:
         """What terms keep from step to step (Bregman's teacher): save it with your checkpoints."""
@@ -318,6 +335,11 @@ def _check(ctx: Context, active: Sequence[tuple[Term, float]], per: str) -> None
             raise BadInput(f"{term.name}: {reason}")
         if forward.packed:
             term.check_packed()
+        if term.uses_inner_gradient and torch.is_inference_mode_enabled():
+            raise BadInput(
+                f"{term.name} needs torch.autograd.grad, which torch.inference_mode forbids: use torch.no_grad(), or "
+                "model.eval() to leave terms out"
+            )
         if term.uses_inner_gradient and forward.reentrant:
             raise BadInput(
                 f"{term.name} needs torch.autograd.grad, which reentrant gradient checkpointing forbids: "

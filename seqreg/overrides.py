@@ -6,12 +6,14 @@ The other weights are those that terms keep from step to step: a copy of the sta
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from seqreg.engines.shards import full, like
 from seqreg.errors import BadInput
@@ -71,18 +73,20 @@ def dropout_rate(module: nn.Module, rate: float, dropouts: tuple[type[nn.Module]
 
 @contextlib.contextmanager
 def swapped_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Other values in some parameters inside. Only the storage is exchanged: graphs that saved the originals hold."""
-    own = {name: parameter.data for name, parameter in module.named_parameters() if name in weights}
+    """Other values in some parameters and buffers inside.
+
+    Only the storage is exchanged: graphs that saved the originals hold.
+    """
+    tensors = dict(itertools.chain(module.named_parameters(), module.named_buffers()))
+    own = {name: tensor.data for name, tensor in tensors.items() if name in weights}
     torch.clear_autocast_cache()  # of casts of the same parameters
     try:
-        for name, parameter in module.named_parameters():
-            if name in weights:
-                parameter.data = weights[name].to(parameter.dtype)
+        for name in own:
+            tensors[name].data = weights[name].to(own[name].dtype)
         yield
     finally:
-        for name, parameter in module.named_parameters():
-            if name in own:
-                parameter.data = own[name]
+        for name, data in own.items():
+            tensors[name].data = data
         torch.clear_autocast_cache()
 
 
@@ -95,17 +99,30 @@ def trained(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
+def moved_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers that belong to the values of weights, by name: those of parametrizations, as of spectral norm."""
+    return {
+        f"{prefix}.{name}": buffer
+        for prefix, part in module.named_modules()
+        if isinstance(part, ParametrizationList)
+        for name, buffer in part.named_buffers()
+    }
+
+
 @torch.no_grad()
-def start_weights(memory: Memory, owner: str, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The values that parameters had when this was first asked for, in their own precision.
+def start_weights(
+    memory: Memory, owner: str, parameters: Mapping[str, nn.Parameter], buffers: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The values that parameters and their buffers had when this was first asked for, in their own precision.
 
     Args:
         memory: what terms keep from step to step
         owner: the name of the term
     """
     if owner not in memory:
-        memory[owner] = {f"{KEPT}{name}": parameter.detach().clone() for name, parameter in parameters.items()}
-    return _kept(memory[owner], owner, parameters)
+        own = {**parameters, **buffers}
+        memory[owner] = {f"{KEPT}{name}": tensor.detach().clone() for name, tensor in own.items()}
+    return _kept(memory[owner], owner, {**parameters, **buffers})
 
 
 @dataclass(frozen=True)
@@ -123,30 +140,47 @@ class MovingAverage:
 
     @torch.no_grad()
     def __call__(
-        self, memory: Memory, owner: str, parameters: Mapping[str, nn.Parameter], step: int | None
+        self,
+        memory: Memory,
+        owner: str,
+        parameters: Mapping[str, nn.Parameter],
+        step: int | None,
+        *,
+        module: nn.Module,
     ) -> dict[str, Tensor]:
-        """The averaged weights, brought up to date if an optimizer step was made since they were last used."""
+        """The averaged weights, brought up to date if an optimizer step was made since they were last used.
+
+        Args:
+            module: the model of the parameters; the buffers of its parametrizations are kept beside the average, and
+                move on with it
+        """
         if step is None:
             raise BadInput(f"{owner} averages once an optimizer step: pass context(..., step=step)")
         now = torch.tensor(step)
+        own: dict[str, Tensor] = {**parameters, **moved_buffers(module)}
         if owner not in memory:
-            copies = {
-                f"{KEPT}{name}": at_least_float32(parameter.detach()).clone() for name, parameter in parameters.items()
-            }
+            copies = {f"{KEPT}{name}": at_least_float32(tensor.detach()).clone() for name, tensor in own.items()}
             memory[owner] = {**copies, "step": now, "updates": torch.tensor(0)}
         state = memory[owner]
-        average = _kept(state, owner, parameters)
+        average = _kept(state, owner, own)
+        if step < int(state["step"]):
+            raise BadInput(f"{owner}: step={step} comes after step {int(state['step'])}: count steps over all epochs")
         if state["step"] != now:
-            passed = max(int(now - state["step"]), 1)
+            passed = int(now - state["step"])
             beta = (self.beta if int(state["updates"]) < self.switch else self.beta_late) ** passed
             for name, parameter in parameters.items():
                 average[name].lerp_(at_least_float32(parameter.detach()), 1 - beta)
+            if len(own) > len(parameters):
+                with swapped_weights(module, average):
+                    for part in module.modules():
+                        if isinstance(part, ParametrizationList):
+                            part()  # one iteration for the averaged weights
             state["updates"] += passed
             state["step"] = now
         return average
 
 
-def _kept(state: dict[str, Tensor], owner: str, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+def _kept(state: dict[str, Tensor], owner: str, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What is in the state of a term, where the parameters are: what was loaded is on the CPU, and whole."""
     shapes = {key.removeprefix(KEPT): value.shape for key, value in state.items() if key.startswith(KEPT)}
     if shapes != {name: parameter.shape for name, parameter in parameters.items()}:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import copy
+import pickle
 import re
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +24,14 @@ from seqreg import (
     build_criterion,
     build_term,
 )
+from seqreg.errors import Advice
+from seqreg.integrations.hf import context, count, optimizer_steps
+from seqreg.terms.bregman import Bregman
+from seqreg.terms.jachess import JacHess
 from seqreg.terms.r3f import R3F
 from seqreg.terms.rdrop import RDrop
+from seqreg.terms.smart import SMART
+from tests.helpers import tiny_models
 from tests.helpers.stubs import Played
 
 
@@ -101,6 +110,59 @@ def test_terms_that_evaluation_mode_switches_off_are_warned_of() -> None:
     Criterion()(ctx(training=False))
     with torch.no_grad():
         Criterion(R3F())(ctx(training=False))
+
+
+def test_every_criterion_says_that_evaluation_mode_switches_its_terms_off() -> None:
+    net = tiny_models.make("bart").eval()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")  # Python's own, which says a line once
+        for _ in range(3):
+            criterion = Criterion(R3F())
+            for _ in range(2):
+                criterion(context(net, tiny_models.batch("bart")))
+    assert sum("evaluation mode" in str(one.message) for one in caught) == 3
+
+
+def test_a_term_that_does_not_count_on_a_batch_is_never_left_out_in_silence() -> None:
+    net = tiny_models.make("bart")
+    batch = tiny_models.batch("bart")
+    unlabelled = context(net, batch, unlabelled=True)
+    with pytest.raises(BadInput, match=r"^r3f: it counts on labelled batches alone, and this one has no labels"):
+        Criterion(R3F(), JacHess())(unlabelled)
+    with pytest.warns(Advice, match=r"^jachess: it counts on unlabelled batches alone, and this one has labels"):
+        Criterion(JacHess(mode="alternate"))(context(net, batch))
+
+
+def test_ranks_without_a_process_group_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    net, batch = tiny_models.make("bart"), tiny_models.batch("bart")
+    words = r"^WORLD_SIZE=2, and no process group connects the ranks.*init_process_group\(\) first"
+    for call in (
+        lambda: Criterion()(context(net, batch)),
+        lambda: count(net, [batch]),
+        lambda: next(iter(optimizer_steps(net, [batch]))),
+    ):
+        with pytest.raises(BadInput, match=words):
+            call()
+    net.eval()
+    with torch.no_grad():
+        Criterion()(context(net, batch))  # each rank may evaluate alone
+
+
+def test_a_criterion_with_a_teacher_can_be_pickled_and_copied() -> None:
+    net, batch = tiny_models.make("bart"), tiny_models.batch("bart")
+    criterion = Criterion(Bregman())
+    criterion(context(net, batch, step=0))
+    for other in (pickle.loads(pickle.dumps(criterion)), copy.deepcopy(criterion)):
+        assert other.state_dict().keys() == criterion.state_dict().keys()
+        other(context(copy.deepcopy(net), batch, step=1))  # a copy of the model is the copy's model
+
+
+def test_attacks_under_inference_mode_are_refused_in_one_line() -> None:
+    ctx = context(tiny_models.make("bart"), tiny_models.batch("bart"))
+    with torch.inference_mode(), pytest.raises(BadInput, match=r"^smart needs torch\.autograd\.grad, which torch\.inf"):
+        Criterion(SMART())(ctx)
 
 
 def test_repr_shows_what_differs_from_the_defaults() -> None:

@@ -18,7 +18,7 @@ from seqreg.fused.block import Block
 from seqreg.fused.loss import Values
 from seqreg.losses import IGNORE, at_least_float32, label_smoothed_nll
 from seqreg.objective import Consistency, Part
-from seqreg.overrides import MovingAverage, distance, start_weights
+from seqreg.overrides import MovingAverage, distance, moved_buffers, start_weights
 from seqreg.schedules import Weight
 from seqreg.term import Cost, Term
 
@@ -158,7 +158,8 @@ class Anchor(Term):
         if forward.adapters and self.divergence == "l2":
             self.refuse("divergence", "the weights that are trained are those of adapters, not the model's: use 'kl'")
         if self.reference == "average":
-            return MovingAverage(self.beta, self.beta)(ctx.memory, self.name, forward.trained(), ctx.step)
+            average = MovingAverage(self.beta, self.beta)
+            return average(ctx.memory, self.name, forward.trained(), ctx.step, module=forward.module)
         if self.reference == "start":
             with forward.without_adapters():
                 parameters = forward.trained()
@@ -167,7 +168,9 @@ class Anchor(Term):
                     f"its reference is the model at step {ctx.step}, where it was first used: to resume a run, load "
                     "Criterion.state_dict() of its checkpoint"
                 )
-            return start_weights(ctx.memory, self.name, parameters)
+            if buffers := moved_buffers(forward.module):
+                _ = ctx.clean  # the pass of the step that moves them
+            return start_weights(ctx.memory, self.name, parameters, buffers)
         if forward.adapters:
             self.refuse("reference", "with adapters the reference is the model they were put on: use 'start'")
         try:

@@ -90,4 +90,4 @@ class Bregman(Term):
     def average(self, ctx: Evaluation) -> dict[str, Tensor]:
         """The averaged weights, brought up to date if an optimizer step was made since they were last used."""
         keep = MovingAverage(self.beta, self.beta_late, self.switch)
-        return keep(ctx.memory, self.name, ctx.forward.trained(), ctx.step)
+        return keep(ctx.memory, self.name, ctx.forward.trained(), ctx.step, module=ctx.forward.module)

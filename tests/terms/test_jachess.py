@@ -277,7 +277,7 @@ def test_a_first_batch_that_is_not_finite_is_not_the_start() -> None:
 def drawn_by_token(monkeypatch: pytest.MonkeyPatch, net: Any) -> None:
     """The same directions for the same row, however a batch is cut: functions of its embeddings."""
     rows = torch.randn(tiny_models.VOCAB, net.config.d_model, generator=torch.Generator().manual_seed(3))
-    table = net.get_input_embeddings().weight.detach()
+    table = net.get_input_embeddings().weight.detach().float()
 
     def sample(kind: str, embeds: Tensor, size: float, mask: Tensor | None) -> Tensor:
         tokens = torch.cdist(embeds.detach().flatten(0, 1).float(), table).argmin(-1).view(embeds.shape[:2])
@@ -325,7 +325,7 @@ def test_measuring_the_start_draws_nothing() -> None:
     values = []
     for _ in range(2):  # the second finds the start in the memory
         torch.manual_seed(0)
-        values.append(float(criterion(context(net, batch, step=0, count=count(net, [batch]))).total))
+        values.append(criterion(context(net, batch, step=0, count=count(net, [batch]))).total.item())
     assert values[0] == values[1]
 
 
@@ -461,7 +461,7 @@ def test_micro_batches_add_up_and_share_one_start() -> None:
     values = [float(criterion(context(net, b, step=0, count=whole)).values["jachess"]) for b in (empty, batch, batch)]
     assert values[0] == 0
     assert sum(values) == pytest.approx(1, rel=0.5)
-    assert all(0.1 < float(value) < 1e6 for value in criterion.memory["jachess"].values())
+    assert all(0.1 < float(value) < 1e6 for name, value in criterion.memory["jachess"].items() if name != RMS)
 
 
 def test_floor_and_diagnostics_are_of_the_batch_not_of_its_share() -> None:

@@ -127,6 +127,11 @@ class RegularizedTrainer(Trainer):
                 raise BadInput("unlabeled_dataset: expected examples that can be counted and indexed, at least one")
             if not any(term.takes_unlabelled for term in criterion.terms):
                 raise BadInput("unlabeled_dataset: no term of this criterion takes unlabelled data; JacHess does")
+            if labelled := [term.name for term in criterion.terms if not term.takes_unlabelled]:
+                raise BadInput(
+                    f"unlabeled_dataset: {labelled[0]} counts on labelled data alone: leave out {labelled[0]}, or "
+                    "unlabeled_dataset"
+                )
         self.criterion, self.diagnostics_steps, self.smoothness_steps = criterion, diagnostics_steps, smoothness_steps
         self.build_context = build_context or context
         self._reference: dict[str, Tensor] | None = None
@@ -220,7 +225,9 @@ class RegularizedTrainer(Trainer):
     ) -> tuple[LossReport, Context]:
         """The loss of one micro-batch of the present step, and the context that it was taken on."""
         ctx = self.build_context(model, inputs, step=self.state.global_step, count=step_count)
-        return (self.criterion if criterion is None else criterion)(ctx, batched=not outputs), ctx
+        criterion = self.criterion if criterion is None else criterion
+        alternating = [term.name for term in criterion.terms if term.needs_unlabelled]  # steps of their own
+        return (criterion.without(*alternating) if alternating else criterion)(ctx, batched=not outputs), ctx
 
     def compute_loss(
         self, model: nn.Module, inputs: Mapping[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None

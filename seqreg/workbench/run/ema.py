@@ -42,7 +42,7 @@ class WeightEMA:
 
     def _average(self, model: nn.Module) -> None:
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        MovingAverage(decay, decay)(self.memory, _OWNER, trained(model), self.updates)
+        MovingAverage(decay, decay)(self.memory, _OWNER, trained(model), self.updates, module=model)
 
     def save(self, folder: Path) -> None:
         state = {key: value.contiguous() for key, value in self.memory[_OWNER].items()}
