@@ -39,27 +39,29 @@ class JacHess(Term):
         H by the mixed second difference |(f(x + ev + ew) - f(x + ev) - f(x + ew) + f(x)) / e^2|^2
 
     Args:
-        weight: of the sum, which is 1 at the start of training (plus the Hessian's part); 0.01, the largest
-            tried on SST-2 and pronunciation and not shown to do harm there; on AESLC it was below the baseline
-            (docs/results/defaults.md)
+        weight: of the sum, which is 1 in the first optimizer step (plus the Hessian's part), on average over random
+            draws; 0.01, the largest tried on SST-2 and pronunciation and not shown to do harm there; on AESLC it was
+            below the baseline (docs/results/defaults.md)
         estimator: "finite_difference"; "reverse", an exact Jacobian in expectation by one backward of one random
             combination of all layers; or "published", the authors' code: the state of a single token, ten directions,
             one forward a layer, a Hessian that carries no gradient
         layers: "all" outputs, or those of the "encoder", of the "decoder", or the "logits" alone
         hessian: share of the Hessian; 0 leaves it out. The units are made equal by rms(x)^2
-        epsilon: of the difference, as a share of the embeddings' RMS; 0.01, and 0.03 with the Hessian, whose second
-            difference drowns in rounding below and bends above
+        epsilon: of the difference, as a share of the embeddings' RMS in the first optimizer step; 0.01, and 0.03 with
+            the Hessian, whose second difference drowns in rounding below and bends above
         floor: a layer whose J has fallen to this share of its start is not pushed further; a seq2seq model whose source
-            Jacobian is 0 ignores its source
+            Jacobian is 0 ignores its source. Held against the mean of one micro-batch
         mode: "joint" adds the term to the task loss; "two_phase" leaves the task loss out for the first `switch` steps;
             "alternate" counts on unlabelled batches alone
         switch: when the second phase begins
 
-        The layers' factors are ours: the published text says they are inverse to Jacobian norms, not how.
+        The layers' factors are ours: the published text says they are inverse to Jacobian norms, not how. J at the
+        start is that of the first optimizer step in which the term counts, over all its micro-batches on all ranks.
 
     Cost:
         1 extra forward, 1 extra backward; 3 and 3 with the Hessian; reverse 1 extra forward and 2 extra backwards;
-        published 1 and 31 for every layer. Passes replay the dropout masks of the clean one. Under autocast those of
+        published 1 and 31 for every layer. Once, in the first step, 2 + 128 / rows forwards without a gradient, to
+        measure the start. Passes replay the dropout masks of the clean one. Under autocast those of
         the finite difference are made in float32, the clean one too, once more.
 
     Differs from:

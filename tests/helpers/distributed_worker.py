@@ -26,6 +26,7 @@ from seqreg.losses import label_smoothed_nll
 from seqreg.selective_update import StochasticUpdate
 from seqreg.terms.anchor import Anchor
 from seqreg.terms.bregman import Bregman
+from seqreg.terms.jachess import JacHess
 from seqreg.terms.r3f import R3F
 from seqreg.terms.smart import SMART
 from tests.helpers import tiny_models
@@ -37,6 +38,7 @@ TERMS: dict[str, tuple[Any, ...]] = {
     "r3f": (R3F(scale=0.1),),
     "r3f_rows": (R3F(scale=0.1, per="sequence"),),
     "smart": (SMART(relative=False),),
+    "jachess": (JacHess(weight=1.0, epsilon=0.1),),
 }
 
 

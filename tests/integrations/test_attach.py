@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import importlib
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import seqreg
 from seqreg import BadInput, Criterion, attach, regularized
 from seqreg.integrations.hf import RegularizedTrainer
 from seqreg.terms.bregman import Bregman
+from seqreg.terms.jachess import JacHess
 from seqreg.terms.r3f import R3F
 from tests.helpers import tiny_models
 from tests.integrations.test_hf_context import fixed_noise
@@ -164,6 +167,18 @@ def test_a_class_that_cannot_hand_the_criterion_on_is_refused(tmp_path: Path) ->
         one.model, one.args, train_dataset=one.train_dataset, criterion=Criterion()
     )
     assert isinstance(again, Doubling)
+
+
+def test_a_loss_that_is_called_may_change_its_inputs(tmp_path: Path) -> None:
+    """What the other micro-batches will be is then not known before, and a start of one of them is said."""
+    said = r"its start is that of \d of the \d rows of this optimizer step"
+    for cls, warned in ((Doubling, True), (transformers.Trainer, False)):
+        one = made("roberta", tmp_path, cls=cls, gradient_accumulation_steps=2, per_device_train_batch_size=1)
+        attach(one, Criterion(JacHess()), own_loss="call")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trained(one)
+        assert any(re.search(said, str(warning.message)) for warning in caught) == warned
 
 
 def test_a_loss_that_is_called_is_also_the_one_beside_generated_text(tmp_path: Path) -> None:

@@ -389,7 +389,7 @@ def test_gradient_does_not_depend_on_accumulation(model: str, cut: int, per: Any
 
 def fixed_noise(monkeypatch: Any) -> None:
     """Noise that depends on the embedding alone, so that it does not matter in which piece a row comes."""
-    for place in ("seqreg.terms.r3f", "seqreg.ascent"):
+    for place in ("seqreg.terms.r3f", "seqreg.ascent", "seqreg.smoothness"):
         monkeypatch.setattr(f"{place}.sample", lambda noise, like, scale, mask: scale * torch.sin(1000 * like.detach()))
 
 

@@ -197,6 +197,8 @@ class RegularizedTrainer(Trainer):
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[Any, Any]:
         samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         step_count = count(self.model, samples, build_context=self.build_context) if samples else None
+        if step_count is not None and type(self).compute_loss is not RegularizedTrainer.compute_loss:
+            step_count = replace(step_count, contexts=None)  # it may take something out of its inputs first
         self.step_count = step_count
         self.unlearnable, self.losses_of_step = step_count is not None and step_count.labels == 0, 0
         if self.unlearnable:
