@@ -38,7 +38,7 @@ TERMS: dict[str, tuple[Any, ...]] = {
     "r3f": (R3F(scale=0.1),),
     "r3f_rows": (R3F(scale=0.1, per="sequence"),),
     "smart": (SMART(relative=False),),
-    "jachess": (JacHess(weight=1.0, epsilon=0.1),),
+    "jachess": (JacHess(weight=1.0, epsilon=1.0),),
 }
 
 
