@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from seqreg.context import Context, Count, Evaluation
     from seqreg.criterion import Criterion, LossReport
     from seqreg.errors import BadInput
-    from seqreg.forward import Forward, Pass, Perturbation, PerturbationSite
+    from seqreg.forward import Forward, Pass, PassRequest, Perturbation, PerturbationSite
     from seqreg.objective import Consistency
     from seqreg.schedules import Every, StartAt, Warmup
     from seqreg.term import Cost, Term
@@ -29,6 +29,7 @@ __all__ = [
     "Forward",
     "LossReport",
     "Pass",
+    "PassRequest",
     "Perturbation",
     "PerturbationSite",
     "StartAt",
@@ -50,7 +51,7 @@ _HOMES = {
     "schedules": ("Every", "StartAt", "Warmup"),
     "term": ("Cost", "Term"),
     "integrations.hf": ("attach", "regularized"),
-    "forward": ("Forward", "Perturbation", "PerturbationSite", "Pass"),
+    "forward": ("Forward", "Pass", "PassRequest", "Perturbation", "PerturbationSite"),
 }
 
 

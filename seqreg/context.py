@@ -6,8 +6,9 @@ is the only place that reduces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Literal
 
@@ -113,6 +114,12 @@ class Context:
         values = (forward, labels, mask, kind, step, count, training, labelled, loss)
         for one, value in zip(fields(Context), values, strict=True):
             object.__setattr__(self, one.name, value)
+
+    @contextlib.contextmanager
+    def observed(self) -> Iterator[Context]:
+        """The context for diagnostics, see `Forward.observed`."""
+        with self.forward.observed() as forward:
+            yield replace(self, forward=forward)
 
     @property
     def weight_dtype(self) -> torch.dtype:

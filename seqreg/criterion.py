@@ -257,9 +257,9 @@ class Criterion:
         """
         active = [(term, weight) for term, weight in self._weighted(ctx) if weight > 0]
         numbers: dict[str, float] = {}
-        with ctx.forward.observed(), torch.no_grad(), ctx.forward.one_step():
+        with ctx.observed() as observed, torch.no_grad(), observed.forward.one_step():
             alone = replace(
-                ctx, count=Count.of(ctx.mask, ctx.forward.targets)
+                observed, count=Count.of(ctx.mask, ctx.forward.targets)
             )  # whatever its share in the optimizer step
             evaluation = self._evaluation(alone, active, memory=copy.deepcopy(self.memory))
             base = float(BaseLoss(evaluation.clean).value(evaluation))

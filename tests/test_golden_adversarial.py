@@ -12,7 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seqreg import Consistency, Context, Criterion, Evaluation, Forward, Pass, Perturbation, PerturbationSite
+from seqreg import (
+    Consistency,
+    Context,
+    Criterion,
+    Evaluation,
+    Forward,
+    Pass,
+    PassRequest,
+    Perturbation,
+    PerturbationSite,
+)
 from seqreg.divergences import DIVERGENCES
 from seqreg.losses import IGNORE
 from seqreg.terms.alum import ALUM
@@ -72,11 +82,11 @@ class ToyForward(Forward):
     passes: int
     shifts: list[Sequence[Perturbation]]
 
-    def run(self, shifts: Sequence[Perturbation], *, hidden: bool) -> Pass:
+    def run(self, request: PassRequest) -> Pass:
         self.passes += 1
-        self.shifts.append(shifts)
+        self.shifts.append(request.shifts)
         toy: Any = self.module
-        return Pass(toy(shifts), {("encoder", at): toy.E for at in ("embedding", "normalised", "layernorm")})
+        return Pass(toy(request.shifts), {("encoder", at): toy.E for at in ("embedding", "normalised", "layernorm")})
 
     def final(self) -> Tensor:
         delta = self.shifts[-1][-1].delta["encoder"]

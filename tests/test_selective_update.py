@@ -364,7 +364,7 @@ def test_uegr_formula() -> None:
     ctx = context(net, tiny_models.batch("bart"))
     views = []
     inner = ctx.forward.run
-    ctx.forward.run = lambda shifts, *, hidden: (views.append((shifts, inner(shifts, hidden=hidden))), views[-1][1])[1]  # type: ignore
+    ctx.forward.run = lambda request: (views.append((request.shifts, inner(request))), views[-1][1])[1]  # type: ignore
     term = UEGR(passes=3, alpha=2.0, radius=0.1)
     report = Criterion(term, label_smoothing=0.1)(ctx)
     assert len(views) == 5
@@ -392,9 +392,9 @@ def test_uegr_uses_the_range_of_rates_and_puts_the_models_own_back() -> None:
     ctx = context(net, tiny_models.batch("roberta"))
     inner = ctx.forward.run
 
-    def run(shifts: Any, *, hidden: bool) -> Any:
+    def run(request: Any) -> Any:
         seen.append({module.p for module in net.modules() if isinstance(module, nn.Dropout)})
-        return inner(shifts, hidden=hidden)
+        return inner(request)
 
     ctx.forward.run = run  # type: ignore[method-assign]
     Criterion(UEGR(low=0.3, high=0.4))(ctx)

@@ -14,7 +14,7 @@ from torch import Tensor
 from seqreg import diagnostics
 from seqreg.context import Evaluation, Where
 from seqreg.errors import BadInput
-from seqreg.forward import Perturbation
+from seqreg.forward import PassRequest, Perturbation
 from seqreg.noise import arithmetic_dtype, rms, sample, too_small
 from seqreg.schedules import weight_at
 from seqreg.term import Cost, Term
@@ -100,7 +100,7 @@ class NEFTune(Term):
 
     def diagnostics(self, ctx: Evaluation) -> dict[str, float]:
         """See `seqreg.diagnostics.size`."""
-        plain = ctx.forward.run((), hidden=False)  # the clean pass is noised already
+        plain = ctx.forward.run(PassRequest())  # the clean pass is noised already
         return diagnostics.size(ctx, plain, self.input_shift(ctx, weight_at(self.weight, ctx.step)))
 
     def __call__(self, ctx: Evaluation) -> Tensor:

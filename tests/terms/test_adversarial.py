@@ -215,9 +215,7 @@ def test_encoder_decoder_or_both(term: Any, where: Any, model: str) -> None:
     ctx = context(net, tiny_models.batch(model))
     seen: dict[str, Tensor] = {}
     inner = ctx.forward.run
-    ctx.forward.run = lambda shifts, *, hidden: ([seen.update(s.delta) for s in shifts], inner(shifts, hidden=hidden))[
-        1
-    ]  # type: ignore
+    ctx.forward.run = lambda request: ([seen.update(s.delta) for s in request.shifts], inner(request))[1]  # type: ignore
     Criterion(term(where=where, weight=1.0))(ctx).total.backward()
     assert set(seen) == ({"encoder", "decoder"} if where == "both" else {where})
     assert all((delta != 0).any() for delta in seen.values())
@@ -314,7 +312,7 @@ def test_freelb_has_the_attack_of_roast(trained: Any) -> None:
     batch, deltas = sentences(8), []
     ctx = context(trained, batch)
     inner = ctx.forward.run
-    ctx.forward.run = lambda shifts, *, hidden: (deltas.append(shifts), inner(shifts, hidden=hidden))[1]  # type: ignore
+    ctx.forward.run = lambda request: (deltas.append(request.shifts), inner(request))[1]  # type: ignore
     trained.zero_grad()
     report = Criterion(FreeLB(preset="roast"))(ctx)
     report.total.backward()
@@ -391,7 +389,7 @@ def test_terms_compose_around_one_clean_pass() -> None:
     ctx = context(net, tiny_models.batch("bart"), step=0)
     passes = []
     inner = ctx.forward.run
-    ctx.forward.run = lambda shifts, *, hidden: (passes.append(1), inner(shifts, hidden=hidden))[1]  # type: ignore
+    ctx.forward.run = lambda request: (passes.append(1), inner(request))[1]  # type: ignore
     terms = [build_term(name) for name in names]
     report = Criterion(*terms, label_smoothing=0.1)(ctx)
     assert len(passes) == 1 + sum(term.cost.forwards for term in terms)

@@ -227,9 +227,9 @@ def by_hand(preset: str) -> tuple[float, float]:
 class _Clean(Played):
     """The clean pass gives the first logits, others the second, in whatever order they are made."""
 
-    def run(self, shifts: Any, *, hidden: bool) -> Any:
+    def run(self, request: Any) -> Any:
         self.passes = 0 if torch.is_grad_enabled() else 1
-        return super().run(shifts, hidden=hidden)
+        return super().run(request)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,22 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from seqreg import BadInput, Context, Criterion, LossReport, Pass, Perturbation, Term, build_criterion, build_term
+from seqreg import (
+    BadInput,
+    Context,
+    Criterion,
+    LossReport,
+    Pass,
+    PassRequest,
+    Term,
+    build_criterion,
+    build_term,
+)
 from seqreg.build import term_names
 from seqreg.errors import Advice
 from seqreg.integrations.hf import context
@@ -32,10 +40,10 @@ class Counter:
         self.inner, self.forward = ctx.forward.run, ctx.forward
         ctx.forward.run = self.run  # type: ignore[method-assign]
 
-    def run(self, shifts: Sequence[Perturbation], *, hidden: bool, rows: Tensor | None = None) -> Pass:
+    def run(self, request: PassRequest) -> Pass:
         """A pass of a larger batch counts as several."""
-        size = 1 if rows is None else len(rows) // self.forward.batch_size
-        view = self.inner(shifts, hidden=hidden, rows=rows)
+        size = 1 if request.rows is None else len(request.rows) // self.forward.batch_size
+        view = self.inner(request)
         self.forwards += size
         if self.fail_at is not None and self.forwards >= self.fail_at:
             raise RuntimeError("injected")
@@ -165,7 +173,7 @@ def test_off_costs_nothing(term: str, model: str, reason: str) -> None:
 def test_everything_is_restored_after_an_exception(term: str, model: str, fail_at: int) -> None:
     net = tiny_models.make(model)
     ctx = context(net, tiny_models.batch(model), step=0)
-    ctx.forward.run((), hidden=True)  # transformers puts hooks of its own on the layers, for good
+    ctx.forward.run(PassRequest(hidden=True))  # transformers puts hooks of its own on the layers, for good
     Counter(ctx, fail_at)
     before = fingerprint(net)
     with contextlib.suppress(RuntimeError):

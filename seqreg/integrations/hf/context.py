@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import math
@@ -15,18 +16,18 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import EncoderDecoderModel, PreTrainedModel
 
-from seqreg import spectral_norm
 from seqreg.context import Context, Count, Kind
-from seqreg.engines.detect import Engine, check_group, engine_of, refusal, world_size
-from seqreg.engines.shards import Shards, kept_whole
+from seqreg.engines.detect import Engine, check_group, refusal, world_size
+from seqreg.engines.shards import kept_whole
 from seqreg.errors import BadInput
-from seqreg.forward import Forward, Pass, Perturbation, PerturbationSite, Point
+from seqreg.forward import Dropout, Forward, Pass, PassRequest, Perturbation, PerturbationSite, Point
 from seqreg.integrations.embedding_hook import Lookup, Stack, perturbed
 from seqreg.integrations.hf import model as hf
 from seqreg.integrations.hf import reference
 from seqreg.integrations.hf.encoder_reuse import EncoderReuse
+from seqreg.integrations.hf.facts import ModelFacts
 from seqreg.integrations.hf.layer_input import LayerInput
-from seqreg.integrations.hf.lazy_logits import Pending, deferred, head_of
+from seqreg.integrations.hf.lazy_logits import Pending, deferred
 from seqreg.integrations.hf.lora_head import LoraHead
 from seqreg.losses import IGNORE, check_labels
 from seqreg.overrides import training_off
@@ -38,55 +39,38 @@ ContextBuilder = Callable[..., Context]
 class HFForward(Forward):
     """Runs a transformers model, wrapped or not, on the inputs of one batch (without its labels)."""
 
-    def __init__(
-        self, model: nn.Module, inputs: Mapping[str, Any], task: hf.ModelTask, labels: Tensor | None = None
-    ) -> None:
-        self.model, self.inputs, self.task = model, dict(inputs), task
-        module = hf.unwrap(model)
-        self.module, self.config = module, module.config
-        self.stacks = hf.stacks(module)
+    def __init__(self, facts: ModelFacts, inputs: Mapping[str, Any], labels: Tensor | None = None) -> None:
+        self.facts, self.inputs = facts, dict(inputs)
+        self.model, self.module, self.task, self.stacks = facts.model, facts.module, facts.task, facts.stacks
+        self.engine, self.shards, self.adapters = facts.engine, facts.shards, facts.adapted is not None
         self.documents = documents(self.inputs)
         self.packed = self.documents is not None
-        if task == "classification":
-            self._check_classifier()
+        if self.packed and self.task == "classification":
+            raise BadInput("rows are packed, and a classifier has one label a row: give it a document a row")
         self.sites = {name: self._site(name, stack, labels) for name, stack in self.stacks.items()}
-        self.engine, self.shards = engine_of(model), Shards.of(model)
-        self.targets = None if labels is None else target_positions(self.inputs, labels, task)
-        self.reentrant = hf.uses_reentrant_checkpointing(module)
-        self.drops_layers = module.training and hf.drops_layers(module)
+        self.targets = None if labels is None else target_positions(self.inputs, labels, self.task)
+        training, checkpointing = self.module.training, facts.checkpointing
+        self.drops_layers = training and hf.drops_layers(self.module)
         if self.drops_layers and self.engine in ("FSDP2", "FSDP1"):
             raise BadInput(
                 f"{self.engine}: layerdrop skips layers that other ranks gather: set the model's layerdrop to 0"
             )
-        self.ragged = self.drops_layers and _several_ranks(model, self.engine)
-        if module.is_gradient_checkpointing and module.config._attn_implementation != "eager":
-            self.no_double_backward = "checkpointing recomputes fused attention: load with attn_implementation='eager'"
-        if getattr(module, "is_quantized", False):
-            self.no_double_backward = "a quantised model has no second derivatives: use estimator='finite_difference'"
-        self.recomputes = module.training and module.is_gradient_checkpointing
-        if task in ("seq2seq", "causal") or hf.takes_cache(module):
+        self.ragged = self.drops_layers and _several_ranks(self.model, self.engine)
+        self.reentrant = checkpointing == "reentrant"
+        self.recomputes = training and bool(checkpointing)
+        self.no_double_backward = facts.no_double_backward
+        if facts.takes_cache:
             self.inputs.setdefault("use_cache", False)
-        self.head = None if task == "classification" else head_of(model, module, self.shards)
+        self.head = facts.head
         self.lora = LoraHead(self.head) if hasattr(self.head, "lora_A") else None
         self.head_owner = None if self.head is None or self.shards is None else self.shards.owner(self.head)
-        self.batch_size = None if self.packed or hf.routes(module, self.inputs) else _batch_size(self.inputs)
+        self.batch_size = None if self.packed or hf.routes(self.module, self.inputs) else _batch_size(self.inputs)
         self.lookups = self._lookups(self.inputs)
         self.kept_inputs: dict[tuple[str, Point], LayerInput] = {}
-        self.adapted = reference.adapted(model)
-        self.adapters = self.adapted is not None
-        if task in ("causal", "tokens"):
-            reference.check_no_virtual_tokens(self.adapted)
-        possible = task == "seq2seq" and model is module and not self.packed and not self.recomputes
-        self.reuse = (
-            EncoderReuse.of(module, self.stacks) if possible and not self.drops_layers and self.shards is None else None
-        )
-
-    def _check_classifier(self) -> None:
-        if self.packed:
-            raise BadInput("rows are packed, and a classifier has one label a row: give it a document a row")
-        head = hf.classification_head(self.module)
-        if spectral_norm.is_normalised(head):
-            hf.check_adapted_head(head)
+        if self.task in ("causal", "tokens"):
+            reference.check_no_virtual_tokens(facts.adapted)
+        reusable = facts.reuses_encoder and not self.packed and not self.recomputes and not self.drops_layers
+        self.reuse = EncoderReuse(self.module, self.stacks["encoder"].module) if reusable else None
 
     def keep_input(self, site: str, layer: int) -> None:
         if (site, layer) in self.kept_inputs:
@@ -108,7 +92,8 @@ class HFForward(Forward):
         with super()._clean_pass_of(step):
             yield
 
-    def run(self, shifts: Sequence[Perturbation], *, hidden: bool, rows: Tensor | None = None) -> Pass:
+    def run(self, request: PassRequest) -> Pass:
+        shifts, hidden, rows, masks = request.shifts, request.hidden, request.rows, request.masks
         inputs: Mapping[str, Any] = self.inputs
         if rows is not None:
             inputs = {key: value[rows] if isinstance(value, Tensor) else value for key, value in inputs.items()}
@@ -120,17 +105,18 @@ class HFForward(Forward):
             at_embeddings = [shift for shift in shifts if not isinstance(shift.point, int)]
             for shift in shifts:
                 if isinstance(shift.point, int):
-                    at_embeddings = self._resume(exits, shift, shift.point, at_embeddings)
-            unperturbed = len(shifts) == len(self._input_perturbations) and self._masks is not None
-            kept_inputs = self.kept_inputs if unperturbed else {}
+                    at_embeddings = self._resume(exits, shift, masks or "independent", at_embeddings)
+            kept_inputs = {} if masks is None or request.perturbed else self.kept_inputs
             for kept in kept_inputs.values():
-                exits.enter_context(kept.keeping(self._masks or "shared"))
+                exits.enter_context(kept.keeping(masks or "shared"))
             embeds = exits.enter_context(perturbed(self.stacks, at_embeddings))
             reached = getattr(self.model, "find_unused_parameters", False)  # of DistributedDataParallel
-            stopped = deferred(self.head, self.head_owner, copied=self._swapped, lora=self.lora, reached=reached)
+            stopped = deferred(
+                self.head, self.head_owner, copied=request.other_weights, lora=self.lora, reached=reached
+            )
             exits.enter_context(stopped)
-            if self.reuse is not None and self._masks is not None and not (hidden and shifts):
-                inputs = exits.enter_context(self.reuse(inputs, self._masks, shifts))
+            if self.reuse is not None and masks is not None and not (hidden and shifts):
+                inputs = exits.enter_context(self.reuse(inputs, masks, shifts))
             alone = self.observing and self.shards is None  # FSDP2 gathers in the forward of what it was called on
             try:
                 output = (self.module if alone else self.model)(**inputs, **options)
@@ -140,7 +126,7 @@ class HFForward(Forward):
                     fix = "a layer of it takes more from those below than their output: leave layer out"
                     raise BadInput(f"layer={layer}: {name} cannot begin there, as {fix}") from error
                 raise
-        embeds.layer_inputs |= {key: kept.states(self._masks or "shared") for key, kept in kept_inputs.items()}
+        embeds.layer_inputs |= {key: kept.states(masks or "shared") for key, kept in kept_inputs.items()}
         states = _hidden_states(output, self.stacks) if hidden else {}
         aux = hf.aux_loss(self.module, output, inputs)
         causal = self.task == "causal"  # what follows the last token has no label
@@ -161,11 +147,11 @@ class HFForward(Forward):
         return Pass(projection.logits, embeds, states, whole, embeds.dtype, projection, rows, aux)
 
     def _resume(
-        self, exits: contextlib.ExitStack, shift: Perturbation, layer: int, others: Sequence[Perturbation]
+        self, exits: contextlib.ExitStack, shift: Perturbation, masks: Dropout, others: Sequence[Perturbation]
     ) -> list[Perturbation]:
         """Begin the pass at the input of a layer; returns the other perturbations, without stacks that do not run."""
         ((site, delta),) = shift.delta.items()
-        exits.enter_context(self.kept_inputs[site, layer].resumed(self._masks or "independent", delta, shift.detach))
+        exits.enter_context(self.kept_inputs[site, shift.point].resumed(masks, delta, shift.detach))
         runs = self.stacks.keys() - ({"encoder"} if site == "decoder" else set())
         return [
             dataclasses.replace(other, delta={key: value for key, value in other.delta.items() if key in runs})
@@ -184,16 +170,13 @@ class HFForward(Forward):
         rows = next((len(v) for v in self.inputs.values() if isinstance(v, Tensor)), 0)
         if self.task != "seq2seq" or rows < 2:
             return None
-        inputs, kept = self.inputs, self.kept_inputs
-        try:
-            self.kept_inputs = {}  # are of the rows' own sources
-            self.inputs = {
-                k: v if k.startswith("decoder_") or not isinstance(v, Tensor) else v.roll(1, 0)
-                for k, v in inputs.items()
-            }
-            return self(dropout="off", grad=False)
-        finally:
-            self.inputs, self.kept_inputs = inputs, kept
+        other = copy.copy(self)
+        other.kept_inputs = {}  # those of this batch are of the rows' real sources
+        other.inputs = {
+            key: value if key.startswith("decoder_") or not isinstance(value, Tensor) else value.roll(1, 0)
+            for key, value in self.inputs.items()
+        }
+        return other(dropout="off", grad=False)
 
     @contextlib.contextmanager
     def one_step(self) -> Iterator[None]:
@@ -202,7 +185,7 @@ class HFForward(Forward):
 
     @contextlib.contextmanager
     def without_adapters(self) -> Iterator[None]:
-        with reference.without_adapters(self.adapted):
+        with reference.without_adapters(self.facts.adapted):
             yield
 
     def saved_weights(self, folder: str) -> Mapping[str, Tensor]:
@@ -357,25 +340,25 @@ def context(
         loss: a base loss of your own: called with logits and labels, aligned, it gives one number a label, and 0 where
             there is none; for classifiers one a row. Multi-label classification works that way
     """
-    module = hf.unwrap(model)
-    task = hf.task_of(module)
+    facts = ModelFacts.of(model)
+    module, task = facts.module, facts.task
     if unlabelled:
-        return _unlabelled(model, batch, step, count)
+        return _unlabelled(facts, batch, step, count)
     labels = labels_of(batch)
     if loss is None:
         hf.check_loss(module)
     kind = _kind(labels, module, task, own=loss is not None)
-    labels = _checked(labels, batch, module, task, kind)
+    labels = _checked(labels, batch, facts, kind)
     inputs = {key: value for key, value in batch.items() if key != "labels"}
     if task == "seq2seq" and "decoder_input_ids" not in inputs and "decoder_inputs_embeds" not in inputs:
         inputs["decoder_input_ids"] = hf.decoder_inputs(module, labels)
         if isinstance(module, EncoderDecoderModel):  # which does not let its decoder see padding
             seen = inputs["decoder_input_ids"] != module.config.pad_token_id
             inputs.setdefault("decoder_attention_mask", seen.long())
-    if count is None and module.training and _several_ranks(model, engine_of(model)):
+    if count is None and module.training and _several_ranks(model, facts.engine):
         raise BadInput("several ranks train one model: pass count=count(model, batches), or ranks weigh unequally")
     aligned = labels[:, 1:] if task == "causal" else labels
-    forward = HFForward(model, inputs, task, labels)
+    forward = HFForward(facts, inputs, labels)
     own = None if loss is None else functools.partial(_of_labels, loss, aligned)
     return Context(forward, aligned, kind=kind, step=step, count=count, training=module.training, loss=own)
 
@@ -384,9 +367,8 @@ def _of_labels(loss: Callable[[Tensor, Tensor], Tensor], labels: Tensor, logits:
     return loss(logits, labels)
 
 
-def _unlabelled(model: nn.Module, batch: Mapping[str, Any], step: int | None, count: Count | None) -> Context:
-    module = hf.unwrap(model)
-    task = hf.task_of(module)
+def _unlabelled(facts: ModelFacts, batch: Mapping[str, Any], step: int | None, count: Count | None) -> Context:
+    module, task = facts.module, facts.task
     inputs = {key: value for key, value in batch.items() if key != "labels"}
     ids = inputs.get("input_ids")
     if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.numel() == 0:
@@ -407,17 +389,18 @@ def _unlabelled(model: nn.Module, batch: Mapping[str, Any], step: int | None, co
     kind: Kind = "classes" if task == "classification" else "tokens"
     counted = rows if task == "classification" else mask
     targets = torch.zeros_like(mask, dtype=torch.long).masked_fill(~mask, IGNORE) if task == "seq2seq" else None
-    forward = HFForward(model, inputs, task, targets)
+    forward = HFForward(facts, inputs, targets)
     return Context(forward, None, kind=kind, mask=counted, step=step, count=count, training=module.training)
 
 
-def _checked(labels: Tensor, batch: Mapping[str, Any], model: Any, task: hf.ModelTask, kind: Kind) -> Tensor:
+def _checked(labels: Tensor, batch: Mapping[str, Any], facts: ModelFacts, kind: Kind) -> Tensor:
     """The labels of a batch, checked before anything runs."""
+    model, task = facts.module, facts.task
     ids, mask = batch.get("input_ids"), batch.get("attention_mask")
     if isinstance(ids, Tensor) and (ids.dim() != 2 or len(labels) != len(ids) or ids.numel() == 0):
         raise BadInput(f"input_ids {list(ids.shape)}, labels {list(labels.shape)}: expected as many rows, at least one")
     if isinstance(ids, Tensor):
-        _check_ids(ids, model)
+        _check_ids(ids, facts.stacks)
     if task == "classification":
         labels = labels.reshape(len(labels)) if labels.shape == (len(labels), 1) else labels
         if kind == "classes" and labels.dim() != 1:
@@ -435,9 +418,9 @@ def _checked(labels: Tensor, batch: Mapping[str, Any], model: Any, task: hf.Mode
     return labels
 
 
-def _check_ids(ids: Tensor, model: Any) -> None:
+def _check_ids(ids: Tensor, stacks: Mapping[str, Stack]) -> None:
     """Refuse tokens that the model has no embedding for."""
-    table = next((stack.embedding for stack in hf.stacks(model).values()), None)
+    table = next((stack.embedding for stack in stacks.values()), None)
     size = getattr(table, "num_embeddings", None)
     if size is None:
         return

@@ -268,8 +268,8 @@ class RegularizedTrainer(Trainer):
         if self.diagnostics_steps and step % self.diagnostics_steps == 0:
             self._diagnose(ctx)
             if self.unlabeled_dataset is not None:  # what is regularized there shows here, on labelled examples
-                with ctx.forward.observed(), torch.no_grad():
-                    gap = source_gap(Evaluation(ctx, self.criterion.base))
+                with ctx.observed() as observed, torch.no_grad():
+                    gap = source_gap(Evaluation(observed, self.criterion.base))
                 self._diagnostics |= {} if gap is None else {"diagnostics/source_gap": gap}
         if self.smoothness_steps and step % self.smoothness_steps == 0:
             self._diagnostics |= {f"smoothness/{key}": number for key, number in self._smoothness().items()}

@@ -75,12 +75,12 @@ def check_loss(run: Run, model: Any, tokenizer: Any, examples: Sequence[Example]
             ctx.forward.engine = "FSDP2"  # which refuses what begins at a layer
         with (
             warnings.catch_warnings(),
-            ctx.forward.observed(),
+            ctx.observed() as observed,
             _cast(model, config.engine.param_dtype),
             torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=bf16),
         ):
             warnings.simplefilter("ignore", Advice)  # given at the first step, on complete examples
-            bad = not_finite(copy.deepcopy(run.criterion)(ctx))
+            bad = not_finite(copy.deepcopy(run.criterion)(observed))
         if joins:
             _check_isolation(model, rows, "packing" if config.data.packing else "padding_free")
         if bad:
