@@ -7,7 +7,8 @@ is the only place that reduces.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Literal
@@ -193,24 +194,29 @@ class Evaluation(Context):
         """What terms have to say to the user about this batch, by name; the criterion says it once."""
         self.paths: set[str] = set()
         """How parts of the loss were computed: "fused" or "plain"."""
-        self.batched_passes: dict[str, Pass] = {}
-        """The extra passes that were made in one batch with the clean one, by term."""
         self._input_shifts: Sequence[Perturbation] = ()
-        self._batched: Mapping[str, ExtraPass] = {}
+        self._batched: Sequence[ExtraPass] = ()
+        self._made: list[tuple[ExtraPass, Pass]] = []
 
-    def before_clean(self, input_shifts: Sequence[Perturbation], batched: Mapping[str, ExtraPass]) -> None:
+    def through(self, forward: Forward) -> Evaluation:
+        """The same batch and passes; another Forward makes further passes."""
+        view = copy.copy(self)
+        object.__setattr__(view, "forward", forward)
+        return view
+
+    def before_clean(
+        self, *, input_shifts: Sequence[Perturbation], batched: Sequence[ExtraPass], hidden: bool = False
+    ) -> None:
         """Say how the clean pass is to be made: with a changed input, and with other passes in its batch."""
-        self._input_shifts, self._batched = input_shifts, batched
+        self._input_shifts, self._batched, self.hidden = input_shifts, batched, self.hidden or hidden
 
     @cached_property
     def clean(self) -> Pass:
         """The unperturbed pass: run once, shared by the base loss and every term."""
         if not self._batched:
             return self.forward.clean(*self._input_shifts, step=self.step, hidden=self.hidden)
-        extras = list(self._batched.values())
-        clean, *others = self.forward.run_batched(extras, step=self.step, hidden=self.hidden)
-        self.batched_passes.update(zip(self._batched, others, strict=True))
-        self._batched = {}  # whose noise refers to this evaluation
+        clean, *others = self.forward.run_batched(self._batched, step=self.step, hidden=self.hidden)
+        self._made, self._batched = list(zip(self._batched, others, strict=True)), ()
         return clean
 
     @cached_property
@@ -224,15 +230,30 @@ class Evaluation(Context):
 
     def draw(self, extra: ExtraPass) -> Perturbation:
         """What a declared pass adds to the embeddings of its reference, or to the input of a layer."""
-        reference, deltas = self.reference(extra.dropout), {}
+        reference, rows, deltas = self.reference(extra.dropout), extra.rows(), {}
+        if extra.perturbation is not None:
+            return extra.perturbation(reference)
         for site, noise in extra.noise.items():
             embeds = reference.embeds[site, extra.point]
-            deltas[site] = noise(embeds if extra.rows is None else embeds[extra.rows], reference.dtype)
+            deltas[site] = noise(embeds if rows is None else embeds[rows], reference.dtype)
         return Perturbation(deltas, extra.point)
 
     def run(self, extra: ExtraPass) -> Pass:
-        """A declared pass, made alone."""
-        return self.forward(self.draw(extra), dropout=extra.dropout, grad=extra.grad, rows=extra.rows)
+        """A declared pass: that which was made in one batch with the clean one, or a new one."""
+        _ = self.clean
+        for declared, view in self._made:
+            if declared is extra:
+                return view
+        changes = extra.noise or extra.perturbation is not None
+        return self.forward(
+            self.draw(extra) if changes else None,
+            dropout=extra.dropout,
+            grad=extra.grad,
+            rows=extra.rows(),
+            rate=extra.rate,
+            weights=(extra.weights() or None) if extra.weights is not None else None,
+            adapters=extra.adapters,
+        )
 
     def reduce(self, values: Tensor, *, per: Per = "token", padding: bool = False) -> Tensor:
         """The one reduction: a float32 scalar that neither padding, accumulation nor world size can change.

@@ -6,7 +6,7 @@ import copy
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from seqreg.losses import Base, LossName, Smoothing, check_loss, check_smoothing
 from seqreg.objective import BaseLoss, Part, PartResult, Path, WeightedSum, evaluate
 from seqreg.overrides import Memory
 from seqreg.schedules import weight_at
-from seqreg.term import Term, packed_fix
+from seqreg.term import Batches, Passes, Term, check_packed, packed_fix
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def shown(loss: float, scalars: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True)
 class _Declared:
-    """What an active term asks for on this batch."""
+    """What an active term adds to the loss of this batch."""
 
     term: Term
     weight: float
@@ -79,9 +79,9 @@ class _Declared:
     paths: frozenset[str]
 
     @classmethod
-    def of(cls, term: Term, weight: float, ctx: Evaluation) -> _Declared:
+    def of(cls, term: Term, weight: float, passes: Passes, ctx: Evaluation) -> _Declared:
         ctx.paths.clear()
-        returned = term(ctx)
+        returned = term.loss(ctx, [ctx.run(extra) for extra in passes.extra])
         if isinstance(returned, Part):
             joint = WeightedSum((1.0, returned))
         elif isinstance(returned, WeightedSum):
@@ -142,6 +142,8 @@ class Criterion:
         for term in terms:
             if not isinstance(term, Term):
                 raise BadInput(f"{term!r} is not a term: write Criterion(R3F(weight=0.1), ...), or use build_criterion")
+            if term.counts_on not in get_args(Batches):
+                raise BadInput(f"{term.name}: counts_on={term.counts_on!r}: choose from {', '.join(get_args(Batches))}")
         check_smoothing(label_smoothing, smoothing)
         check_loss(loss, label_smoothing)
         if per not in ("token", "sequence"):
@@ -195,18 +197,25 @@ class Criterion:
         if weighted:
             self._check_model(ctx.forward.module)
         with ctx.forward.one_step():
-            evaluation = self._evaluation(ctx, active, memory=self.memory, batched=batched and torch.is_grad_enabled())
+            batched = batched and torch.is_grad_enabled()
+            evaluation, passes = self._evaluation(ctx, active, memory=self.memory, batched=batched)
             for term, weight in weighted:
                 if weight > 0 or callable(term.weight):
                     term.prepare(evaluation)
-            return self._report(evaluation, active, {term.name: weight for term, weight in weighted})
+            return self._report(evaluation, active, passes, {term.name: weight for term, weight in weighted})
 
     def _report(
-        self, ctx: Evaluation, active: Sequence[tuple[Term, float]], weights: Mapping[str, float]
+        self,
+        ctx: Evaluation,
+        active: Sequence[tuple[Term, float]],
+        passes: Sequence[Passes],
+        weights: Mapping[str, float],
     ) -> LossReport:
-        replaced = any(term.replaces_base_loss(ctx.step) for term, _ in active)
+        replaced = any(asked.replaces_base_loss for asked in passes)
         base = [(0.0 if replaced else 1.0, BaseLoss(ctx.clean))] if ctx.labelled else []
-        declared = [_Declared.of(term, weight, ctx) for term, weight in active]
+        declared = [
+            _Declared.of(term, weight, asked, ctx) for (term, weight), asked in zip(active, passes, strict=True)
+        ]
         total, results = evaluate([*base, *(item for term in declared for item in term.items)], ctx)
         values: dict[str, Tensor] = {}
         parts, paths = {"base": torch.zeros((), device=ctx.mask.device)}, {}
@@ -261,10 +270,10 @@ class Criterion:
             alone = replace(
                 observed, count=Count.of(ctx.mask, ctx.forward.targets)
             )  # whatever its share in the optimizer step
-            evaluation = self._evaluation(alone, active, memory=copy.deepcopy(self.memory))
+            evaluation, passes = self._evaluation(alone, active, memory=copy.deepcopy(self.memory))
             base = float(BaseLoss(evaluation.clean).value(evaluation))
-            for term, weight in active:
-                declared = _Declared.of(term, weight, evaluation)
+            for (term, weight), asked in zip(active, passes, strict=True):
+                declared = _Declared.of(term, weight, asked, evaluation)
                 results = evaluate(declared.items, evaluation)[1]
                 value = weight * float(declared.value(evaluation, results))
                 numbers[f"{term.name}/part_over_base"] = value / base if base else 0.0
@@ -274,35 +283,41 @@ class Criterion:
     def _weighted(self, ctx: Context) -> list[tuple[Term, float]]:
         """The terms that count on this batch, and their weights now; those that do not are refused, or say so."""
         for term in self.terms:
-            if not term.applies_to(ctx) and ctx.labelled:
+            if not _counts(term, ctx) and ctx.labelled:
                 text = "it counts on unlabelled batches alone, and this one has labels: give it context(..., "
                 self._advisor.say(term.name, "labelled", f"{text}unlabelled=True)")
-            elif not term.applies_to(ctx):
+            elif not _counts(term, ctx):
                 raise BadInput(
                     f"{term.name}: it counts on labelled batches alone, and this one has no labels: leave "
                     f"{term.name} out of the criterion, or unlabelled=True out of the context"
                 )
-        return [(term, weight_at(term.weight, ctx.step)) for term in self.terms if term.applies_to(ctx)]
+        return [(term, weight_at(term.weight, ctx.step)) for term in self.terms if _counts(term, ctx)]
 
     def _evaluation(
         self, ctx: Context, active: Sequence[tuple[Term, float]], *, memory: Memory, batched: bool = False
-    ) -> Evaluation:
-        """What one call and its terms share; passes that can may be `batched` with the clean one."""
+    ) -> tuple[Evaluation, list[Passes]]:
+        """What one call and its terms share, and what every term asks for.
+
+        Args:
+            batched: make passes that can be in one batch with the clean one, unless a pass replays its dropout masks
+        """
         _check(ctx, active, self.per)
-        terms = [term for term, _ in active]
-        hidden = any(term.needs_hidden for term in terms)
-        evaluation = Evaluation(ctx, self.base, memory=memory, fused=self.fused, hidden=hidden)
-        shifts = [term.input_shift(evaluation, weight) for term, weight in active]
-        input_shifts = [shift for shift in shifts if shift is not None]
-        resumed = [point for term in terms if (point := term.resumes_at(evaluation)) is not None]
+        evaluation = Evaluation(ctx, self.base, memory=memory, fused=self.fused)
+        passes = [_declared_by(term, evaluation) for term, _ in active]
+        _check_passes(ctx, active, passes)
+        extras = [extra for asked in passes for extra in asked.extra]
+        resumed = [extra.resumes_at for extra in extras if extra.resumes_at is not None]
         for site, layer in resumed:
             ctx.forward.keep_input(site, layer)
-        shared = resumed or any(term.shares_dropout and not term.batchable for term in terms)
-        alone = input_shifts or ctx.forward.drops_layers or shared
+        input_shifts = [asked.input_shift for asked in passes if asked.input_shift is not None]
+        alone = input_shifts or ctx.forward.drops_layers or resumed or any(asked.needs_clean_masks for asked in passes)
         batched = batched and self.fused and ctx.forward.batch_size is not None and not alone
-        extras = {term.name: term.extra_pass(evaluation) for term in terms if batched and term.batchable}
-        evaluation.before_clean(input_shifts, extras)
-        return evaluation
+        evaluation.before_clean(
+            input_shifts=input_shifts,
+            batched=[extra for extra in extras if batched and extra.batchable],
+            hidden=any(asked.hidden for asked in passes),
+        )
+        return evaluation, passes
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the reference to the model, which copies and other processes do not have."""
@@ -331,21 +346,39 @@ def _check(ctx: Context, active: Sequence[tuple[Term, float]], per: str) -> None
     if ctx.training and (reason := refusal(forward.engine)):
         raise BadInput(f"{', '.join(term.name for term, _ in active) or 'the loss'}: {reason}")
     for term, _ in active:
-        if reason := refusal(forward.engine, other_weights=term.other_weights):
+        if reason := refusal(forward.engine):
             raise BadInput(f"{term.name}: {reason}")
         if forward.packed:
-            term.check_packed()
-        if term.uses_inner_gradient and torch.is_inference_mode_enabled():
+            check_packed(term)
+
+
+def _counts(term: Term, ctx: Context) -> bool:
+    return term.counts_on in ("both", "labelled" if ctx.labelled else "unlabelled")
+
+
+def _declared_by(term: Term, ctx: Evaluation) -> Passes:
+    passes = term.declare(ctx)
+    if not isinstance(passes, Passes):
+        raise BadInput(f"{term.name}: declare must return Passes(ExtraPass(), ...), not {passes!r}")
+    return passes
+
+
+def _check_passes(ctx: Context, active: Sequence[tuple[Term, float]], passes: Sequence[Passes]) -> None:
+    """Refuse passes that cannot be made on this model."""
+    forward = ctx.forward
+    for (term, _), asked in zip(active, passes, strict=True):
+        if reason := refusal(forward.engine, other_weights=asked.other_weights):
+            raise BadInput(f"{term.name}: {reason}")
+        if asked.ascends and torch.is_inference_mode_enabled():
             raise BadInput(
                 f"{term.name} needs torch.autograd.grad, which torch.inference_mode forbids: use torch.no_grad(), or "
                 "model.eval() to leave terms out"
             )
-        if term.uses_inner_gradient and forward.reentrant:
+        if asked.ascends and forward.reentrant:
             raise BadInput(
-                f"{term.name} needs torch.autograd.grad, which reentrant gradient checkpointing forbids: "
-                "set gradient_checkpointing_kwargs={'use_reentrant': False}"
+                f"{term.name} needs torch.autograd.grad, which {forward.checkpointing} forbids: {forward.reentrant_fix}"
             )
-        if forward.ragged and term.cost.forwards and term.pass_dropout != "shared":
+        if forward.ragged and asked.masks - {"shared"}:
             raise BadInput(
                 f"{term.name}: layerdrop drops other layers in every pass, which DistributedDataParallel cannot "
                 "synchronise: set the model's layerdrop to 0, or dropout='shared'"

@@ -49,9 +49,12 @@ class BadInput(ValueError):  # noqa: N818 - reads as what it is
 
     def under(self, path: str, settings: Mapping[str, object]) -> tuple[str, str]:
         """The dotted key that it is about, where `settings` are those under a path, and a line that begins with it."""
-        if self.key not in settings:
-            return path, str(self)
-        return f"{path}.{self.key}", f"{path}.{self.key}={settings[self.key]!r}: {self.fix}"
+        value: object = settings
+        for part in self.key.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                return path, str(self)
+            value = value[part]
+        return f"{path}.{self.key}", f"{path}.{self.key}={value!r}: {self.fix}"
 
 
 def refuse(owner: Any, setting: str, fix: str) -> NoReturn:

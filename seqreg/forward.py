@@ -185,23 +185,55 @@ class _LazyMapping(Mapping[Any, Any]):
         return len(self.values_)
 
 
+def _all_rows() -> None:
+    return None
+
+
 @dataclass(frozen=True)
 class ExtraPass:
-    """A further pass, as a term declares it.
+    """A further pass, as a term declares it. Nothing that is declared is computed before the pass is made.
 
     Args:
         noise: by site what is added there: a function of the embeddings and, where the pass is made alone, of the
             coarsest dtype that they will meet
-        rows: the rows of the batch that it is made of; None for all    # [n]
-        dropout, grad: see `Forward.__call__`
-        point: where the noise is added, see `Perturbation`
+        perturbation: in place of noise, a function of the pass that this one is compared with
+        rows: gives the rows of the batch that it is made of, or None for all    # [n]
+        dropout, grad, rate: see `Forward.__call__`
+        point: where the noise is added, see `Perturbation`; a number makes the pass begin at that layer
+        weights: gives parameters to use in place of the model's own, by name; none where it is empty
+        adapters: False switches adapters off
+        ascends: finding the perturbation takes gradients of other passes
+        after_clean: the noise depends on more than the embeddings that it is added to
     """
 
     noise: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
-    rows: Tensor | None = None
+    perturbation: Callable[[Pass], Perturbation] | None = None
+    rows: Callable[[], Tensor | None] = _all_rows
     dropout: Dropout = "independent"
     grad: bool = True
+    rate: float | None = None
     point: Point = "embedding"
+    weights: Callable[[], Mapping[str, Tensor]] | None = None
+    adapters: bool = True
+    ascends: bool = False
+    after_clean: bool = False
+
+    @property
+    def batchable(self) -> bool:
+        """Whether the pass can be made in one batch with the clean one, before that is known."""
+        like_clean = self.weights is None and self.rate is None and self.adapters and self.point == "embedding"
+        needs_clean = self.after_clean or self.perturbation is not None
+        return self.dropout == "independent" and self.grad and like_clean and not needs_clean
+
+    @property
+    def needs_clean_masks(self) -> bool:
+        """Whether the pass, or the ascent before it, may replay the dropout masks of the clean one."""
+        return self.dropout == "shared" or (self.ascends and self.dropout == "independent")
+
+    @property
+    def resumes_at(self) -> tuple[str, int] | None:
+        """The site and the layer at whose input the pass begins; None at the start."""
+        return (next(iter(self.noise)), self.point) if isinstance(self.point, int) else None
 
 
 _last_clean_step: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
@@ -218,6 +250,9 @@ class Forward(ABC):
     packed: bool = False
     """Whether rows hold several documents, one after the other."""
     reentrant: bool = False
+    checkpointing: str = "reentrant gradient checkpointing"
+    """What a user calls it where it is reentrant, and the fix."""
+    reentrant_fix: str = "set gradient_checkpointing_kwargs={'use_reentrant': False}"
     observing: bool = False
     """True for the Forward of diagnostics (`observed`): it calls the module itself, not its DDP wrapper."""
     drops_layers: bool = False
@@ -272,7 +307,8 @@ class Forward(ABC):
             raise RuntimeError("this Forward cannot take rows twice")
         self._input_shifts, self._clean_rng_state = (), None
         every = torch.arange(self.batch_size, device=self._device)
-        indices = [every, *(every if extra.rows is None else extra.rows for extra in extras)]
+        drawn = [extra.rows() for extra in extras]
+        indices = [every, *(every if rows is None else rows for rows in drawn)]
         ends = itertools.accumulate((len(index) for index in indices), initial=0)
         clean, *slices = (slice(start, end) for start, end in itertools.pairwise(ends))
         changes: dict[str, list[tuple[slice, Callable[..., Tensor]]]] = {}
@@ -282,7 +318,7 @@ class Forward(ABC):
         shift = Perturbation({name: _of_slices(parts) for name, parts in changes.items()})
         with self._clean_pass_of(step):
             view = self.run(PassRequest((shift,) if changes else (), hidden, torch.cat(indices), perturbed=True))
-        selected = (view.select(chosen, extra.rows) for chosen, extra in zip(slices, extras, strict=True))
+        selected = (view.select(chosen, rows) for chosen, rows in zip(slices, drawn, strict=True))
         return [view.select(clean), *selected]
 
     @contextlib.contextmanager
@@ -378,9 +414,13 @@ class Forward(ABC):
         """A Forward for diagnostics: its passes change neither the generators nor the state of parametrized weights."""
         device = self._device
         with replay(generator_state(device), device), training_off(self._parametrizations):
-            observer = copy.copy(self)
-            observer.observing = True
-            yield observer
+            yield self.observer()
+
+    def observer(self) -> Self:
+        """A copy whose passes are never prepared for a backward across ranks."""
+        observer = copy.copy(self)
+        observer.observing = True
+        return observer
 
     def trained(self) -> dict[str, nn.Parameter]:
         """The parameters that training moves, by name; under FSDP2 the shards of this rank."""

@@ -181,7 +181,8 @@ def test_docstring_states_the_cost(name: str) -> None:
         return
     stated = re.match(r"(.+?) extra forwards?(?: without a graph)?, (.+?) (?:extra )?backwards?\b", line)
     assert stated is not None, line
-    settings = {"steps": getattr(term, "steps", 0), "passes": getattr(term, "passes", 0)}
+    attack = getattr(term, "attack", None)
+    settings = {"steps": getattr(attack, "steps", 0), "passes": getattr(term, "passes", 0)}
     forwards, backwards = (
         eval(number.replace("no", "0").replace("2 steps", "2 * steps"), settings) for number in stated.groups()
     )

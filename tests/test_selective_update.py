@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from seqreg import BadInput, Criterion
+from seqreg.ascent import Ascent
 from seqreg.integrations.hf import context
 from seqreg.integrations.hf.model import r4f
 from seqreg.selective_update import ChildTuningD, ChildTuningF, SelectiveUpdate, StochasticUpdate, Update, layer_places
@@ -365,7 +366,7 @@ def test_uegr_formula() -> None:
     views = []
     inner = ctx.forward.run
     ctx.forward.run = lambda request: (views.append((request.shifts, inner(request))), views[-1][1])[1]  # type: ignore
-    term = UEGR(passes=3, alpha=2.0, radius=0.1)
+    term = UEGR(attack=Ascent(radius=0.1), passes=3, alpha=2.0)
     report = Criterion(term, label_smoothing=0.1)(ctx)
     assert len(views) == 5
     logs = [view.logits.log_softmax(-1) for _, view in views[2:]]
@@ -407,7 +408,11 @@ def test_uegr_refuses_what_it_is_not() -> None:
     batch = {**tiny_models.batch("roberta"), "labels": torch.tensor([0.1, 2.0, 3.5])}
     with pytest.raises(BadInput, match="a regression head has no distributions"):
         Criterion(UEGR())(context(net, batch))
-    for settings, message in (({"passes": 1}, "passes=1"), ({"low": 0.5}, "low=0.5"), ({"steps": 2}, "steps=2")):
+    for settings, message in (
+        ({"passes": 1}, "passes=1"),
+        ({"low": 0.5}, "low=0.5"),
+        ({"attack": {"steps": 2}}, "steps=2"),
+    ):
         with pytest.raises(BadInput) as caught:
             UEGR(**settings)  # type: ignore[arg-type]
         assert message in str(caught.value)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from seqreg.advice import negligible
-from seqreg.context import Context
+from seqreg.context import Context, Evaluation
 from seqreg.criterion import Criterion, LossReport
 from seqreg.errors import Advice, BadInput
 from seqreg.integrations.hf import context
@@ -135,7 +135,7 @@ def _start(ctx: Context, criteria: Mapping[str, Criterion]) -> dict[str, str]:
     """Show the starting weights to terms that compare with them; returns the refusals, by name."""
     refused = {}
     for name, criterion in criteria.items():
-        if criterion.terms[0].starts_at_zero:
+        if criterion.terms[0].hints.starts_at_zero:
             try:
                 with torch.no_grad():
                     criterion(ctx)
@@ -179,7 +179,11 @@ def _advice(
         try:
             report, seconds = _timed(model, batch, criterion, repeats)
             if term.name not in report.parts:
-                why = "it counts on unlabelled data alone" if term.needs_unlabelled else "its weight is 0 at step 0"
+                why = (
+                    "it counts on unlabelled data alone"
+                    if term.counts_on == "unlabelled"
+                    else "its weight is 0 at step 0"
+                )
                 raise BadInput(f"{why}, so there is nothing to measure")
             sources = _sources(model, batch, term)
         except BadInput as error:
@@ -187,7 +191,7 @@ def _advice(
     lines = [str(warning.message) for warning in said if issubclass(warning.category, Advice)]
     part = float(report.parts[term.name]) - float(report.tasks.get(term.name, 0.0))  # without further task losses
     value = part / report.weights[term.name]
-    verdict, share, cost = _verdict(term, part, base), part / float(base), term.cost
+    verdict, share, cost = _verdict(term, context(model, batch, step=0), part, base), part / float(base), term.cost
     note = "; ".join(line.removeprefix(f"{term.name}: ") for line in lines)
     passes = (cost.forwards, cost.backwards)
     return TermAdvice(name, verdict, value, share, *passes, seconds, seconds / plain, sources, note)
@@ -210,11 +214,11 @@ def _sources(model: Any, batch: Batch, term: Term) -> tuple[float, float, float]
         return value(term), value(replace(term, scale=0.0)), noise
 
 
-def _verdict(term: Term, part: float, base: Tensor) -> Verdict:
+def _verdict(term: Term, ctx: Context, part: float, base: Tensor) -> Verdict:
     """What a weighted term is beside the base loss."""
-    if type(term).input_shift is not Term.input_shift:
+    if term.declare(Evaluation(ctx)).input_shift is not None:
         return "changes the input"
-    if term.starts_at_zero and abs(part) < WEAK * float(base):
+    if term.hints.starts_at_zero and abs(part) < WEAK * float(base):
         return "begins at 0"
     if negligible(abs(part), base, float(base)):
         return "nothing"

@@ -200,9 +200,11 @@ def draw(
 def value(term: Term, model: Any, batch: Mapping[str, Any]) -> Tensor:
     """A term that consists of parts, unweighted, on one batch."""
     evaluation = Evaluation(context(model, batch, step=0))
-    if (point := term.resumes_at(evaluation)) is not None:
-        evaluation.forward.keep_input(*point)
-    declared = term(evaluation)
+    extras = term.declare(evaluation).extra
+    for extra in extras:
+        if extra.resumes_at is not None:
+            evaluation.forward.keep_input(*extra.resumes_at)
+    declared = term.loss(evaluation, [evaluation.run(extra) for extra in extras])
     assert isinstance(declared, (Part, WeightedSum))
     parts = declared.parts if isinstance(declared, WeightedSum) else ((1.0, declared),)
     return evaluate(parts, evaluation)[0]

@@ -18,11 +18,15 @@ from typing import Any, Literal
 import torch
 from transformers import BartConfig, BartForConditionalGeneration, LlamaConfig, LlamaForCausalLM
 
+from seqreg.ascent import Ascent
 from seqreg.bench.worker_process import count_flops
 from seqreg.build import build_term, term_names
+from seqreg.context import Context, Evaluation
+from seqreg.forward import Forward, Pass, PassRequest, PerturbationSite
 from seqreg.fused.block_sizes import ROWS
 from seqreg.integrations.hf.model import unwrap
-from seqreg.term import Term
+from seqreg.settings import held
+from seqreg.term import Passes, Term
 
 GB = 1e9
 Engine = Literal["DDP", "FSDP2"]
@@ -162,7 +166,8 @@ def estimate(shape: Workload, cluster: Cluster, term: Term | None, engine: Engin
     shards = cluster.gpus if engine == "FSDP2" else 1
     states = (4 * shape.parameters + 12 * shape.trained) / shards  # float32 weights; gradient and two moments of Adam
     gathered = 4 * shape.layer if engine == "FSDP2" else 2 * shape.layer  # bfloat16; FSDP2 gathers one ahead
-    keeps = term is not None and term.other_weights and shape.trained == shape.parameters  # else adapters are left out
+    asked = Passes() if term is None else _declared(term)
+    keeps = asked.other_weights and shape.trained == shape.parameters  # else adapters are left out
     kept = 4 * shape.parameters / shards if keeps else 0.0
     graphs = 1 + _graphs(term, forwards, backwards)
     head = (4.0 + 2.0) * shape.classes * shape.width + 4.0 * ROWS * shape.classes  # gradient, weight, logits
@@ -171,7 +176,7 @@ def estimate(shape: Workload, cluster: Cluster, term: Term | None, engine: Engin
         head = 5 * graphs * compared
     recomputed = (1 + backwards) / 3 if checkpointing else 0.0
     cost = (3 + forwards + 2 * backwards) / 3 + recomputed
-    stacked = term is not None and term.batchable
+    stacked = bool(asked.extra) and all(extra.batchable for extra in asked.extra)
     return Estimate(
         "base" if term is None else term.name, engine, checkpointing, states + gathered, kept,
         graphs * shape.activations(checkpointing), head,
@@ -181,9 +186,26 @@ def estimate(shape: Workload, cluster: Cluster, term: Term | None, engine: Engin
     )  # fmt: skip
 
 
+class _NoModel(Forward):
+    """Has the sites of an encoder-decoder, and makes no pass."""
+
+    def __init__(self) -> None:
+        self.module, self.sites = torch.nn.Module(), {"encoder": PerturbationSite(), "decoder": PerturbationSite()}
+
+    def run(self, request: PassRequest) -> Pass:
+        raise NotImplementedError
+
+
+def _declared(term: Term) -> Passes:
+    """What a term asks of a batch; declaring passes makes none."""
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    return term.declare(Evaluation(Context(_NoModel(), None, kind="tokens", mask=mask, step=0)))
+
+
 def _graphs(term: Term | None, forwards: int, backwards: int) -> int:
     """Further forward passes that wait for their backward at the same time; those of an ascent wait one by one."""
-    return max(min(backwards, forwards - int(getattr(term, "steps", 0))), min(1, backwards))
+    attacks = [one for one in ([] if term is None else held(term)) if isinstance(one, Ascent)]
+    return max(min(backwards, forwards - sum(one.steps for one in attacks)), min(1, backwards))
 
 
 def _communicated(

@@ -17,6 +17,8 @@ from seqreg.criterion import Criterion
 from seqreg.errors import BadInput, nearest
 from seqreg.integrations.hf import context
 from seqreg.losses import LossName
+from seqreg.settings import held
+from seqreg.term import Term
 
 StepFunction = Callable[[], None]
 SMOOTHING = 0.1
@@ -40,7 +42,7 @@ CHEAPER: dict[str, dict[str, dict[str, Any]]] = {
     },
     "jachess": {"jachess hessian=0.1": {"hessian": 0.1}},
     "rdrop": {"rdrop where=decoder, layer=0": {"where": "decoder", "layer": 0}},
-    "smart": {"smart steps=2": {"steps": 2}, "smart where=decoder": {"where": "decoder"}},
+    "smart": {"smart steps=2": {"attack": {"steps": 2}}, "smart where=decoder": {"attack": {"where": "decoder"}}},
 }
 """Settings of terms that are measured besides the defaults."""
 
@@ -198,9 +200,12 @@ def variants(
 
 def _presets(term: str, kind: Kind) -> list[str]:
     """Those that the model can have: a Llama has no LayerNorm on its embeddings."""
-    normed = ("normalised", "layernorm")
     return [
         name
         for name in term_class(term).presets
-        if kind != "causal" or getattr(build_term(term, {"preset": name}), "inject", "") not in normed
+        if kind != "causal" or not _after_layernorm(build_term(term, {"preset": name}))
     ]
+
+
+def _after_layernorm(term: Term) -> bool:
+    return any(getattr(one, "inject", "") in ("normalised", "layernorm") for one in held(term))

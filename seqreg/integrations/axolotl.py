@@ -22,7 +22,7 @@ from seqreg.build import build_criterion
 from seqreg.criterion import Criterion
 from seqreg.errors import BadInput
 from seqreg.integrations.hf.attach import attach
-from seqreg.term import packed_fix
+from seqreg.term import check_packed, packed_fix
 
 OPTIONS = ("diagnostics_steps", "smoothness_steps")
 """Keys beside those of `build_criterion`."""
@@ -56,7 +56,7 @@ class Plugin(BasePlugin):
             if criterion.per == "sequence":
                 raise BadInput(f"seqreg: per='sequence': {packed_fix('per')}")
             for term in criterion.terms:
-                term.check_packed()
+                check_packed(term)
         attach(trainer, criterion, own_loss="call", **options)
 
 

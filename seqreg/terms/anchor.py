@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -13,14 +14,14 @@ from torch import Tensor, nn
 from seqreg.context import Evaluation, On
 from seqreg.divergences import Divergence
 from seqreg.errors import BadInput
-from seqreg.forward import Dropout, Pass
+from seqreg.forward import Dropout, ExtraPass, Pass
 from seqreg.fused.block import Block
 from seqreg.fused.loss import Values
 from seqreg.losses import IGNORE, at_least_float32, label_smoothed_nll
 from seqreg.objective import Consistency, Part
 from seqreg.overrides import MovingAverage, distance, moved_buffers, start_weights
 from seqreg.schedules import Weight
-from seqreg.term import Cost, Term
+from seqreg.term import Cost, Hints, Passes, Term
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +90,7 @@ class Anchor(Term):
     head: bool = False
 
     stateful: ClassVar[bool] = True
-    other_weights: ClassVar[bool] = True
-    starts_at_zero: ClassVar[bool] = True
+    hints: ClassVar[Hints] = Hints(starts_at_zero=True)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "asft_official": {"divergence": "kl", "weight": 0.1},
         "llamafactory": {"divergence": "kl", "weight": 0.1},
@@ -114,24 +114,27 @@ class Anchor(Term):
     def cost(self) -> Cost:
         return Cost(0 if self.divergence == "l2" else 1, 0)
 
-    @property
-    def pass_dropout(self) -> Dropout:
-        return self.dropout
-
     def prepare(self, ctx: Evaluation) -> None:
         """The start is that of training, also where a schedule begins later."""
         if self.reference == "start" and self.name not in ctx.memory:
             self._weights(ctx)
 
-    def __call__(self, ctx: Evaluation) -> Part | Tensor:
+    def declare(self, ctx: Evaluation) -> Passes:
+        if self.divergence == "l2":
+            return Passes(other_weights=True)
+        return Passes(self._of_reference(ctx, self.dropout))
+
+    def _of_reference(self, ctx: Evaluation, dropout: Dropout) -> ExtraPass:
+        adapters = self.reference == "average"  # any other reference has no adapters
+        return ExtraPass(dropout=dropout, grad=False, weights=partial(self._weights, ctx), adapters=adapters)
+
+    def loss(self, ctx: Evaluation, passes: Sequence[Pass]) -> Part | Tensor:
         if self.divergence == "l2":
             return self._half_squared_distance(ctx)
-        return self._part(ctx, ctx.clean, self.dropout)
+        return self._part(passes[0], ctx.clean)
 
-    def _part(self, ctx: Evaluation, own: Pass, dropout: Dropout) -> Part:
+    def _part(self, view: Pass, own: Pass) -> Part:
         """The divergence of a pass of the model from the reference's."""
-        weights, adapters = self._weights(ctx), self.reference == "average"  # any other reference has no adapters
-        view = ctx.forward(dropout=dropout, grad=False, weights=weights or None, adapters=adapters)
         if self.divergence == "k3":
             return LabelRatio(view, own, self.per)
         name = cast("Divergence", self.divergence)  # l2 has no pass
@@ -145,7 +148,7 @@ class Anchor(Term):
         """
         numbers = {}
         if self.divergence != "l2":
-            numbers["drift"] = float(self._part(ctx, ctx.eval_view, "off").value(ctx))
+            numbers["drift"] = float(self._part(ctx.run(self._of_reference(ctx, "off")), ctx.eval_view).value(ctx))
         if not ctx.forward.adapters:
             numbers["distance"] = distance(ctx.forward.trained(), self._weights(ctx))
         return numbers

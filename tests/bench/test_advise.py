@@ -100,7 +100,7 @@ def test_a_refusal_is_a_line_of_the_table() -> None:
     )
     assert found.terms[0].verdict == "refused"
     assert found.terms[0].note == (
-        "freelb: inject='layernorm': the encoder has no LayerNorm on its embeddings: use 'scaled' or 'word'"
+        "freelb: attack.inject='layernorm': the encoder has no LayerNorm on its embeddings: use 'scaled' or 'word'"
     )
 
 

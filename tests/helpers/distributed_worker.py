@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import BartForConditionalGeneration
 
 from seqreg import BadInput, Criterion
+from seqreg.ascent import Ascent
 from seqreg.engines.shards import full, whole_state
 from seqreg.integrations.hf import context, count, optimizer_steps, shard
 from seqreg.losses import label_smoothed_nll
@@ -37,7 +38,7 @@ TERMS: dict[str, tuple[Any, ...]] = {
     "none": (),
     "r3f": (R3F(scale=0.1),),
     "r3f_rows": (R3F(scale=0.1, per="sequence"),),
-    "smart": (SMART(relative=False),),
+    "smart": (SMART(attack=Ascent(relative=False)),),
     "jachess": (JacHess(weight=1.0, epsilon=1.0),),
 }
 

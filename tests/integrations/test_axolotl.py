@@ -54,7 +54,7 @@ def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
     cfg, (plugin,) = axolotl_stand_in.configured({"plugins": settings["plugins"]})
     with pytest.raises(BadInput, match="there is no key 'seqreg'"):
         plugin.post_trainer_create(cfg, made(tmp_path))
-    packed = {**settings, "sample_packing": True, "seqreg": {"terms": {"smart": {"over": "sentence"}}}}
+    packed = {**settings, "sample_packing": True, "seqreg": {"terms": {"smart": {"attack": {"over": "sentence"}}}}}
     cfg, (plugin,) = axolotl_stand_in.configured(packed)
     with pytest.raises(BadInput, match="rows are packed"):
         plugin.post_trainer_create(cfg, made(tmp_path))

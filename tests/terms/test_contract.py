@@ -27,7 +27,8 @@ from seqreg.integrations.hf import context
 from tests.helpers import tiny_models
 
 OUTSIDE = "tests.helpers.outside_term.ConfidencePenalty"
-TERMS = [*term_names(), OUTSIDE]
+ATTACK = "tests.helpers.outside_attack.WorstCase"
+TERMS = [*term_names(), OUTSIDE, ATTACK]
 everywhere = pytest.mark.parametrize("model", tiny_models.MODELS)
 every_term = pytest.mark.parametrize("term", TERMS)
 
@@ -251,7 +252,7 @@ def test_a_term_works_or_says_that_it_does_nothing(term: str, monkeypatch: pytes
     works = beside.norm() / plain.norm() > 1e-4
     nothing = [line for line in lines if "does nothing" in line]
     assert works != bool(nothing), f"{term}: {float(beside.norm() / plain.norm()):.1e}, {lines}"
-    assert all(line.startswith(f"{one.name}: ") and line.endswith(one.remedy) for line in nothing)
+    assert all(line.startswith(f"{one.name}: ") and line.endswith(one.hints.remedy) for line in nothing)
     assert all("\n" not in line for line in lines)
     assert len(lines) == len(set(lines)) <= 1
     monkeypatch.setattr("seqreg.advice._first_rank", lambda: False)
@@ -294,7 +295,9 @@ def test_a_term_larger_than_the_base_loss_says_so_once(term: str) -> None:
         lines += said(caught)
         large |= bool(report.parts[one.name] - report.tasks.get(one.name, 0) > report.parts["base"])
     assert len(lines) == (1 if large else 0)
-    assert all(re.match(rf"{one.name}: it is .* times the base loss of .*: {one.gentler}$", line) for line in lines)
+    assert all(
+        re.match(rf"{one.name}: it is .* times the base loss of .*: {one.hints.gentler}$", line) for line in lines
+    )
     assert large == (term not in ("neftune", OUTSIDE))  # a penalty on confidence is negative
 
 

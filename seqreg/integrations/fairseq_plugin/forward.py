@@ -24,6 +24,7 @@ class FairseqForward(Forward):
         head: the name of a classification head; None for a model that gives a distribution a token
     """
 
+    checkpointing, reentrant_fix = "--checkpoint-activations", "leave it out"
     dropouts = (*Forward.dropouts, FairseqDropout)
 
     def __init__(self, model: nn.Module, inputs: Mapping[str, Any], head: str | None = None) -> None:

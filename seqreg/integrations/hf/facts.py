@@ -66,7 +66,7 @@ class ModelFacts:
         known = vars(model).get(_KEY)
         if known is None or known.model is not model or known.outdated():
             known = vars(model)[_KEY] = cls(model)
-        return known  # type: ignore[no-any-return]
+        return known
 
     def __reduce__(self) -> Any:
         """A copy of the model, or one that is read from a file, begins without facts."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 import warnings
@@ -56,8 +55,7 @@ def task_of(model: PreTrainedModel) -> ModelTask:
     return "causal" if task == "seq2seq" and not model.config.is_encoder_decoder else task
 
 
-@functools.lru_cache(256)
-def _known_class(kind: type[PreTrainedModel]) -> tuple[type[PreTrainedModel], ModelTask]:
+def _known_class(kind: type[Any]) -> tuple[type[PreTrainedModel], ModelTask]:
     """The class of transformers that the class of a model is or inherits from, and its task."""
     for cls in kind.__mro__:
         for task, names in _CLASSES.items():

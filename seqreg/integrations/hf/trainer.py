@@ -117,7 +117,7 @@ class RegularizedTrainer(Trainer):
         for name, steps in (("diagnostics_steps", diagnostics_steps), ("smoothness_steps", smoothness_steps)):
             if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
                 raise BadInput(f"{name}={steps!r}: expected a whole number >= 0")
-        alternating = [term.name for term in criterion.terms if term.needs_unlabelled]
+        alternating = [term.name for term in criterion.terms if term.counts_on == "unlabelled"]
         if alternating and unlabeled_dataset is None:
             raise BadInput(f"{alternating[0]}: mode='alternate' needs unlabeled_dataset=")
         if unlabeled_dataset is not None:
@@ -125,7 +125,7 @@ class RegularizedTrainer(Trainer):
                 raise BadInput("unlabeled_dataset and build_context=: unlabelled batches are those of hf.context alone")
             if not is_indexed(unlabeled_dataset) or not len(unlabeled_dataset):
                 raise BadInput("unlabeled_dataset: expected examples that can be counted and indexed, at least one")
-            if not any(term.takes_unlabelled for term in criterion.terms):
+            if not any(term.counts_on != "labelled" for term in criterion.terms):
                 raise BadInput("unlabeled_dataset: no term of this criterion takes unlabelled data; JacHess does")
             if labelled := [term.name for term in criterion.terms if not term.takes_unlabelled]:
                 raise BadInput(

@@ -118,10 +118,13 @@ def _shuffled(space: Mapping[str, Sequence[Any]], method: str, leave_out: Mappin
 def _value(run: Run, key: str) -> Any:
     """The value that a setting has in a run, also where it is the default of a term."""
     first, *rest = key.split(".")
-    if first == "terms" and len(rest) == 2:
+    if first == "terms" and len(rest) >= 2:
         from seqreg.build import build_term
 
-        return getattr(build_term(rest[0], run.config.terms[rest[0]]), rest[1], None)
+        found: Any = build_term(rest[0], run.config.terms[rest[0]])
+        for name in rest[1:]:
+            found = getattr(found, name, None)
+        return found
     value: Any = run.config.model_dump(mode="json")
     for part in (first, *rest):
         value = value.get(part) if isinstance(value, dict) else None

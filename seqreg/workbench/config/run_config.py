@@ -412,7 +412,7 @@ def _check_each_term(config: Config, stack: Overlay) -> None:
         except BadInput as error:
             key, line = error.under(f"terms.{name}", settings or {})
             raise BadInput(f"{stack.origin(key)}: {line}") from None
-        if term.needs_unlabelled and config.data.unlabelled is None:
+        if term.counts_on == "unlabelled" and config.data.unlabelled is None:
             key = f"terms.{name}.mode"
             fix = "set data.unlabelled=FILE, texts without labels, or choose 'joint'"
             raise BadInput(f"{stack.origin(key)}: {key}='alternate': {fix}")

@@ -331,7 +331,7 @@ def _tokens(trainer: Any) -> dict[str, str]:
 
 
 def _takes_unlabelled(run: Run) -> bool:
-    return any(term.takes_unlabelled for term in run.criterion.terms)
+    return any(term.counts_on != "labelled" for term in run.criterion.terms)
 
 
 def _grouped(examples: Encoded, config: Config, world: int) -> GroupedOrder:

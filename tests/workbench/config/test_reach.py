@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import json
 from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from seqreg import Criterion, build_term, selective_update
+from seqreg import Ascent, Criterion, build_term, selective_update
 from seqreg.build import UPDATES, build_update, term_names
 from seqreg.errors import BadInput
 from seqreg.integrations.hf import RegularizedTrainer, r4f
@@ -47,10 +48,12 @@ def options(function: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", term_names())
 def test_every_setting_of_a_term_is_a_key(name: str) -> None:
     term = build_term(name)
-    for field in fields(term):
-        value = "other" if field.name == "name" else getattr(term, field.name)
-        found = resolved(f"terms.{name}.{field.name}={json.dumps(value)}", terms=(name,)).criterion().terms[0]
-        assert getattr(found, field.name) == value
+    keys = [field.name for field in fields(term) if field.name != "attack"]
+    keys += [f"attack.{field.name}" for field in fields(Ascent)] if hasattr(term, "attack") else []
+    for key in keys:
+        value = "other" if key == "name" else attrgetter(key)(term)
+        found = resolved(f"terms.{name}.{key}={json.dumps(value)}", terms=(name,)).criterion().terms[0]
+        assert attrgetter(key)(found) == value
     for preset in term.presets:
         assert resolved(f"terms.{name}.preset={preset}", terms=(name,)).criterion().terms[0].preset == preset
 

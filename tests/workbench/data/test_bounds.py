@@ -162,21 +162,21 @@ MODULES = {
     "nothing": ("", "cannot be imported: AttributeError"),
     "needy": (
         "from dataclasses import dataclass\nfrom seqreg import Term\n@dataclass(frozen=True, kw_only=True)\n"
-        "class Mine(Term):\n    much: float\n    cost = None\n    def __call__(self, ctx): return 0\n",
+        "class Mine(Term):\n    much: float\n    cost = None\n    def loss(self, ctx, passes): return 0\n",
         "the setting 'much' is missing",
     ),
     "raises": (
-        "from seqreg import Term\nclass Mine(Term):\n    cost = None\n    def __call__(self, ctx): return 0\n"
+        "from seqreg import Term\nclass Mine(Term):\n    cost = None\n    def loss(self, ctx, passes): return 0\n"
         "    def __post_init__(self): raise KeyError('a')\n",
         "Mine cannot be made: KeyError: 'a'",
     ),
     "costs": (
-        "from seqreg import Term\nclass Mine(Term):\n    cost = None\n    def __call__(self, ctx): return 0\n",
+        "from seqreg import Term\nclass Mine(Term):\n    cost = None\n    def loss(self, ctx, passes): return 0\n",
         "Mine.cost is None: expected a seqreg.Cost",
     ),
     "costly": (
         "from seqreg import Term\nclass Mine(Term):\n    @property\n    def cost(self): raise OSError('x')\n"
-        "    def __call__(self, ctx): return 0\n",
+        "    def loss(self, ctx, passes): return 0\n",
         "Mine cannot be made: OSError: x",
     ),
 }  # fmt: skip
