@@ -127,7 +127,7 @@ class RegularizedTrainer(Trainer):
                 raise BadInput("unlabeled_dataset: expected examples that can be counted and indexed, at least one")
             if not any(term.counts_on != "labelled" for term in criterion.terms):
                 raise BadInput("unlabeled_dataset: no term of this criterion takes unlabelled data; JacHess does")
-            if labelled := [term.name for term in criterion.terms if not term.takes_unlabelled]:
+            if labelled := [term.name for term in criterion.terms if not term.counts_on != "labelled"]:
                 raise BadInput(
                     f"unlabeled_dataset: {labelled[0]} counts on labelled data alone: leave out {labelled[0]}, or "
                     "unlabeled_dataset"
