@@ -7,14 +7,14 @@ the fused path where the passes hold the states before a language-model head, an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from seqreg.context import Evaluation, On, Per
+from seqreg.context import Evaluation, Per, Positions
 from seqreg.divergences import DIVERGENCES, Divergence, kl
 from seqreg.errors import BadInput
 from seqreg.forward import Pass
@@ -101,7 +101,7 @@ class Consistency(Part):
             rows
         detach: the side that is held fixed; "teachers" holds the left side of each of the two KLs of "symmetric_kl"
         per, padding: see `Evaluation.reduce`
-        on: the positions that count, see `Evaluation.weights`
+        positions: those that count, see `Evaluation.weights`
         sample: a factor of every position: 0 leaves it out, and others make up for it    # [B, T] or [B]
     """
 
@@ -112,7 +112,7 @@ class Consistency(Part):
     per: Per = "token"
     padding: bool = False
     sample: Tensor | None = None
-    on: On = "labels"
+    positions: Positions = "labels"
 
     @property
     def passes(self) -> tuple[Pass, ...]:
@@ -131,7 +131,7 @@ class Consistency(Part):
             raise BadInput(f"each teacher is held fixed in divergence='symmetric_kl' alone, not {self.divergence!r}")
 
     def weights(self, ctx: Evaluation) -> Tensor:
-        weights = ctx.weights(self.per, padding=self.padding, on=self.on)
+        weights = ctx.weights(self.per, padding=self.padding, positions=self.positions)
         return weights if self.sample is None else weights * self.sample
 
     def from_logits(self, ctx: Evaluation) -> Values:
@@ -202,20 +202,30 @@ def _weighted(values: Tensor, weights: Tensor) -> Tensor:
     return (values.masked_fill(weights == 0, 0.0) * weights.to(values.dtype)).sum()
 
 
-def evaluate(items: Sequence[tuple[float, Part]], ctx: Evaluation) -> tuple[Tensor, list[PartResult]]:
+def evaluate(items: Sequence[tuple[float, Part, Evaluation]]) -> tuple[Tensor, list[PartResult]]:
     """The sum of factor times mean over parts, a scalar to call `backward` on, and the result of each.
 
     Args:
-        items: factors and parts; a part whose factors add up to 0 is evaluated, and nothing else
+        items: factors, parts, and the evaluation that says what each is averaged over, all of one batch; parts of one
+            key whose factors add up to 0 are evaluated, and nothing else
     """
-    factors: dict[object, float] = {}
-    for factor, part in items:
-        factors[part.key] = factors.get(part.key, 0.0) + factor
-    parts = {part.key: part for _, part in items}
-    weighted = [(part, factors[key] * part.weights(ctx) if factors[key] else None) for key, part in parts.items()]
-    total, results = _compute(weighted, ctx)
+    if not items:
+        return torch.zeros(()), []
+    factors: dict[object, dict[Evaluation, float]] = {}
+    for factor, part, ctx in items:
+        averages = factors.setdefault(part.key, {})
+        averages[ctx] = averages.get(ctx, 0.0) + factor
+    parts = {part.key: part for _, part, _ in items}
+    weighted = [(part, _total_weights(part, factors[key])) for key, part in parts.items()]
+    total, results = _compute(weighted, items[0][2])
     by_key = dict(zip(parts, results, strict=True))
-    return total, [by_key[part.key] for _, part in items]
+    return total, [by_key[part.key] for _, part, _ in items]
+
+
+def _total_weights(part: Part, factors: Mapping[Evaluation, float]) -> Tensor | None:
+    """What every position counts in the sum of several means of one part; None where nothing is left."""
+    weights = [factor * part.weights(ctx) for ctx, factor in factors.items() if factor]
+    return sum(weights[1:], weights[0]) if weights else None
 
 
 def _compute(

@@ -9,14 +9,12 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from seqreg.context import Evaluation
+from seqreg.context import Evaluation, On, Stream
 from seqreg.errors import BadInput
 from seqreg.forward import Dropout, ExtraPass, Pass, Perturbation
 from seqreg.objective import Part, WeightedSum
 from seqreg.schedules import Weight, weight_at
 from seqreg.settings import Settings, held
-
-Batches = Literal["labelled", "unlabelled", "both"]
 
 
 @dataclass(frozen=True)
@@ -29,17 +27,19 @@ class Cost:
 
 @dataclass(frozen=True)
 class Hints:
-    """What a user is told about a term in its first steps.
+    """What a user is told about a term.
 
     Args:
         remedy: what to set where the term does nothing
         gentler: what to set where the term is larger than the base loss
         starts_at_zero: the value is 0 when training begins although the term works: it is not said to do nothing
+        needs_labels: the term cannot count on texts without labels
     """
 
     remedy: str = "raise weight, or leave the term out"
     gentler: str = "lower weight"
     starts_at_zero: bool = False
+    needs_labels: bool = False
 
 
 class Passes:
@@ -87,11 +87,14 @@ class Term(Settings):
         weight: a number >= 0, or a schedule: a function of the optimizer step
         name: what its part of the loss is called; the class name in lower case by default
         preset: a named set of defaults, such as "fairseq"; other arguments override it
+        on: the examples that the term counts on: "labelled", "unlabelled" (texts without labels), or "both", where the
+            mean is over all of them
     """
 
     weight: Weight = 1.0
     name: str = ""
     preset: str | None = None
+    on: On = "labelled"
 
     stateful: ClassVar[bool] = False
     """True for a term that keeps something from step to step in `Evaluation.memory`."""
@@ -103,16 +106,14 @@ class Term(Settings):
         if "/" in str(self.name):
             self.refuse("name", "expected a name without '/'")
         super().__post_init__()
+        if self.on != "labelled" and self.hints.needs_labels:
+            self.refuse("on", f"{type(self).__name__} needs labels: use on='labelled'")
         try:
             weight_at(self.weight, 0)
         except BadInput as error:
             raise BadInput(f"{self.name}: {error}", key="weight", value=self.weight, fix=error.fix) from None
 
     @property
-    def counts_on(self) -> Batches:
-        """The batches on which the term counts."""
-        return "labelled"
-
     @property
     @abstractmethod
     def cost(self) -> Cost:
@@ -137,6 +138,11 @@ class Term(Settings):
     def diagnostics(self, ctx: Evaluation) -> dict[str, float]:
         """Numbers that tell what the term is doing on this batch."""
         return {}
+
+
+def counts_on(term: Term, stream: Stream) -> bool:
+    """Whether a term counts on the examples of a stream."""
+    return term.on in ("both", "unlabelled" if stream == "unlabelled" else "labelled")
 
 
 def check_packed(settings: Settings) -> None:

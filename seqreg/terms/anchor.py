@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from seqreg.context import Evaluation, On
+from seqreg.context import Evaluation, Positions
 from seqreg.divergences import Divergence
 from seqreg.errors import BadInput
 from seqreg.forward import Dropout, ExtraPass, Pass
@@ -47,7 +47,7 @@ class Anchor(Term):
             model with the same parameters. With PEFT adapters the start is the model with adapters switched off:
             nothing is copied but what is trained besides adapters (biases)
         beta: momentum of the average
-        on: "labels" counts positions with a label; "all" every real target position (also those of a prompt)
+        positions: "labels" counts positions with a label; "all" every real target position (also those of a prompt)
         dropout: of the reference's pass: "off" (evaluation mode), as in the official ASFT code and LLaMA-Factory,
             "shared" with the model's own pass, or "independent". The model's own pass is the clean one, in training
             mode: with dropout in the model, "off" and "independent" also ask for the same output under dropout
@@ -84,7 +84,7 @@ class Anchor(Term):
     divergence: Literal["kl", "reverse_kl", "symmetric_kl", "js", "mse", "k3", "l2"] = "kl"
     reference: str = "start"
     beta: float = 0.999
-    on: On = "labels"
+    positions: Positions = "labels"
     dropout: Dropout = "off"
     per: Literal["token", "sequence"] = "token"
     head: bool = False
@@ -104,9 +104,11 @@ class Anchor(Term):
             self.refuse("beta", "expected a number in (0, 1): at 0 the average is the model itself")
         if self.reference not in ("start", "average") and not os.path.isdir(self.reference):
             self.refuse("reference", "expected 'start', 'average', or a folder that save_pretrained wrote")
-        if self.on == "all" and self.divergence in ("k3", "l2"):
+        if self.positions == "all" and self.divergence in ("k3", "l2"):
             reason = "k3 is of labels" if self.divergence == "k3" else "l2 is of weights"
-            self.refuse("on", f"{reason}, and has no other positions: use on='labels'")
+            self.refuse("positions", f"{reason}, and has no other positions: use positions='labels'")
+        if self.on != "labelled" and self.divergence in ("k3", "l2"):
+            self.refuse("on", f"divergence={self.divergence!r} counts on no texts without labels: use divergence='kl'")
         if self.head and self.divergence != "l2":
             self.refuse("head", "it is for divergence='l2', which is of weights: leave it out")
 
@@ -138,7 +140,7 @@ class Anchor(Term):
         if self.divergence == "k3":
             return LabelRatio(view, own, self.per)
         name = cast("Divergence", self.divergence)  # l2 has no pass
-        return Consistency(view, own, name, "first", self.per, on=self.on)
+        return Consistency(view, own, name, "first", self.per, positions=self.positions)
 
     def diagnostics(self, ctx: Evaluation) -> dict[str, float]:
         """Numbers about the reference.

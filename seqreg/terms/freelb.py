@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -77,7 +77,7 @@ class FreeLB(Term):
     last: bool = False
     attack: Ascent = Ascent(noise="uniform", steps=2, step_size=0.01, radius=0.01, norm="l2", over="sentence")
 
-    hints: ClassVar[Hints] = ADVERSARIAL
+    hints: ClassVar[Hints] = replace(ADVERSARIAL, needs_labels=True)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {"attack": PAPER},
         "freelb": {"attack": {**PAPER, "inject": "word"}, "last": True},

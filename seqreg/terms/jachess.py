@@ -20,7 +20,7 @@ from seqreg.losses import at_least_float32
 from seqreg.noise import rms
 from seqreg.schedules import Weight
 from seqreg.smoothness import Norms, States, differences, masked, source_gap, states
-from seqreg.term import Batches, Cost, Passes, Term
+from seqreg.term import Cost, Passes, Term, counts_on
 
 DIRECTIONS = 128
 """Random directions of the first optimizer step, over its rows; at least one a row."""
@@ -52,7 +52,7 @@ class JacHess(Term):
         floor: a layer whose J has fallen to this share of its start is not pushed further; a seq2seq model whose source
             Jacobian is 0 ignores its source. Held against the mean of one micro-batch
         mode: "joint" adds the term to the task loss; "two_phase" leaves the task loss out for the first `switch` steps;
-            "alternate" counts on unlabelled batches alone
+            "alternate" is on="unlabelled"
         switch: when the second phase begins
 
         The layers' factors are ours: the published text says they are inverse to Jacobian norms, not how. J at the
@@ -94,6 +94,8 @@ class JacHess(Term):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.mode == "alternate":
+            object.__setattr__(self, "on", "unlabelled")
         if self.hessian < 0:
             self.refuse("hessian", "expected a number >= 0")
         if self.epsilon is not None and self.epsilon <= 0:
@@ -114,10 +116,6 @@ class JacHess(Term):
             return Cost(1, 2) if self.estimator == "reverse" else Cost(1, 31)
         passes = 3 if self.hessian else 1
         return Cost(passes, passes)
-
-    @property
-    def counts_on(self) -> Batches:
-        return "unlabelled" if self.mode == "alternate" else "both"
 
     def declare(self, ctx: Evaluation) -> Passes:
         return Passes(
@@ -203,14 +201,16 @@ class JacHess(Term):
         return {RMS: torch.tensor(unit), **dict(zip(sums, means.unbind(), strict=True))}
 
     def _micro_batches(self, ctx: Evaluation) -> Iterator[Evaluation]:
-        """Those of the optimizer step on this rank, as far as they are known, to be observed."""
+        """Those of the optimizer step on this rank on which the term counts, as far as they are known, observed."""
         if ctx.count.contexts is None:
             yield ctx
             return
         for other in ctx.count.contexts():
+            if not counts_on(self, other.stream):
+                continue
             one = Evaluation(replace(other, forward=other.forward.observer()), ctx.base, fused=ctx.fused, hidden=True)
             with one.forward.full_precision():  # also of the clean pass, which is then made once
-                yield one
+                yield one.averaged_on(self.on)
 
     def _slopes(self, ctx: Evaluation, unit: float, directions: int) -> Iterator[dict[str, Tensor]]:
         """J of every layer along random directions, one after the other."""

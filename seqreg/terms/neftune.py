@@ -61,7 +61,7 @@ class NEFTune(Term):
     where: Where = "input"
     padding: bool = False
 
-    hints: ClassVar[Hints] = Hints(starts_at_zero=True)
+    hints: ClassVar[Hints] = Hints(starts_at_zero=True, needs_labels=True)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {"max_ratio": None},
         "hf_neftune": {"max_ratio": None, "padding": True},

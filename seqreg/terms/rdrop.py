@@ -92,6 +92,8 @@ class RDrop(Term):
         alpha = self.alpha / 2 if self.divergence == "symmetric_kl" else self.alpha
         tasks = {"sum": [(1.0, second)], "mean": [(0.5, second), (-0.5, clean)], "none": []}[self.task]
         agreement = Consistency(clean, second, self.divergence, per=self.per)
+        if not ctx.labelled:
+            return WeightedSum((alpha, agreement))
         return WeightedSum((alpha, agreement), *((factor, BaseLoss(view)) for factor, view in tasks))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import ClassVar
 
@@ -65,7 +65,7 @@ class UEGR(Term):
     alpha: float = 1.0
     attack: Ascent = Ascent(radius=0.01, norm="l2", over="sentence", rule="power")
 
-    hints: ClassVar[Hints] = ADVERSARIAL
+    hints: ClassVar[Hints] = replace(ADVERSARIAL, needs_labels=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

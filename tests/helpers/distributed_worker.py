@@ -43,7 +43,11 @@ TERMS: dict[str, tuple[Any, ...]] = {
 }
 
 
-ANCHORS = (Anchor(weight=1.0), Anchor(name="all", on="all"), Anchor(name="weights", divergence="l2", weight=0.01))
+ANCHORS = (
+    Anchor(weight=1.0),
+    Anchor(name="all", positions="all"),
+    Anchor(name="weights", divergence="l2", weight=0.01),
+)
 
 
 def anchored() -> Criterion:

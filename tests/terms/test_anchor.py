@@ -160,7 +160,7 @@ def test_l2_is_half_the_squared_distance_of_the_trained_weights(name: str) -> No
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"on": "all"}, {"per": "sequence"}, {"divergence": "l2"}, {"divergence": "k3"}]
+    "settings", [{}, {"positions": "all"}, {"per": "sequence"}, {"divergence": "l2"}, {"divergence": "k3"}]
 )
 def test_accumulation_does_not_matter(settings: dict[str, Any]) -> None:
     """Four micro-batches of two rows, with prompts without labels, of unequal length: one batch of eight."""
@@ -183,7 +183,7 @@ def test_accumulation_does_not_matter(settings: dict[str, Any]) -> None:
     (one, gradient), (four, pieced) = found
     assert four == pytest.approx(one, rel=1e-9)
     torch.testing.assert_close(pieced, gradient, rtol=1e-8, atol=1e-12)
-    if settings.get("on") == "all":
+    if settings.get("positions") == "all":
         with torch.no_grad():
             own, ref = (
                 m(**batch).logits[:, :-1] for m in (net, tiny_models.dropout_off(tiny_models.make("llama")).double())
@@ -366,8 +366,8 @@ def test_a_folder_is_read_once_and_strictly(tmp_path: Path, monkeypatch: pytest.
 BAD: list[tuple[Any, str]] = [
     (lambda: Anchor(reference="strat"), "reference='strat': expected 'start', 'average', or a folder"),
     (lambda: Anchor(beta=1.0), "beta=1.0: expected a number in (0, 1)"),
-    (lambda: Anchor(divergence="k3", on="all"), "on='all': k3 is of labels"),
-    (lambda: Anchor(divergence="l2", on="all"), "on='all': l2 is of weights"),
+    (lambda: Anchor(divergence="k3", positions="all"), "positions='all': k3 is of labels"),
+    (lambda: Anchor(divergence="l2", positions="all"), "positions='all': l2 is of weights"),
     (lambda: Anchor(head=True), "head=True: it is for divergence='l2'"),
     (lambda: Anchor(divergence="reverse"), "did you mean 'reverse_kl'?"),
     (lambda: Criterion(loss="dtf"), "loss='dtf': choose 'nll' or 'dft'"),
@@ -404,7 +404,7 @@ def test_what_a_model_cannot_give_is_refused(tmp_path: Path) -> None:
     assert Criterion(Anchor(divergence="mse"))(context(regression, rows, step=0)).values["anchor"] >= 0
     unknown = Context(_Clean(torch.zeros(1, 2, 3), torch.ones(1, 2, 3)), torch.tensor([[1, 2]]), kind="tokens")
     with pytest.raises(BadInput, match="use on='labels'"):
-        Criterion(Anchor(on="all"))(unknown)
+        Criterion(Anchor(positions="all"))(unknown)
 
 
 def test_dft_is_the_task_of_every_pass() -> None:

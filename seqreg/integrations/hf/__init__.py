@@ -5,6 +5,7 @@ from seqreg.integrations.hf.context import HFForward, context, count
 from seqreg.integrations.hf.model import r4f
 from seqreg.integrations.hf.optimizer_steps import optimizer_steps
 from seqreg.integrations.hf.sharding import shard
+from seqreg.integrations.hf.streams import written_targets
 from seqreg.integrations.hf.trainer import RegularizedSeq2SeqTrainer, RegularizedTrainer
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "r4f",
     "regularized",
     "shard",
+    "written_targets",
 ]

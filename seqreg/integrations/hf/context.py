@@ -9,6 +9,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import EncoderDecoderModel, PreTrainedModel
 
-from seqreg.context import Context, Count, Kind
+from seqreg.context import Context, Count, Kind, Stream
 from seqreg.engines.detect import Engine, check_group, refusal, world_size
 from seqreg.engines.shards import kept_whole
 from seqreg.errors import BadInput
@@ -323,7 +324,7 @@ def context(
     *,
     step: int | None = None,
     count: Count | None = None,
-    unlabelled: bool = False,
+    stream: Stream = "labelled",
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Context:
     """One batch of a transformers model, ready for a criterion.
@@ -335,14 +336,15 @@ def context(
         batch: what the model takes, with "labels" (-100 where there is none); decoder inputs are made when absent
         step: the number of the optimizer step; schedules need it
         count: what the optimizer step averages over, from `count`; needed with gradient accumulation and several ranks
-        unlabelled: ignore labels: only terms that need none count. Where a seq2seq batch has no decoder_input_ids, the
-            decoder sees its start token alone
+        stream: "unlabelled" for texts on which only terms count, with `on="unlabelled"` or "both"; "replay" for
+            labelled examples of an old task, which the base loss counts too. For texts without labels the decoder of a
+            seq2seq model needs targets: "labels" such as `written_targets` gives, or decoder_input_ids
         loss: a base loss of your own: called with logits and labels, aligned, it gives one number a label, and 0 where
             there is none; for classifiers one a row. Multi-label classification works that way
     """
     facts = ModelFacts.of(model)
     module, task = facts.module, facts.task
-    if unlabelled:
+    if stream == "unlabelled":
         return _unlabelled(facts, batch, step, count)
     labels = labels_of(batch)
     if loss is None:
@@ -351,16 +353,15 @@ def context(
     labels = _checked(labels, batch, facts, kind)
     inputs = {key: value for key, value in batch.items() if key != "labels"}
     if task == "seq2seq" and "decoder_input_ids" not in inputs and "decoder_inputs_embeds" not in inputs:
-        inputs["decoder_input_ids"] = hf.decoder_inputs(module, labels)
-        if isinstance(module, EncoderDecoderModel):  # which does not let its decoder see padding
-            seen = inputs["decoder_input_ids"] != module.config.pad_token_id
-            inputs.setdefault("decoder_attention_mask", seen.long())
+        _add_decoder_inputs(inputs, module, labels)
     if count is None and module.training and _several_ranks(model, facts.engine):
         raise BadInput("several ranks train one model: pass count=count(model, batches), or ranks weigh unequally")
     aligned = labels[:, 1:] if task == "causal" else labels
     forward = HFForward(facts, inputs, labels)
     own = None if loss is None else functools.partial(_of_labels, loss, aligned)
-    return Context(forward, aligned, kind=kind, step=step, count=count, training=module.training, loss=own)
+    return Context(
+        forward, aligned, kind=kind, step=step, count=count, training=module.training, stream=stream, loss=own
+    )
 
 
 def _of_labels(loss: Callable[[Tensor, Tensor], Tensor], labels: Tensor, logits: Tensor) -> Tensor:
@@ -368,29 +369,47 @@ def _of_labels(loss: Callable[[Tensor, Tensor], Tensor], labels: Tensor, logits:
 
 
 def _unlabelled(facts: ModelFacts, batch: Mapping[str, Any], step: int | None, count: Count | None) -> Context:
+    """A batch of texts without labels: every real position counts, or every text for a classifier."""
     module, task = facts.module, facts.task
     inputs = {key: value for key, value in batch.items() if key != "labels"}
-    ids = inputs.get("input_ids")
+    mask, targets = _unlabelled_positions(module, task, batch)
+    if task == "seq2seq" and "decoder_input_ids" not in inputs:
+        _add_decoder_inputs(inputs, module, targets)
+    kind: Kind = "classes" if task == "classification" else "tokens"
+    forward = HFForward(facts, inputs, targets)
+    return Context(forward, None, kind=kind, mask=mask, step=step, count=count, training=module.training)
+
+
+def _unlabelled_positions(module: Any, task: hf.ModelTask, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """The positions of texts without labels that count, and targets that stand for labels there, not shifted."""
+    ids, written, given = (batch.get(key) for key in ("input_ids", "labels", "decoder_input_ids"))
     if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.numel() == 0:
         raise BadInput("an unlabelled batch needs input_ids, one row a sequence")
-    if task == "seq2seq" and "decoder_input_ids" not in inputs:
-        start = hf.special(module, "decoder_start_token_id")
-        if start is None:
-            raise BadInput("config.decoder_start_token_id is not set, so the decoder has no input: set it")
-        inputs["decoder_input_ids"] = torch.full((len(ids), 1), start, device=ids.device)
-    rows = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
-    mask = inputs.get("attention_mask", torch.ones_like(ids)).bool()
-    if task == "seq2seq":
-        mask = inputs["decoder_input_ids"] != hf.special(module, "pad_token_id")
+    if task == "classification":
+        return torch.ones(len(ids), dtype=torch.bool, device=ids.device), torch.zeros_like(ids[:, 0])
+    if task != "seq2seq":
+        mask = target_positions(batch, ids, task)
+        assert mask is not None  # the mask of tokens has the shape of their ids
+        return mask, ids
+    if isinstance(given, Tensor):
+        mask = given != hf.special(module, "pad_token_id")
         mask[:, 0] = True  # some models start with their padding token
-        mask = inputs["decoder_attention_mask"].bool() if "decoder_attention_mask" in inputs else mask
-    elif task == "causal":
-        mask = mask[:, 1:]
-    kind: Kind = "classes" if task == "classification" else "tokens"
-    counted = rows if task == "classification" else mask
-    targets = torch.zeros_like(mask, dtype=torch.long).masked_fill(~mask, IGNORE) if task == "seq2seq" else None
-    forward = HFForward(facts, inputs, targets)
-    return Context(forward, None, kind=kind, mask=counted, step=step, count=count, training=module.training)
+        mask = batch["decoder_attention_mask"].bool() if "decoder_attention_mask" in batch else mask
+        return mask, given.masked_fill(~mask, IGNORE)
+    if not isinstance(written, Tensor):
+        raise BadInput(
+            "texts without labels: the decoder of this model needs targets: give 'labels' that the starting model "
+            "wrote (seqreg.integrations.hf.written_targets), or decoder_input_ids"
+        )
+    return written != IGNORE, written
+
+
+def _add_decoder_inputs(inputs: dict[str, Any], module: Any, labels: Tensor) -> None:
+    """Labels shifted right, as inputs of the decoder."""
+    inputs["decoder_input_ids"] = hf.decoder_inputs(module, labels)
+    if isinstance(module, EncoderDecoderModel):  # which does not let its decoder see padding
+        seen = inputs["decoder_input_ids"] != module.config.pad_token_id
+        inputs.setdefault("decoder_attention_mask", seen.long())
 
 
 def _checked(labels: Tensor, batch: Mapping[str, Any], facts: ModelFacts, kind: Kind) -> Tensor:
@@ -473,6 +492,8 @@ def count(
     batches: Iterable[Mapping[str, Any]],
     accelerator: Any = None,
     *,
+    unlabelled: Iterable[Mapping[str, Any]] | None = None,
+    replay: Iterable[Mapping[str, Any]] | None = None,
     build_context: ContextBuilder | None = None,
 ) -> Count:
     """What one optimizer step averages over: the labels of all its micro-batches on all ranks.
@@ -482,36 +503,61 @@ def count(
     Args:
         batches: the micro-batches of this rank up to the next optimizer step
         accelerator: your `accelerate.Accelerator`, if you use one; plain torch.distributed needs none
+        unlabelled: those of texts without labels; None where no rank has any in the step
+        replay: those of labelled examples of an old task; None where no rank has any in the step
         build_context: makes your contexts, if they are not those of `seqreg.integrations.hf.context`
     """
     check_group()
     if isinstance(batches, Mapping):
         raise BadInput("count takes the list of an optimizer step's batches: count(model, [batch])")
-    batches = list(batches)
+    given: dict[Stream, Iterable[Mapping[str, Any]] | None] = {
+        "labelled": batches, "replay": replay, "unlabelled": unlabelled
+    }  # fmt: skip
+    streams = {name: list(some) for name, some in given.items() if some is not None}
+    numbers = torch.stack([_summed(model, some, name, build_context) for name, some in streams.items()])  # [streams, 3]
+    ranks = world_size()
+    if ranks > 1:
+        numbers = numbers.to(next(model.parameters()).device)
+        torch.distributed.all_reduce(numbers)
+    divisor = ranks * (1 if accelerator is None else accelerator.gradient_accumulation_steps)
+    here = {
+        name: Count(labels, sequences, divisor, None if math.isnan(positions) else positions)
+        for name, (labels, sequences, positions) in zip(streams, numbers.tolist(), strict=True)
+    }
+    step, old = here["labelled"], here.get("replay")
+    step = step if old is None else replace(step + old, replay=old)
+    total = replace(step, unlabelled=here.get("unlabelled"))
+
+    def contexts() -> Iterator[Context]:
+        for name, some in streams.items():
+            options = {} if name == "labelled" else {"stream": name}
+            for batch in some:
+                yield (build_context or context)(model, batch, count=total, **options)
+
+    return replace(total, contexts=contexts)
+
+
+def _summed(
+    model: nn.Module, batches: Iterable[Mapping[str, Any]], stream: str, build_context: ContextBuilder | None
+) -> Tensor:
+    """Labels, sequences and positions of some batches of one stream, [3]; positions are NaN where not known."""
     if build_context in (None, context):
         module = hf.unwrap(model)
         task = hf.task_of(module)
-        here = [
-            Count.of(_label_mask(labels, module, task), target_positions(batch, labels, task))
-            for batch in batches
-            for labels in (labels_of(batch),)
-        ]
+        here = []
+        for batch in batches:
+            if stream == "unlabelled":
+                mask, targets = _unlabelled_positions(module, task, batch)
+            else:
+                targets = labels_of(batch)
+                mask = _label_mask(targets, module, task)
+            here.append(Count.of(mask, target_positions(batch, targets, task)))
     else:  # a context runs nothing until a criterion is called with it
         inner = model.module if isinstance(model, DistributedDataParallel) else model
         with training_off(inner.modules()):  # in which several ranks need the count that is being made
             here = [build_context(inner, batch).count for batch in batches]
-    unknown = float("nan")  # of one is unknown of all
-    known = [(one.labels, one.sequences, unknown if one.positions is None else one.positions) for one in here]
-    totals = torch.tensor(known, dtype=torch.float64).reshape(-1, 3).sum(0)
-    ranks = world_size()
-    if ranks > 1:
-        totals = totals.to(next(model.parameters()).device)
-        torch.distributed.all_reduce(totals)
-    labels, sequences, positions = totals.tolist()
-    world = ranks * (1 if accelerator is None else accelerator.gradient_accumulation_steps)
-    total = Count(labels, sequences, world, None if math.isnan(positions) else positions)
-    make = build_context or context
-    return dataclasses.replace(total, contexts=lambda: (make(model, batch, count=total) for batch in batches))
+    known = [(one.labels, one.sequences, math.nan if one.positions is None else one.positions) for one in here]
+    return torch.tensor(known, dtype=torch.float64).reshape(-1, 3).sum(0)
 
 
 def _label_mask(labels: Tensor, model: Any, task: hf.ModelTask) -> Tensor:
