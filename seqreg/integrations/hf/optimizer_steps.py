@@ -39,8 +39,8 @@ def optimizer_steps(
         accelerator: your `accelerate.Accelerator`, if you use one
         first: the number of the first step, for schedules of weights: those made before, where a run resumes
         unlabelled, replay: batches of texts without labels, and of labelled examples of an old task: every micro-batch
-            has one of each, and the loader begins again when it ends. Instead of one context every micro-batch is then a
-            tuple of contexts: `criterion(*contexts)`
+            has one of each, and the loader begins again when it ends. Every micro-batch is then a tuple of contexts in
+            place of one context: `criterion(*contexts)`
         build_context: makes the context of a batch
     """
     if gradient_accumulation_steps is None:

@@ -10,13 +10,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from seqreg.context import Count
 from seqreg.errors import BadInput
+from seqreg.integrations.hf.context import ContextBuilder, count
 from seqreg.losses import IGNORE
 
-STREAMS = "seqreg_streams"
-"""The key under which a trainer's micro-batch has the batches of further streams, by name."""
-FurtherStream = Literal["unlabelled", "replay"]
-FURTHER: tuple[FurtherStream, ...] = ("replay", "unlabelled")
+FurtherStream = Literal["replay", "unlabelled"]
+_PREFIX = "seqreg_stream/"
+"""What keys of a trainer's micro-batch begin with that belong to the batch of a further stream."""
 
 
 @dataclass
@@ -68,6 +69,41 @@ class StreamSampler:
 
     def load_state(self, state: Tensor) -> None:
         self.seen, self.drawn = (int(number) for number in state)
+
+
+def with_stream(batch: Mapping[str, Any], name: FurtherStream, further: Mapping[str, Any]) -> dict[str, Any]:
+    """A micro-batch that carries the batch of a further stream, so that both go to the device together."""
+    return {**batch, **{f"{_PREFIX}{name}/{key}": value for key, value in further.items()}}
+
+
+def split_streams(batch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[FurtherStream, dict[str, Any]]]:
+    """A micro-batch without the further streams that it carries, and those by name."""
+    plain: dict[str, Any] = {}
+    further: dict[Any, dict[str, Any]] = {}
+    for key, value in batch.items():
+        if key.startswith(_PREFIX):
+            name, _, inner = key.removeprefix(_PREFIX).partition("/")
+            further.setdefault(name, {})[inner] = value
+        else:
+            plain[key] = value
+    return plain, further
+
+
+def count_streams(
+    model: nn.Module,
+    batches: Sequence[Mapping[str, Any]],
+    names: Iterable[FurtherStream] = (),
+    build_context: ContextBuilder | None = None,
+) -> Count:
+    """What an optimizer step averages over whose micro-batches carry further streams.
+
+    Args:
+        names: streams that the step has on some rank, also where no micro-batch of this one carries them
+    """
+    pairs = [split_streams(batch) for batch in batches]
+    names = dict.fromkeys([*names, *(name for _, further in pairs for name in further)])
+    drawn: Any = {name: [further[name] for _, further in pairs if name in further] for name in names}
+    return count(model, [plain for plain, _ in pairs], build_context=build_context, **drawn)
 
 
 def replay_ratio(share: float) -> float:

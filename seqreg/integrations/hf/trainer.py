@@ -28,7 +28,14 @@ from seqreg.integrations.hf.context import ContextBuilder, context, count
 from seqreg.integrations.hf.loss_log import Window
 from seqreg.integrations.hf.reference import adapted
 from seqreg.integrations.hf.sft import record_sft_metrics, replace_sft_loss
-from seqreg.integrations.hf.streams import STREAMS, FurtherStream, StreamSampler, replay_ratio
+from seqreg.integrations.hf.streams import (
+    FurtherStream,
+    StreamSampler,
+    count_streams,
+    replay_ratio,
+    split_streams,
+    with_stream,
+)
 from seqreg.losses import IGNORE, Base
 from seqreg.overrides import generator_state, replay, training_off
 from seqreg.selective_update import MeasuredUpdate, Update
@@ -209,8 +216,8 @@ class RegularizedTrainer(Trainer):
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[Any, Any]:
         samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        further = self._add_further_batches(samples) if samples and self.streams else {}
-        step_count = count(self.model, samples, build_context=self.build_context, **further) if samples else None
+        self._add_further_batches(samples)
+        step_count = count_streams(self.model, samples, self.streams, self.build_context) if samples else None
         if step_count is not None and type(self).compute_loss is not RegularizedTrainer.compute_loss:
             step_count = dataclasses.replace(step_count, contexts=None)  # it may take something out of its inputs first
         self.step_count = step_count
@@ -220,19 +227,13 @@ class RegularizedTrainer(Trainer):
             warnings.warn(f"step {self.state.global_step}: no example has a label, so it is skipped", stacklevel=2)
         return samples, step_count
 
-    def _add_further_batches(self, samples: list[Any]) -> dict[str, list[Any]]:
-        """Put a share of the examples of every stream into the micro-batches of a step; all of them by stream."""
-        drawn: dict[str, list[Any]] = {}
+    def _add_further_batches(self, samples: list[Any]) -> None:
+        """Let the micro-batches of a step carry their examples of every further stream."""
         labelled = len(samples) * self.args.train_batch_size
-        for name, sampler in self.streams.items():
-            drawn[name] = []
+        for name, sampler in self.streams.items() if samples else ():
             for place, indices in enumerate(sampler.draw(labelled, len(samples))):
                 if indices:
-                    batch = self._collated(sampler.examples, indices)
-                    drawn[name].append(batch)
-                    own = dict(samples[place])
-                    samples[place] = {**own, STREAMS: {**own.get(STREAMS, {}), name: batch}}
-        return drawn
+                    samples[place] = with_stream(samples[place], name, self._collated(sampler.examples, indices))
 
     def _check_some_label(self) -> None:
         """Refuse data without any label; looked at only when a whole step had none."""
@@ -254,8 +255,7 @@ class RegularizedTrainer(Trainer):
         criterion: Criterion | None = None,
     ) -> tuple[LossReport, Context]:
         """The loss of one micro-batch of the present step, and the context that it was taken on."""
-        further = inputs.get(STREAMS, {})
-        inputs = {key: value for key, value in inputs.items() if key != STREAMS}
+        inputs, further = split_streams(inputs)
         made = {"step": self.state.global_step, "count": step_count}
         ctx = self.build_context(model, inputs, **made)
         others = [context(model, batch, stream=name, **made) for name, batch in further.items()]

@@ -412,10 +412,12 @@ def _check_each_term(config: Config, stack: Overlay) -> None:
         except BadInput as error:
             key, line = error.under(f"terms.{name}", settings or {})
             raise BadInput(f"{stack.origin(key)}: {line}") from None
-        if term.counts_on == "unlabelled" and config.data.unlabelled is None:
-            key = f"terms.{name}.mode"
-            fix = "set data.unlabelled=FILE, texts without labels, or choose 'joint'"
-            raise BadInput(f"{stack.origin(key)}: {key}='alternate': {fix}")
+        if term.on != "labelled" and config.data.unlabelled is None:
+            key = "mode" if "mode" in (settings or {}) else "on"
+            raise BadInput(
+                f"{stack.origin(f'terms.{name}.{key}')}: terms.{name}.{key}={getattr(term, key)}: counts on texts "
+                "without labels: set data.unlabelled=FILE"
+            )
 
 
 def _check_update(config: Config, stack: Overlay) -> None:

@@ -149,6 +149,23 @@ def _pairs(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from _pairs(value)
 
 
+class Replay(Section):
+    """Old examples that training goes on learning, so that an old skill is kept.
+
+    Args:
+        task: the card of the old task, such as glue/sst2; that of the run by default
+        path: a file of old examples, or a folder with its training file; null for the hub
+        share: of old examples among all labelled examples of a step
+        targets: "labels" of the file, or "start" where the starting model writes what it says for every source, which
+            needs no labels
+    """
+
+    task: str | None = None
+    path: str | None = None
+    share: float = Field(default=0.05, gt=0, lt=1)
+    targets: Literal["labels", "start"] = "labels"
+
+
 class Data(Section):
     """Which examples, and how much of each text.
 
@@ -165,8 +182,13 @@ class Data(Section):
         corpora: held-out plain text whose perplexity is measured before training and after it, of a causal language
             model: a name of yours -> a .txt file, with an empty line between texts, or a file with the column `text`.
             Long texts are read in windows of max_source_length + max_target_length tokens
-        unlabelled: a file with the card's columns but no labels, for terms that take such examples: after every
-            optimizer step another is made on them, of those terms alone (`terms.jachess.mode: alternate`)
+        unlabelled: a file with the card's columns but no labels, for terms with `on: unlabelled` or `on: both`; every
+            optimizer step has some of its texts
+        unlabelled_ratio: texts without labels per labelled example
+        unlabelled_targets: what the decoder of an encoder-decoder reads for texts without labels: "start" lets the
+            starting model write it, once; "none" gives it its start token alone; else a column of the file. Such
+            targets are never learnt as labels
+        replay: labelled examples of an old task, mixed into every optimizer step: {task: glue/sst2, share: 0.05}
         limit: at most so many examples of a split, or texts of a corpus, by its name
         holdout: training examples that become the validation set, where the card says so; the card's number by default
         train_fraction: of the training examples, by a fixed shuffle: the same ones for every model and seed
@@ -204,6 +226,9 @@ class Data(Section):
     also: dict[str, str | None] = {}
     corpora: dict[str, str] = {}
     unlabelled: str | None = None
+    unlabelled_ratio: float = Field(default=1.0, gt=0, le=1000)
+    unlabelled_targets: str = "start"
+    replay: Replay | None = None
     limit: dict[str, Count] = {}
     holdout: Count | None = None
     train_fraction: float = Field(default=1.0, gt=0, le=1)

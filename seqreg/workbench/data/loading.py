@@ -13,7 +13,7 @@ from typing import Any
 from seqreg.errors import BadInput
 from seqreg.workbench.config import cards
 from seqreg.workbench.config.cards import Card, HubSplit
-from seqreg.workbench.config.settings import Data
+from seqreg.workbench.config.settings import Data, Replay
 from seqreg.workbench.data import arrow_cache, readers, stored_examples, synthetic_news
 from seqreg.workbench.data import examples as examples_of_cards
 from seqreg.workbench.data.examples import Example, column_of, example, examples, names_of, text_of
@@ -26,8 +26,8 @@ ALIASES = {
     "validation": ("dev", "valid", "val", "validation_matched", "dev_matched"),
     "mismatched": ("validation_mismatched", "dev_mismatched"),
 }
-UNLABELLED = "unlabelled"
-"""Examples that are trained on without a label, beside the splits."""
+UNLABELLED, REPLAY = "unlabelled", "replay"
+"""Texts without labels, and old examples, that training sees in addition to the training set."""
 
 
 PLAIN = Data()
@@ -136,7 +136,9 @@ def _splits(card: Card, data: Data, needs_train: bool) -> Splits:
     if data.unlabelled is not None and needs_train:
         if not os.path.isfile(data.unlabelled):
             raise BadInput(f"data.unlabelled={data.unlabelled}: no such file")
-        splits.sets[UNLABELLED] = _without_labels(read_file(card, Path(data.unlabelled), data, labelled=False))
+        splits.sets[UNLABELLED] = _texts(card, data, data.unlabelled)
+    if data.replay is not None and needs_train:
+        splits.sets[REPLAY] = _old_examples(card, data, data.replay)
     for name, most in data.limit.items():
         if name == "train" and data.streaming:
             continue  # which stops there
@@ -148,6 +150,35 @@ def _splits(card: Card, data: Data, needs_train: bool) -> Splits:
         train = splits.sets["train"]
         splits.sets["train"] = _chosen(train, _drawn(len(train), round(data.train_fraction * len(train))))
     return splits
+
+
+def _texts(card: Card, data: Data, file: str) -> Sequence[Example]:
+    """The texts of data.unlabelled, with targets for a decoder where a column of the file has them."""
+    column = data.unlabelled_targets
+    if column in ("start", "none"):
+        return _without_labels(read_file(card, Path(file), data, labelled=False))
+    if card.kind != "generation":
+        raise BadInput(f"data.unlabelled_targets={column}: a task of kind {card.kind} has no decoder: leave it out")
+    named = card.model_copy(update={"columns": card.columns.model_copy(update={"target": column})})
+    return read_file(named, Path(file), data)
+
+
+def _old_examples(card: Card, data: Data, replay: Replay) -> Sequence[Example]:
+    """The training examples of the task of data.replay."""
+    other = card if replay.task is None else cards.load(replay.task)[0]
+    if (other.kind, other.labels) != (card.kind, card.labels):
+        raise BadInput(
+            f"data.replay.task={replay.task}: {other.title} has another kind or other classes than {card.title}"
+        )
+    if replay.path is not None and os.path.isfile(replay.path):
+        return read_file(other, Path(replay.path), labelled=replay.targets == "labels")
+    same = ("max_empty_fraction", "keep_in_memory", "cache_dir")
+    settings = Data(path=replay.path, **{key: getattr(data, key) for key in same})
+    try:
+        return _splits(other, settings, True).sets["train"]
+    except BadInput as error:
+        rest = str(error).removeprefix("data.path")
+        raise BadInput(f"data.replay.path{rest if rest != str(error) else f': {error}'}") from None
 
 
 def _check_used(card: Card, data: Data) -> None:

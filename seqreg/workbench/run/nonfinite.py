@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from seqreg.criterion import LossReport
+from seqreg.criterion import LossReport, term_of
 from seqreg.errors import BadInput, DiskError, NotFinite
 from seqreg.workbench.run import checkpoints, disk, rng
 from seqreg.workbench.text import stored_json
@@ -30,11 +30,11 @@ MAX_WEIGHTS = 256 * 2**20
 
 
 def not_finite(report: LossReport) -> list[str]:
-    """The parts of a loss that are not finite; "base" for the total if all parts are."""
+    """The names of the terms whose part is not finite on any stream; "base" for the total if all parts are."""
     values = torch.stack([*(part.detach().float() for part in report.parts.values()), report.total.detach().float()])
     finite = values.isfinite().tolist()
-    bad = [name for name, good in zip(report.parts, finite, strict=False) if not good]
-    return bad or ([] if finite[-1] else ["base"])
+    bad = [term_of(name) for name, good in zip(report.parts, finite, strict=False) if not good]
+    return list(dict.fromkeys(bad)) or ([] if finite[-1] else ["base"])
 
 
 @dataclass

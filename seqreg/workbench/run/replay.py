@@ -15,7 +15,8 @@ from rich.console import Group
 from rich.table import Table
 
 from seqreg.errors import BadInput
-from seqreg.integrations.hf import RegularizedTrainer, count
+from seqreg.integrations.hf import RegularizedTrainer
+from seqreg.integrations.hf.streams import count_streams
 from seqreg.workbench.config import run_config
 from seqreg.workbench.config.settings import EngineSettings
 from seqreg.workbench.run import checkpoints, nonfinite, rng, train
@@ -84,7 +85,7 @@ def _weights(home: Path, folder: Path, report: CrashReport) -> Path:
 def _compute(trainer: Any, batches: Sequence[dict[str, Any]], replayed: Replayed) -> None:
     """Make the step up to its gradient; adds to the parts and the notes."""
     model = trainer.model.train()
-    step_count, first = count(model, batches), list[str]()
+    step_count, first = count_streams(model, batches), list[str]()
     for index, batch in enumerate(batches):
         with _not_finite_modules(model) as modules, trainer.compute_loss_context_manager():
             report, _ = RegularizedTrainer.report(trainer, model, trainer._prepare_inputs(batch), step_count)

@@ -24,11 +24,11 @@ from seqreg.selective_update import MeasuredUpdate
 from seqreg.workbench.config import run_config
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.config.settings import Config
-from seqreg.workbench.data import adapters, completions, loading, models
+from seqreg.workbench.data import adapters, completions, loading, models, streams
 from seqreg.workbench.data.batches import GroupedOrder
 from seqreg.workbench.data.encoding import Collator, Encoded, EncodedStream, Numbered, Packed, collator
 from seqreg.workbench.data.hardware import check_precision
-from seqreg.workbench.data.loading import UNLABELLED, Splits
+from seqreg.workbench.data.loading import REPLAY, UNLABELLED, Splits
 from seqreg.workbench.run import checkpoints, disk, launch, preflight, starting_model
 from seqreg.workbench.run.checkpointing import RunOptions
 from seqreg.workbench.run.run_directory import RunDirectory, RunRecord
@@ -63,8 +63,8 @@ def prepare(run: Run, *, splits: Splits | None = None) -> LoadedRun:
     launch.check_environment(run.config.optimisation.precision)
     splits = loading.load(run.card, run.config.data) if splits is None else splits
     notes = list(splits.notes)
-    if loading.UNLABELLED in splits.sets and not _takes_unlabelled(run):
-        notes.append("data.unlabelled is not used: no term of this run takes unlabelled examples")
+    if UNLABELLED in splits.sets and not any(term.on != "labelled" for term in run.criterion.terms):
+        notes.append("data.unlabelled is not used: no term of this run counts on texts without labels")
     for note in notes if first_process() else ():
         console.print(plain(note), style="dim")
     check_precision(run.config.optimisation.precision)
@@ -185,7 +185,9 @@ def _without_adapters(monitor: DriftMonitor, loaded: LoadedRun, folder: Path) ->
             trainer.model.save_pretrained(str(folder / f"{ASIDE}model" / adapters.FOLDER))
         model = trainer.model.merge_and_unload(safe_merge=True)
     run = dataclasses.replace(loaded.run, config=loaded.run.config.for_evaluation(str(folder)))
-    sets = {name: examples for name, examples in loaded.splits.sets.items() if name not in ("train", UNLABELLED)}
+    sets = {
+        name: examples for name, examples in loaded.splits.sets.items() if name not in ("train", UNLABELLED, REPLAY)
+    }
     parts = LoadedRun(run, dataclasses.replace(loaded.splits, sets=sets, stream=None), loaded.tokenizer, model)
     final = make_trainer(parts, folder, signals=signals)
     return DriftMonitor(final, loaded.tokenizer, sets["validation"], monitor.start)
@@ -326,12 +328,10 @@ def _finish(
 def _tokens(trainer: Any) -> dict[str, str]:
     """SHA-256 of the token ids that are kept on disk, by split; made now where they are not there."""
     train = trainer.train_dataset.dataset if isinstance(trainer.train_dataset, Numbered) else None
-    sets = {"train": train, "validation": trainer.eval_dataset, loading.UNLABELLED: trainer.unlabeled_dataset}
+    further = {name: sampler.examples for name, sampler in trainer.streams.items()}
+    further = {name: getattr(examples, "sources", examples) for name, examples in further.items()}
+    sets = {"train": train, "validation": trainer.eval_dataset, **further}
     return {name: table.digest for name, split in sets.items() if split is not None and (table := split.tokens)}
-
-
-def _takes_unlabelled(run: Run) -> bool:
-    return any(term.counts_on != "labelled" for term in run.criterion.terms)
 
 
 def _grouped(examples: Encoded, config: Config, world: int) -> GroupedOrder:
@@ -349,6 +349,14 @@ def _training_set(loaded: LoadedRun, sets: Mapping[str, Encoded], prompt: str | 
     if "train" not in sets:
         return None
     return Packed(sets["train"], config.data.bin_length) if config.data.packing else Numbered(sets["train"])
+
+
+def _further_datasets(loaded: LoadedRun, sets: Mapping[str, Encoded], prompt: str | None) -> dict[str, Any]:
+    """Texts without labels and old examples, as options of a trainer."""
+    if not sets.keys() & {UNLABELLED, REPLAY}:
+        return {}
+    collate, digest = collator(loaded.tokenizer, loaded.run.card.kind, prompt), starting_model.digest(loaded.model)
+    return streams.datasets_of(loaded.run, loaded.model, loaded.tokenizer, sets, collate, digest)
 
 
 def make_trainer(loaded: LoadedRun, folder: Path, scorer: Scorer | None = None, **options: Any) -> Any:
@@ -383,7 +391,7 @@ def make_trainer(loaded: LoadedRun, folder: Path, scorer: Scorer | None = None, 
         criterion=copy.deepcopy(run.criterion),
         diagnostics_steps=config.logging.diagnostics_steps,
         smoothness_steps=config.logging.smoothness_steps,
-        unlabeled_dataset=sets.get(loading.UNLABELLED) if _takes_unlabelled(run) else None,
+        **_further_datasets(loaded, sets, prompt),
         update=config.update(),
         options=RunOptions(
             config,

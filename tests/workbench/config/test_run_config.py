@@ -151,7 +151,7 @@ def test_a_saved_run_is_a_recipe_again(tmp_path: Path) -> None:
 
 
 def test_a_term_that_needs_unlabelled_rows_is_refused_before_anything_is_written() -> None:
-    with pytest.raises(BadInput, match=r"command line: terms.jachess.mode='alternate': set data.unlabelled=FILE"):
+    with pytest.raises(BadInput, match=r"command line: terms.jachess.mode=alternate: counts on texts without lab"):
         run_config.resolve("quickstart", terms=["jachess"], overrides=["terms.jachess.mode=alternate"])
 
 
