@@ -179,12 +179,7 @@ def _advice(
         try:
             report, seconds = _timed(model, batch, criterion, repeats)
             if term.name not in report.parts:
-                why = (
-                    "it counts on unlabelled data alone"
-                    if term.counts_on == "unlabelled"
-                    else "its weight is 0 at step 0"
-                )
-                raise BadInput(f"{why}, so there is nothing to measure")
+                raise BadInput("its weight is 0 at step 0, so there is nothing to measure")
             sources = _sources(model, batch, term)
         except BadInput as error:
             return TermAdvice(name, "refused", note=str(error))

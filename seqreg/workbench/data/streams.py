@@ -105,7 +105,7 @@ class _TargetWriter:
                 places = order[first : first + size]
                 batch = self.collate([self._source(texts[place]) for place in places])
                 inputs = {key: value.to(device) for key, value in batch.items() if isinstance(value, torch.Tensor)}
-                limit = {"max_new_tokens": self.run.config.data.max_target_length}
+                limit = {"max_length": self.run.config.data.max_target_length + 1}  # and the token it starts from
                 for place, row in zip(places, streams.written_targets(self.model, [inputs], **limit), strict=True):
                     rows[place] = row
                 bar.at(first + len(places))

@@ -71,16 +71,19 @@ def check_loss(run: Run, model: Any, tokenizer: Any, examples: Sequence[Example]
     try:
         batch = collate(rows)
         ctx = context(model.train(), {**batch}, step=0)
+        texts = any(term.on != "labelled" for term in run.criterion.terms)  # the same ones, as if without labels
+        further = [context(model, {**batch}, step=0, stream="unlabelled")] if texts else []
         if config.engine.name == "fsdp2":
             ctx.forward.engine = "FSDP2"  # which refuses what begins at a layer
         with (
             warnings.catch_warnings(),
-            ctx.observed() as observed,
+            contextlib.ExitStack() as stack,
             _cast(model, config.engine.param_dtype),
             torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=bf16),
         ):
             warnings.simplefilter("ignore", Advice)  # given at the first step, on complete examples
-            bad = not_finite(copy.deepcopy(run.criterion)(observed))
+            observed = [stack.enter_context(one.observed()) for one in (ctx, *further)]
+            bad = not_finite(copy.deepcopy(run.criterion)(*observed))
         if joins:
             _check_isolation(model, rows, "packing" if config.data.packing else "padding_free")
         if bad:

@@ -159,7 +159,7 @@ def test_terms_train_on_texts_without_labels_and_old_examples(recipe: str, varia
     old = sample_files.write(tmp_path / "old.jsonl", sample_files.rows(card, 6, seed=8))
     further = [
         "terms.jachess.mode=alternate", f"data.unlabelled={path}", "optimisation.max_steps=2",
-        f"data.cache_dir={tmp_path / 'cache'}", f"data.replay={{path: '{old}', share: 0.3}}",
+        f"data.cache_dir={tmp_path / 'cache'}", f"data.replay={{path: '{old}', share: 0.5}}",
     ]  # fmt: skip
     run = run_of(recipe, tmp_path, *further, variants=[variant], terms=["jachess"])
     shop = train.prepare(run)
