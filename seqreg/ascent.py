@@ -20,7 +20,7 @@ from seqreg.losses import at_least_float32
 from seqreg.noise import Noise, Norm, Over, norm, project, rms, sample, too_small
 from seqreg.objective import Consistency, keep_logits
 from seqreg.settings import Settings
-from seqreg.term import Cost, Hints, Passes, Term
+from seqreg.term import ConsistencyTerm, Cost, Hints, Passes
 
 Inject = Literal["scaled", "word", "layernorm", "normalised"]
 Deltas = Mapping[str, Tensor]
@@ -255,7 +255,7 @@ ADVERSARIAL = Hints(
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdversarialConsistency(Term):
+class AdversarialConsistency(ConsistencyTerm):
     """Find the nearby input where the outputs differ most, and ask them to agree.
 
     Under autocast the ascent is made in float32, with one more clean pass to start from: near the clean input a

@@ -19,10 +19,10 @@ from seqreg.engines.detect import check_group, refusal
 from seqreg.errors import BadInput
 from seqreg.forward import Pass
 from seqreg.losses import Base, LossName, Smoothing, check_loss, check_smoothing
-from seqreg.objective import BaseLoss, Part, PartResult, Path, WeightedSum, evaluate
+from seqreg.objective import BaseLoss, Consistency, Part, PartResult, Path, WeightedSum, confident, evaluate
 from seqreg.overrides import Memory
 from seqreg.schedules import weight_at
-from seqreg.term import Passes, Term, check_packed, counts_on, packed_fix
+from seqreg.term import ConsistencyTerm, Passes, Term, check_packed, counts_on, packed_fix
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,8 @@ class _Declared:
             joint = WeightedSum(rest=returned)
         else:
             raise BadInput(f"{term.name} must return a scalar tensor, such as ctx.reduce(values), not {returned!r}")
+        if isinstance(term, ConsistencyTerm) and not ctx.labelled:
+            joint = joint.on_texts(confidence=term.confidence, sharpen=term.sharpen)
         return cls(term, weight, ctx, joint, frozenset(ctx.paths))
 
     @property
@@ -350,6 +352,10 @@ class Criterion:
                 value = weight * float(declared.value(results))
                 numbers[f"{term.name}/part_over_base"] = value / base if base else 0.0
                 numbers |= {f"{term.name}/{key}": number for key, number in term.diagnostics(evaluation).items()}
+                for _, part in declared.joint.parts:
+                    if isinstance(part, Consistency) and part.confidence:
+                        kept = confident(part.held.logits, part.confidence) & evaluation.mask
+                        numbers[f"{term.name}/confident_share"] = float(kept.sum() / evaluation.mask.sum())
         return numbers
 
     def _evaluation(

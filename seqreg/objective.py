@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import torch
@@ -103,6 +103,8 @@ class Consistency(Part):
         per, padding: see `Evaluation.reduce`
         positions: those that count, see `Evaluation.weights`
         sample: a factor of every position: 0 leaves it out, and others make up for it    # [B, T] or [B]
+        confidence: positions whose held side has no class of this probability count as 0
+        sharpen: the temperature of the held side, which is its target
     """
 
     first: Pass
@@ -113,10 +115,17 @@ class Consistency(Part):
     padding: bool = False
     sample: Tensor | None = None
     positions: Positions = "labels"
+    confidence: float = 0.0
+    sharpen: float = 1.0
 
     @property
     def passes(self) -> tuple[Pass, ...]:
         return self.first, self.second
+
+    @property
+    def held(self) -> Pass:
+        """The side that is the target of the other; the first where both learn."""
+        return self.second if self.detach == "second" else self.first
 
     @property
     def learning(self) -> tuple[Pass, ...]:
@@ -127,6 +136,12 @@ class Consistency(Part):
             raise BadInput(f"divergence={self.divergence!r} is 0 on a regression head: use divergence='mse'")
         if self.divergence == "stable_kl" and self.detach == "second":
             raise BadInput("divergence='stable_kl' has a gradient on its second side alone, which is held fixed here")
+        if self.sharpen != 1 and self.detach not in ("first", "second"):
+            raise BadInput(f"sharpen={self.sharpen!r} needs a side that is held fixed: use grad='perturbed'")
+        if self.confidence and ctx.kind == "regression":
+            raise BadInput(
+                f"confidence={self.confidence!r} is of classes, which a regression head has not: leave it out"
+            )
         if self.detach == "teachers" and self.divergence != "symmetric_kl":
             raise BadInput(f"each teacher is held fixed in divergence='symmetric_kl' alone, not {self.divergence!r}")
 
@@ -140,13 +155,25 @@ class Consistency(Part):
         if self.detach == "teachers":
             values = kl(first.detach(), second) + kl(second.detach(), first)
         else:
-            first = first.detach() if self.detach == "first" else first
-            second = second.detach() if self.detach == "second" else second
+            first = first.detach() / self.sharpen if self.detach == "first" else first
+            second = second.detach() / self.sharpen if self.detach == "second" else second
             values = DIVERGENCES[self.divergence](first, second)
+        if self.confidence:
+            held = self.held.logits if rows is None or self.held is self.second else self.held.logits[rows]
+            values = values * confident(held, self.confidence)
         return values if rows is None else values.new_zeros(ctx.mask.shape).index_copy(0, rows, values), None
 
     def from_block(self, block: Block, weight: Tensor | None) -> Values:
-        return divergence(block, self.first, self.second, self.divergence, self.detach, weight), None
+        kept = block.probabilities[self.held].amax(1) >= self.confidence if self.confidence else None
+        weight = weight if kept is None or weight is None else weight * kept.unsqueeze(1)
+        values = divergence(block, self.first, self.second, self.divergence, self.detach, weight, self.sharpen)
+        return values if kept is None else values * kept, None
+
+
+@torch.no_grad()
+def confident(logits: Tensor, confidence: float) -> Tensor:
+    """Whether the most probable class has at least this probability, at every position."""
+    return at_least_float32(logits).softmax(-1).amax(-1) >= confidence
 
 
 class WeightedSum:
@@ -159,6 +186,14 @@ class WeightedSum:
 
     def __init__(self, *parts: tuple[float, Part], rest: Tensor | None = None) -> None:
         self.parts, self.rest = parts, rest
+
+    def on_texts(self, *, confidence: float, sharpen: float) -> WeightedSum:
+        """The same sum, whose consistencies count confident positions and sharpened targets."""
+        parts = (
+            (factor, replace(part, confidence=confidence, sharpen=sharpen) if isinstance(part, Consistency) else part)
+            for factor, part in self.parts
+        )
+        return WeightedSum(*parts, rest=self.rest)
 
 
 def base_loss(view: Pass, ctx: Evaluation) -> Values:

@@ -145,6 +145,30 @@ def counts_on(term: Term, stream: Stream) -> bool:
     return term.on in ("both", "unlabelled" if stream == "unlabelled" else "labelled")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ConsistencyTerm(Term):
+    """A term that asks two passes to agree.
+
+    Args:
+        confidence: on texts without labels, positions whose held side has no class of this probability count as 0, as
+            in UDA; 0 counts all
+        sharpen: on texts without labels, the temperature of the side that is held fixed; below 1 makes it more certain
+    """
+
+    confidence: float = 0.0
+    sharpen: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.confidence < 1:
+            self.refuse("confidence", "expected a probability in [0, 1)")
+        if self.sharpen <= 0:
+            self.refuse("sharpen", "expected a temperature > 0; UDA uses 0.4")
+        for setting, off in (("confidence", 0.0), ("sharpen", 1.0)):
+            if getattr(self, setting) != off and self.on == "labelled":
+                self.refuse(setting, "only texts without labels have it: set on='both', or leave it out")
+
+
 def check_packed(settings: Settings) -> None:
     """Refuse settings that count sequences on a batch whose rows hold several of them."""
     for f in fields(settings):

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from seqreg import Criterion
-from seqreg.context import Count
+from seqreg.context import Count, Evaluation
+from seqreg.divergences import DIVERGENCES
 from seqreg.errors import BadInput
 from seqreg.integrations.hf import context, count
 from seqreg.terms.anchor import Anchor
@@ -241,3 +242,50 @@ def test_r_drop_has_no_second_task_loss_on_texts_without_labels() -> None:
         context(net, labelled, step=0), context(net, texts, step=0, stream="unlabelled")
     )
     assert set(report.tasks) == {"rdrop"}
+
+
+@pytest.mark.parametrize("name", ["bart", "roberta", "llama"])
+@pytest.mark.parametrize("divergence", ["kl", "symmetric_kl", "js"])
+def test_only_confident_positions_count_towards_sharpened_targets(name: str, divergence: Any) -> None:
+    """By hand from all logits: the mean of the divergence to the sharpened start, 0 where the start is not sure."""
+    net, labelled, texts = model_and_batches(name)
+    tiny_models.dropout_off(net)
+    texts = without_labels(name, texts)
+    start = context(net, texts, stream="unlabelled")
+    held = Evaluation(start).clean.logits.detach()
+    sure = held.softmax(-1).amax(-1)
+    ordered = sure[start.mask].sort().values
+    confidence = float(ordered[len(ordered) // 2 - 1 : len(ordered) // 2 + 1].mean())
+    kept = started(net, Anchor(divergence=divergence), labelled)
+    for fused in (True, False):
+        settings = {"on": "unlabelled", "weight": 1.0, "confidence": confidence, "sharpen": 0.5}
+        criterion = Criterion(Anchor(divergence=divergence, **settings), fused=fused)
+        criterion.load_state_dict(kept)
+        texts_ctx = context(net, texts, step=1, stream="unlabelled")
+        report = criterion(context(net, labelled, step=1), texts_ctx)
+        ours = gradient(net, report.total)
+        base = gradient(net, Criterion()(context(net, labelled, step=1)).total)
+        values = DIVERGENCES[divergence](held / 0.5, Evaluation(texts_ctx).clean.logits)
+        counted = start.mask & (sure >= confidence)
+        assert 0 < int(counted.sum()) < int(start.mask.sum())
+        slow = (values * counted).sum() / start.mask.sum()
+        assert float(report.values["anchor.unlabelled"]) == pytest.approx(float(slow.detach()), rel=1e-5)
+        expected = gradient(net, slow)
+        assert (ours - base - expected).norm() < 1e-5 * expected.norm()
+    share = criterion.diagnostics(texts_ctx)["anchor/confident_share"]
+    assert share == pytest.approx(int(counted.sum()) / int(start.mask.sum()))
+
+
+def test_confidence_and_sharpening_are_for_texts_without_labels() -> None:
+    for make, message in (
+        (lambda: VAT(confidence=0.8), "confidence=0.8: only texts without labels have it"),
+        (lambda: VAT(on="both", confidence=1.0), r"confidence=1.0: expected a probability in \[0, 1\)"),
+        (lambda: VAT(on="both", sharpen=0.0), "sharpen=0.0: expected a temperature > 0"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            make()
+    net, labelled, texts = model_and_batches("roberta")
+    with pytest.raises(BadInput, match="needs a side that is held fixed: use grad='perturbed'"):
+        Criterion(SMART(on="unlabelled", sharpen=0.5))(
+            context(net, labelled, step=0), context(net, texts, step=0, stream="unlabelled")
+        )

@@ -21,11 +21,11 @@ from seqreg.losses import IGNORE, at_least_float32, label_smoothed_nll
 from seqreg.objective import Consistency, Part
 from seqreg.overrides import MovingAverage, distance, moved_buffers, start_weights
 from seqreg.schedules import Weight
-from seqreg.term import Cost, Hints, Passes, Term
+from seqreg.term import ConsistencyTerm, Cost, Hints, Passes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Anchor(Term):
+class Anchor(ConsistencyTerm):
     """A penalty on the distance to a reference: the output, or the weights, of the model that training started from.
 
     Formula:

@@ -14,11 +14,11 @@ from seqreg.divergences import Divergence
 from seqreg.forward import Dropout, ExtraPass, Pass
 from seqreg.objective import Consistency
 from seqreg.overrides import MovingAverage, distance
-from seqreg.term import Cost, Hints, Passes, Term
+from seqreg.term import ConsistencyTerm, Cost, Hints, Passes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bregman(Term):
+class Bregman(ConsistencyTerm):
     """Bregman proximal point optimization with momentum: agree with a moving average of your own past weights.
 
     Formula:

@@ -18,11 +18,11 @@ from seqreg.forward import Dropout, ExtraPass, Pass
 from seqreg.noise import Noise, rms, sample, too_small
 from seqreg.objective import Consistency
 from seqreg.schedules import Weight
-from seqreg.term import Cost, Hints, Passes, Term
+from seqreg.term import ConsistencyTerm, Cost, Hints, Passes
 
 
 @dataclass(frozen=True, kw_only=True)
-class R3F(Term):
+class R3F(ConsistencyTerm):
     """Robust representations through regularized fine-tuning: agree with yourself under embedding noise.
 
     Formula:

@@ -12,11 +12,11 @@ from seqreg.context import Evaluation, Per
 from seqreg.divergences import Divergence
 from seqreg.forward import ExtraPass, Pass
 from seqreg.objective import BaseLoss, Consistency, WeightedSum
-from seqreg.term import Cost, Hints, Passes, Term
+from seqreg.term import ConsistencyTerm, Cost, Hints, Passes
 
 
 @dataclass(frozen=True, kw_only=True)
-class RDrop(Term):
+class RDrop(ConsistencyTerm):
     """Regularized dropout: train on two dropout masks, and ask the two outputs to agree.
 
     Formula:

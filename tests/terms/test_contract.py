@@ -201,6 +201,28 @@ HEADED = [name for name in tiny_models.MODELS if tiny_models.make(name).get_outp
 
 
 @every_term
+@pytest.mark.parametrize("model", ["bart", "roberta", "llama"])
+def test_texts_without_labels_count_or_are_refused(term: str, model: str) -> None:
+    """A term that needs labels says so; any other counts, and adds to the gradient, wherever it is asked to."""
+    if build_term(term).hints.needs_labels:
+        with pytest.raises(BadInput, match="needs labels: use on='labelled'"):
+            build_term(term, {"on": "both"})
+        return
+    one = build_term(term, {"on": "both"})
+    net, criterion = tiny_models.make(model), Criterion(one)
+    for step in range(2):
+        with torch.no_grad():
+            for index, parameter in enumerate(net.parameters()):
+                parameter.mul_(1.0 + 0.01 * (-1) ** index)
+        labelled = context(net, tiny_models.batch(model), step=step)
+        texts = context(net, tiny_models.batch(model, rows=2, seed=4), step=step, stream="unlabelled")
+        report = criterion(labelled, texts)
+    assert report.parts.keys() == {"base", one.name, f"{one.name}.unlabelled"}
+    assert torch.isfinite(report.total)
+    report.total.backward()
+
+
+@every_term
 @pytest.mark.parametrize("model", HEADED)
 def test_fused_is_plain(term: str, model: str) -> None:
     """Before there are logits and from them: the same total, values and gradients."""

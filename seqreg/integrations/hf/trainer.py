@@ -280,7 +280,7 @@ class RegularizedTrainer(Trainer):
         if ctx.training:
             if self.state.global_step != self._measured_at:
                 self._measured_at = self.state.global_step
-                self._measure(ctx)
+                self._measure(ctx, inputs)
             self._window.add(report, 1 / getattr(self, "current_gradient_accumulation_steps", 1))
         return (report.total, report.clean and report.clean.output) if return_outputs else report.total
 
@@ -292,11 +292,13 @@ class RegularizedTrainer(Trainer):
         asked = os.environ.get("ACCELERATE_USE_FSDP", "")
         return f"ACCELERATE_USE_FSDP={asked}" if asked.lower() == "true" else ""
 
-    def _measure(self, ctx: Context) -> None:
+    def _measure(self, ctx: Context, inputs: Mapping[str, Any]) -> None:
         """Diagnostics and smoothness on the first micro-batch of a step, for the next log."""
         step = self.state.global_step
         if self.diagnostics_steps and step % self.diagnostics_steps == 0:
             self._diagnose(ctx)
+            if texts := split_streams(inputs)[1].get("unlabelled"):
+                self._diagnose(context(self.model, texts, step=step, stream="unlabelled"), ".unlabelled")
             if "unlabelled" in self.streams:  # what is regularized there shows here, on labelled examples
                 with ctx.observed() as observed, torch.no_grad():
                     gap = source_gap(Evaluation(observed, self.criterion.base))
@@ -304,8 +306,10 @@ class RegularizedTrainer(Trainer):
         if self.smoothness_steps and step % self.smoothness_steps == 0:
             self._diagnostics |= {f"smoothness/{key}": number for key, number in self._smoothness().items()}
 
-    def _diagnose(self, ctx: Context) -> None:
-        self._diagnostics |= {f"diagnostics/{key}": value for key, value in self.criterion.diagnostics(ctx).items()}
+    def _diagnose(self, ctx: Context, stream: str = "") -> None:
+        for key, value in self.criterion.diagnostics(ctx).items():
+            name, _, number = key.partition("/")
+            self._diagnostics[f"diagnostics/{name}{stream}/{number}"] = value
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
