@@ -76,7 +76,8 @@ class Count:
             self.sequences + other.sequences,
             self.grad_divisor,
             self.positions + other.positions if known else None,  # type: ignore[operator]
-            *(_both(getattr(self, name), getattr(other, name)) for name in ("replay", "unlabelled")),
+            replay=_both(self.replay, other.replay),
+            unlabelled=_both(self.unlabelled, other.unlabelled),
             of_batch=self.of_batch and other.of_batch,
         )
 
