@@ -1,1 +1,1 @@
-"""What `seqreg bench` measures: steps, ROUGE and padding, side by side with what they replace."""
+"""What measures seqreg: costs of steps, ROUGE, padding and data, beside what they replace. Not in the wheel."""

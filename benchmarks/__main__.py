@@ -1,156 +1,53 @@
-"""The command `seqreg bench`."""
+"""Costs of training steps and of what surrounds them, measured on this machine: `python -m benchmarks --help`."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from seqreg.cli.options import Json, Settings, print_result
+from seqreg.cli.main import run
+from seqreg.cli.options import Json, Recipe, Settings, Terms, Variants, print_result
 from seqreg.errors import BadInput
+from seqreg.workbench.config import run_config
 from seqreg.workbench.text.atomic_files import writable
 from seqreg.workbench.text.escape import plain
 from seqreg.workbench.text.terminal import console, print_json, quiet
 
 if TYPE_CHECKING:
-    from seqreg.bench.measure import Bench
+    from benchmarks.step_cost import Bench
 
-app = typer.Typer()
+app = typer.Typer(
+    no_args_is_help=True, pretty_exceptions_enable=False,
+    help="Measure what training steps and data cost, beside what they replace. Run it in the folder of the clone.",
+)  # fmt: skip
 
-
-@app.command()
-def bench(
-    size: Annotated[
-        Literal["tiny", "small", "long", "bart-base", "causal", "classifier"],
-        typer.Option(
-            help="The model and batch; `tiny` takes minutes, `bart-base` an hour; `long`: 1,024 source tokens; "
-            "`causal`: the shape of SmolLM-135M; `classifier`: of RoBERTa-base."
-        ),
-    ] = "small",
-    terms: Annotated[
-        Optional[list[str]], typer.Option("--terms", "-t", help="Only these terms; may be repeated. All by default.")
-    ] = None,
-    rounds: Annotated[
-        Optional[int], typer.Option(min=1, max=100_000, help="Every step is timed once per round.")
-    ] = None,
-    threads: Annotated[
-        int,
-        typer.Option(
-            min=1, max=1024, help="Threads of torch. One is timed by CPU time, which other work leaves alone."
-        ),
-    ] = 1,
-    presets: Annotated[bool, typer.Option(help="Also measure what released code computes, and how.")] = True,
-    compiled: Annotated[
-        bool, typer.Option("--compile", help="Also measure steps of a model that torch.compile has compiled.")
-    ] = False,
-    rouge: Annotated[bool, typer.Option("--rouge", help="Measure ROUGE beside rouge-score instead.")] = False,
-    batches: Annotated[bool, typer.Option("--batches", help="Measure padding on Gigaword's lengths instead.")] = False,
-    data: Annotated[
-        bool, typer.Option("--data", help="Measure reading and tokenizing a generated CNN/DailyMail instead.")
-    ] = False,
-    examples: Annotated[
-        Optional[int], typer.Option(min=1, max=100_000_000, help="With --data: articles, 287,113 by default.")
-    ] = None,
-    engine: Annotated[
-        Optional[Literal["fsdp2", "ddp"]],
-        typer.Option(help="Measure R3F on two ranks of this engine instead, with a plain head and a fused one."),
-    ] = None,
-    frontier: Annotated[
-        Optional[str],
-        typer.Option(
-            metavar="RECIPE",
-            help="Measure cheaper forms of R3F and of R-Drop's divergence instead, on the model and the first batch "
-            "of this recipe: what they cost, and what is left of the gradient. `--rounds`: gradients of each.",
-        ),
-    ] = None,
-    growth: Annotated[
-        bool,
-        typer.Option("--growth", help="Measure how steps grow with vocabulary, lengths, batch and layers instead."),
-    ] = False,
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Show instead where the time of a step goes, by kinds of operators.")
-    ] = False,
-    settings: Settings = None,
-    as_json: Json = False,
-    plot: Annotated[Optional[Path], typer.Option(help="Also draw the table: a .png, .svg or .pdf file.")] = None,
-) -> None:
-    """Measure what a training step costs with every term, against the plain step of transformers.
-
-    Time, floating-point operations and peak memory, on the CPU; the variants take turns.
-
-    seqreg bench --terms r3f --terms rdrop
-
-    seqreg bench --size bart-base --no-presets --plot cost.png
-
-    seqreg bench --compile --terms r3f --no-presets
-
-    seqreg bench --rouge
-
-    seqreg bench --data --examples 2000
-
-    seqreg bench --engine fsdp2
-
-    seqreg bench --profile --size bart-base --terms r3f
-
-    seqreg bench --growth --terms r3f --plot growth.png
-
-    seqreg bench --frontier gigaword model.name=FOLDER data.path=FILE.jsonl --plot frontier.png
-    """
-    alone = [name for name, wanted in (("--rouge", rouge), ("--batches", batches), ("--data", data)) if wanted]
-    if len(alone) > 1:
-        raise BadInput(f"{' and '.join(alone)}: each is measured alone")
-    if (growth or profile) and (alone or engine or frontier or rounds or growth is profile):
-        raise BadInput("--growth and --profile: each is measured alone, once")
-    if growth and (size != "small" or threads != 1):
-        raise BadInput("--growth has sizes of its own: leave out --size and --threads")
-    if profile and plot:
-        raise BadInput("--profile draws nothing: leave out --plot")
-    if engine and alone:
-        raise BadInput(f"--engine is measured alone: leave out {alone[0]}")
-    if settings and not frontier:
-        raise BadInput(f"{settings[0]}: settings change the recipe of --frontier, which is not given")
-    if frontier and (alone or engine or terms or size != "small" or threads != 1):
-        raise BadInput("--frontier is measured alone: leave out all other options but --rounds, --plot and --json")
-    if alone and (terms or rounds or plot or size != "small" or threads != 1):
-        raise BadInput(f"{alone[0]} measures no steps: leave out --size, --terms, --rounds, --threads and --plot")
-    if frontier and rounds == 1:
-        raise BadInput("--rounds 1: expected a whole number >= 2, as --frontier compares two gradients")
-    if examples and not data:
-        raise BadInput("--examples is for --data: leave it out")
-    if engine and (terms or rounds or plot or size != "small" or threads != 1):
-        raise BadInput(
-            "--engine measures one step of its own: leave out --size, --terms, --rounds, --threads and --plot"
-        )
-    for option, given in (("--compile", compiled), ("--no-presets", not presets)):
-        if given and (alone or engine or frontier or growth or profile):
-            raise BadInput(f"{option} is about the rows of the table of steps: leave it out here")
-    if plot is not None:
-        _check_plot(plot)
-    if rouge:
-        _rouge(as_json)
-    elif batches:
-        _padding(as_json)
-    elif data:
-        _data(examples, as_json)
-    elif engine is not None:
-        _engine(engine, as_json)
-    elif growth:
-        _growth(terms, as_json, plot)
-    elif profile:
-        _profile(size, terms, threads, as_json)
-    elif frontier is not None:
-        _frontier(frontier, settings or [], rounds or 32, as_json, plot)
-    else:
-        _steps(size, terms, rounds or (9 if size == "bart-base" else 5), threads, presets, compiled, as_json, plot)
+Size = Annotated[
+    Literal["tiny", "small", "long", "bart-base", "causal", "classifier"],
+    typer.Option(
+        help="The model and batch; `tiny` takes minutes, `bart-base` an hour; `long`: 1,024 source tokens; "
+        "`causal`: the shape of SmolLM-135M; `classifier`: of RoBERTa-base."
+    ),
+]
+Names = Annotated[
+    list[str] | None, typer.Option("--terms", "-t", help="Only these terms; may be repeated. All by default.")
+]
+Threads = Annotated[
+    int,
+    typer.Option(min=1, max=1024, help="Threads of torch. One is timed by CPU time, which other work leaves alone."),
+]
+Plot = Annotated[Path | None, typer.Option(help="Also draw the table: a .png, .svg or .pdf file.")]
 
 
-def _check_plot(plot: Path) -> None:
+def _check_plot(plot: Path | None) -> None:
+    if plot is None:
+        return
     if plot.suffix not in (".png", ".svg", ".pdf"):
         raise BadInput(f"--plot {plot}: expected a file that ends in .png, .svg or .pdf")
     writable(plot, "--plot ")
@@ -160,17 +57,31 @@ def _check_plot(plot: Path) -> None:
         raise BadInput(f"--plot {plot}: it cannot be written; a folder, or not yours to write?")
 
 
-def _steps(
-    size: str,
-    terms: list[str] | None,
-    rounds: int,
-    threads: int,
-    presets: bool,
-    compiled: bool,
-    as_json: bool,
-    plot: Path | None,
+@app.command()
+def steps(
+    size: Size = "small",
+    terms: Names = None,
+    rounds: Annotated[int | None, typer.Option(min=1, max=100_000, help="Every step is timed once per round.")] = None,
+    threads: Threads = 1,
+    presets: Annotated[bool, typer.Option(help="Also measure what released code computes, and how.")] = True,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Also measure steps of a model that torch.compile has compiled.")
+    ] = False,
+    as_json: Json = False,
+    plot: Plot = None,
 ) -> None:
-    from seqreg.bench import measure
+    """Measure what a training step costs with every term, against the plain step of transformers.
+
+    Time, floating-point operations and peak memory, on the CPU; the variants take turns.
+
+    python -m benchmarks steps -t r3f -t rdrop
+
+    python -m benchmarks steps --size bart-base --no-presets --plot cost.png
+
+    python -m benchmarks steps --compile -t r3f --no-presets
+    """
+    _check_plot(plot)
+    from benchmarks import step_cost
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
@@ -181,13 +92,14 @@ def _steps(
             if not console.is_terminal and done % 10 == 0:
                 console.print(f"  {done} of {total}: {what}")
 
-        measured = measure.measure(size, terms, rounds, threads, presets, tell, compiled)
+        turns = rounds or (9 if size == "bart-base" else 5)
+        measured = step_cost.measure(size, terms, turns, threads, presets, tell, compiled)
     if as_json:
         print_result(measured, as_json=True)
     else:
         _print_steps(measured)
     if plot is not None:  # after the numbers, which are not lost if it fails
-        measure.plot(measured, str(plot))
+        step_cost.plot(measured, str(plot))
         console.print(f"Drawn in {plain(plot)}", markup=False)
 
 
@@ -217,9 +129,12 @@ def _print_steps(measured: Bench) -> None:
         out.print("A preset is what released code computes; 'from logits', also the way it does.")
 
 
-def _rouge(as_json: bool) -> None:
-    """ROUGE beside rouge-score on a test set of CNN/DailyMail's size."""
-    from seqreg.bench import rouge_speed
+@app.command()
+def rouge(
+    as_json: Json = False,
+) -> None:
+    """Compare ROUGE with rouge-score on a test set of CNN/DailyMail's size."""
+    from benchmarks import rouge_speed
 
     console.print("  scoring 11,490 generated summaries; rouge-score on 300 of them, scaled")
     times: dict[str, Any] = rouge_speed.compare(progress=console.is_terminal)
@@ -232,9 +147,12 @@ def _rouge(as_json: bool) -> None:
     print_result(times, table, f"All scores of the sample {same}.", as_json=as_json)
 
 
-def _padding(as_json: bool) -> None:
-    """The share of padding in batches of Gigaword's lengths."""
-    from seqreg.bench import batch_padding
+@app.command()
+def batches(
+    as_json: Json = False,
+) -> None:
+    """Measure the share of padding in batches of Gigaword's lengths."""
+    from benchmarks import batch_padding
 
     shares = batch_padding.compare()
     table = Table(title="Share of padding, source and target tokens, Gigaword's lengths")
@@ -245,9 +163,13 @@ def _padding(as_json: bool) -> None:
     print_result(shares, table, as_json=as_json)
 
 
-def _data(examples: int | None, as_json: bool) -> None:
-    """A large corpus, made ready for training twice."""
-    from seqreg.bench import data_at_size
+@app.command()
+def data(
+    examples: Annotated[int | None, typer.Option(min=1, max=100_000_000, help="Articles, 287,113 by default.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure how long a large corpus takes to be ready for training, the first time and from the cache."""
+    from benchmarks import data_at_size
 
     readings = data_at_size.measure(examples or data_at_size.EXAMPLES, lambda what: console.print(f"  {what}"))
     first = readings["first"]
@@ -269,13 +191,17 @@ def _data(examples: int | None, as_json: bool) -> None:
     )
 
 
-def _engine(engine: str, as_json: bool) -> None:
-    """R3F on two ranks, with a plain head and a fused one."""
-    from seqreg.bench import engine_steps
+@app.command()
+def engine(
+    name: Annotated[Literal["fsdp2", "ddp"], typer.Argument()] = "fsdp2",
+    as_json: Json = False,
+) -> None:
+    """Measure R3F on two ranks of an engine, with a plain head and a fused one."""
+    from benchmarks import engine_steps
 
-    measured = engine_steps.measure(engine, progress=lambda what: console.print(f"  {what}"))
+    measured = engine_steps.measure(name, progress=lambda what: console.print(f"  {what}"))
     size = engine_steps.SIZE
-    table = Table(title=f"One step of R3F, {engine}, {measured.ranks} ranks on the CPU (gloo)")
+    table = Table(title=f"One step of R3F, {name}, {measured.ranks} ranks on the CPU (gloo)")
     for name in ("head", "memory above the level before", "CPU seconds", "loss"):
         table.add_column(name, justify="left" if name == "head" else "right")
     for step in (measured.plain, measured.fused):
@@ -289,15 +215,24 @@ def _engine(engine: str, as_json: bool) -> None:
     print_result(result, table, setting, as_json=as_json)
 
 
-def _frontier(recipe: str, settings: list[str], draws: int, as_json: bool, path: Path | None) -> None:
-    """Cheaper forms of consistency terms: operations, and cosine and norm of the gradient."""
-    from seqreg.workbench.config import run_config
+@app.command()
+def frontier(
+    recipe: Recipe,
+    settings: Settings = None,
+    rounds: Annotated[int, typer.Option(min=2, max=100_000, help="Gradients of each form.")] = 32,
+    as_json: Json = False,
+    plot: Plot = None,
+) -> None:
+    """Measure cheaper forms of R3F and of R-Drop's divergence: their cost, and what is left of the gradient.
 
-    run = run_config.resolve(recipe, overrides=settings, paths=run_config.PATHS)
-    from seqreg.bench import frontier
+    python -m benchmarks frontier gigaword model.name=FOLDER data.path=FILE.jsonl --plot frontier.png
+    """
+    _check_plot(plot)
+    resolved = run_config.resolve(recipe, overrides=settings or (), paths=run_config.PATHS)
+    from benchmarks import frontier as frontier_forms
 
     quiet()
-    measured = frontier.measure(run, draws, lambda what: console.print(f"  {plain(what)}", markup=False))
+    measured = frontier_forms.measure(resolved, rounds, lambda what: console.print(f"  {plain(what)}", markup=False))
     tables = []
     for difference, rows in measured.rows.items():
         table = Table(title=f"R3F, passes that differ in {difference}", width=80)
@@ -315,44 +250,56 @@ def _frontier(recipe: str, settings: list[str], draws: int, as_json: bool, path:
         "with the mean of the whole term, and its standard error."
     )
     print_result(measured, *tables, note, as_json=as_json)
-    if path is not None:
-        frontier.plot(measured, str(path))
-        console.print(f"Drawn in {plain(path)}", markup=False)
+    if plot is not None:
+        frontier_forms.plot(measured, str(plot))
+        console.print(f"Drawn in {plain(plot)}", markup=False)
 
 
-def _growth(terms: list[str] | None, as_json: bool, path: Path | None) -> None:
-    """Exponents of operations, memory and time over every size."""
-    from seqreg.bench import growth
+@app.command()
+def growth(
+    terms: Names = None,
+    as_json: Json = False,
+    plot: Plot = None,
+) -> None:
+    """Measure by which power steps grow with vocabulary, lengths, batch and layers."""
+    _check_plot(plot)
+    from benchmarks import growth as growth_curves
 
-    curves = growth.measure(terms, progress=lambda what: console.print(f"  {what}"))
+    curves = growth_curves.measure(terms, progress=lambda what: console.print(f"  {what}"))
     tables = []
     for of, title in (("flops", "FLOPs"), ("memory", "peak memory"), ("seconds", "CPU time of one step")):
         table = Table(title=f"{title}: exponents over a size")
         table.add_column("step", no_wrap=True)
-        for axis in growth.POINTS:
+        for axis in growth_curves.POINTS:
             table.add_column(axis, justify="right")
         for name in dict.fromkeys(curve.name for curve in curves):
             found = [curve for curve in curves if curve.name == name]
             table.add_row(name, *(f"{curve.exponent(of):.2f}" for curve in found))  # type: ignore[arg-type]
         tables.append(table)
-    base = growth.BASE
+    base = growth_curves.BASE
     note = (
         f"BART, d {base.width}, {base.layers} + {base.layers} layers, V {base.classes}, {base.rows} examples of "
         f"{base.source} source and {base.target} target tokens; one of these is changed at a time. Fitted to the "
-        f"{growth.LAST} largest points of each: 1 is linear."
+        f"{growth_curves.LAST} largest points of each: 1 is linear."
     )
     result = [dataclasses.asdict(curve) for curve in curves]
     print_result(result, *tables, note, as_json=as_json)
-    if path is not None:
-        growth.plot(curves, str(path))
-        console.print(f"Drawn in {plain(path)}", markup=False)
+    if plot is not None:
+        growth_curves.plot(curves, str(plot))
+        console.print(f"Drawn in {plain(plot)}", markup=False)
 
 
-def _profile(size: str, terms: list[str] | None, threads: int, as_json: bool) -> None:
-    """Shares of the time of every step."""
-    from seqreg.bench import measure
+@app.command()
+def profile(
+    size: Size = "small",
+    terms: Names = None,
+    threads: Threads = 1,
+    as_json: Json = False,
+) -> None:
+    """Show where the time of a step goes, by kinds of operators."""
+    from benchmarks import step_cost
 
-    profiles = measure.profile(size, terms or [], threads, lambda what: console.print(f"  {what}"))
+    profiles = step_cost.profile(size, terms or [], threads, lambda what: console.print(f"  {what}"))
     table = Table(title=f"Where the time of a step goes, {size}")
     table.add_column("step", no_wrap=True)
     kinds = list(profiles[0].shares)
@@ -374,3 +321,45 @@ def _profile(size: str, terms: list[str] | None, threads: int, as_json: bool) ->
     out = _wide()
     for shown in (table, note, *([warning] if busy > 1.2 else [])):
         out.print(shown)
+
+
+@app.command()
+def scaling(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe; without one, docs/scaling.md is written.")] = None,
+    settings: Settings = None,
+    terms: Terms = None,
+    variant: Variants = None,
+    gpus: Annotated[int, typer.Option(min=1, max=100_000, help="How many GPUs.")] = 8,
+    memory: Annotated[float, typer.Option(min=1, max=10_000, help="GB of each.")] = 80,
+    as_json: Json = False,
+) -> None:
+    """Estimate memory and time of a step on many GPUs, of a recipe; without one, write docs/scaling.md.
+
+    python -m benchmarks scaling cnn_dailymail --terms smart --gpus 8 --memory 80
+    """
+    from benchmarks import scaling as estimates
+
+    if recipe is None:
+        estimates.PAGE.write_text(estimates.render())
+        print_result({"written": str(estimates.PAGE)}, f"Written: {estimates.PAGE}", as_json=as_json)
+        return
+    resolved = run_config.resolve(
+        recipe, terms=terms or (), variants=variant or (), overrides=settings or (), paths=run_config.PATHS
+    )
+    quiet()
+    cluster = estimates.Cluster(gpus=gpus, memory=memory)
+    estimate = estimates.of_recipe(resolved, cluster)
+    caption = (
+        f"estimates: no GPU was used; {cluster.tflops:g} TFLOP/s at {cluster.utilisation:.0%}, {cluster.link:g} GB/s "
+        f"in a node of {cluster.node}, {cluster.network:g} between nodes; docs/scaling.md has the formulas"
+    )
+    table = Table(title=f"a step on {gpus} GPUs of {memory:g} GB", caption=caption, box=None, padding=(0, 1, 0, 0))
+    for name in estimates.HEADINGS:
+        table.add_column(name, justify="left" if name in ("term", "engine") else "right", overflow="fold")
+    for row in estimate["terms"]:
+        table.add_row(*map(plain, estimates.cells(row)))
+    print_result(estimate, table, as_json=as_json)
+
+
+if __name__ == "__main__":
+    run(app, "python -m benchmarks")

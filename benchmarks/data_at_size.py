@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from seqreg.bench.rouge_speed import spoken_word
+from benchmarks.rouge_speed import spoken_word
 from seqreg.errors import BadInput, Stopped
 from seqreg.workbench.config import cards
 from seqreg.workbench.config.settings import Config, Data

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from seqreg.bench.sizes import Size
-from seqreg.bench.steps import SMOOTHING
-from seqreg.bench.worker_process import clock, peak_of_step
+from benchmarks.sizes import Size
+from benchmarks.steps import SMOOTHING
+from benchmarks.worker_process import clock, peak_of_step
 from seqreg.criterion import Criterion
 from seqreg.errors import Stopped
 from seqreg.integrations.hf import context, count

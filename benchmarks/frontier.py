@@ -17,8 +17,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from seqreg.bench.steps import criterion_step
-from seqreg.bench.worker_process import count_flops
+from benchmarks.steps import criterion_step
+from benchmarks.worker_process import count_flops
 from seqreg.build import build_term
 from seqreg.context import Evaluation
 from seqreg.criterion import Criterion

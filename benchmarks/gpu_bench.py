@@ -1,6 +1,6 @@
-"""The table of `seqreg bench` on a GPU, beside Liger's fused cross-entropy and JSD.
+"""The table of `python -m benchmarks steps` on a GPU, beside Liger's fused cross-entropy and JSD.
 
-    pip install liger-kernel && python tools/gpu_bench.py --size bart-base --dtype bfloat16
+    pip install liger-kernel && python -m benchmarks.gpu_bench --size bart-base --dtype bfloat16
 
 It prints Markdown: time (CUDA events, medians of rounds in turns), counted operations, and peak memory with parameters,
 as ratios to the step of transformers. What Liger's Triton kernels multiply is not seen by torch's counter: their rows
@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from seqreg.bench.sizes import SIZES
-from seqreg.bench.steps import HF, SMOOTHING, Batch, StepFunction, states_and_labels, variants
-from seqreg.bench.worker_process import count_flops
+from benchmarks.sizes import SIZES
+from benchmarks.steps import HF, SMOOTHING, Batch, StepFunction, states_and_labels, variants
+from benchmarks.worker_process import count_flops
 from seqreg.errors import Advice, BadInput
 from seqreg.fused.head import release_buffers
 
@@ -121,7 +121,7 @@ def _seconds(step: StepFunction, device: str) -> float:
 
 
 def _peak(model: Any, step: StepFunction, device: str) -> int | None:
-    """Bytes at the peak; not measured on the CPU, where `seqreg bench` does."""
+    """Bytes at the peak; not measured on the CPU, where `python -m benchmarks steps` does."""
     if device == "cpu":
         return None
     release_buffers()
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: to try the script, no memory")
     given = parser.parse_args(arguments)
     if given.device == "cuda" and not torch.cuda.is_available():
-        print("--device cuda: torch sees no GPU; on the CPU use `seqreg bench`", file=sys.stderr)
+        print("--device cuda: torch sees no GPU; on the CPU use `python -m benchmarks steps`", file=sys.stderr)
         return 2
     if given.rounds < 1:
         print(f"--rounds {given.rounds}: expected a whole number >= 1", file=sys.stderr)

@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 import torch
 
-from seqreg.bench.sizes import Size
-from seqreg.bench.steps import HF, PLAIN, Variant, variants
-from seqreg.bench.worker_process import clock, count_flops, peak_memory
+from benchmarks.sizes import Size
+from benchmarks.steps import HF, PLAIN, Variant, variants
+from benchmarks.worker_process import clock, count_flops, peak_memory
 from seqreg.errors import Advice
 from seqreg.workbench.data.hardware import prepare_cpu
 

@@ -4,7 +4,7 @@ No GPU was used for any of it. Operations of a plain step are counted on torch's
 numbers; what a term adds are its passes, by `Term.cost`. The rest are the assumptions of `Cluster` and the formulas
 below.
 
-python -m seqreg.bench.scaling    writes docs/scaling.md
+python -m benchmarks scaling    writes docs/scaling.md
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from typing import Any, Literal
 import torch
 from transformers import BartConfig, BartForConditionalGeneration, LlamaConfig, LlamaForCausalLM
 
-from seqreg.bench.worker_process import count_flops
+from benchmarks.worker_process import count_flops
 from seqreg.build import build_term, term_names
 from seqreg.fused.block_sizes import ROWS
 from seqreg.integrations.hf.model import unwrap
 from seqreg.term import Term
+from seqreg.workbench.config.run_config import Run
+from seqreg.workbench.data import completions
+from seqreg.workbench.run.train import prepare
 
 GB = 1e9
 Engine = Literal["DDP", "FSDP2"]
@@ -234,13 +237,13 @@ def cells(row: dict[str, Any]) -> list[str]:
     return [row["term"], engine, *sizes, total, *times]
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
+PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
 HEAD = """# What a step would take on many GPUs
 
-<!-- Written by `python -m seqreg.bench.scaling`; a test fails where it is not what that computes. -->
+<!-- Written by `python -m benchmarks scaling`; a test fails where it is not what that computes. -->
 
-**Estimates: no GPU was used for any number here.** `seqreg check RECIPE --gpus 8 --memory 80` prints the same for a
-recipe. Operations of a plain step (forward and backward) are counted by torch on its meta device; a term adds its
+**Estimates: no GPU was used for any number here.** `python -m benchmarks scaling RECIPE --gpus 8` prints this table for
+a recipe. Operations of a plain step (forward and backward) are counted by torch on its meta device; a term adds its
 passes (`Term.cost`, counted in tests), a forward at a third of a plain step, a backward at two thirds.
 
 | assumed | value |
@@ -262,8 +265,8 @@ ASSUMED = {
 }
 TAIL = """
 Stacking the further pass on the clean one (R3F, R-Drop) holds no more than two passes one after the other, for both
-wait for the same backward (`tests/bench/test_scaling.py` measures it); under FSDP2 it sends a third less. So there is
-no switch to choose: `criterion(ctx, batched=False)` saves nothing.
+wait for the same backward (`tests/benchmarks/test_scaling.py` measures it); under FSDP2 it sends a third less. So there
+is no switch to choose: `criterion(ctx, batched=False)` saves nothing.
 """
 
 
@@ -314,6 +317,13 @@ def shapes() -> list[Workload]:
     ]
 
 
-if __name__ == "__main__":
-    PAGE.write_text(render())
-    print(f"{PAGE} written")
+def of_recipe(run: Run, cluster: Cluster) -> dict[str, Any]:
+    """Estimates for a recipe, without a term and with each of its terms, for texts of the greatest lengths."""
+    config, model = run.config, prepare(run).model
+    data, batch = config.data, config.optimisation.per_device_train_batch_size
+    generates, causal = run.card.kind == "generation", completions.is_causal(model)
+    source, target = data.max_source_length, data.max_target_length
+    target = source + target if causal else target if generates else source
+    shape = workload(type(unwrap(model)).__name__, model, batch, source, target)
+    terms = [None, *config.criterion().terms]
+    return {"cluster": asdict(cluster), "workload": asdict(shape), "terms": table(shape, cluster, terms)}

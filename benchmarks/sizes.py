@@ -1,4 +1,4 @@
-"""The models and batches that `seqreg bench` measures on: random weights, random tokens."""
+"""The models and batches that `python -m benchmarks steps` measure on: random weights, random tokens."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
-from seqreg.bench.profile_step import StepProfile
-from seqreg.bench.sizes import SIZES
-from seqreg.bench.steps import BY_HAND, COMPILED, HEAVY, HF, PLAIN, UNPREPARED, Variant, variants
-from seqreg.bench.worker_process import Worker
+from benchmarks.profile_step import StepProfile
+from benchmarks.sizes import SIZES
+from benchmarks.steps import BY_HAND, COMPILED, HEAVY, HF, PLAIN, UNPREPARED, Variant, variants
+from benchmarks.worker_process import Worker
 from seqreg.errors import BadInput, nearest
 
 

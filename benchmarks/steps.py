@@ -1,4 +1,4 @@
-"""The steps that `seqreg bench` measures: one training step with every term, and those that others make."""
+"""The steps that are measured: one training step with every term, and those that others make."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 from transformers.trainer_pt_utils import LabelSmoother
 
-from seqreg.bench.sizes import Kind
+from benchmarks.sizes import Kind
 from seqreg.build import build_term, term_class, term_names
 from seqreg.criterion import Criterion
 from seqreg.errors import BadInput, nearest

@@ -23,9 +23,9 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from seqreg.bench.profile_step import profile_step
-from seqreg.bench.sizes import SIZES
-from seqreg.bench.steps import StepFunction, Variant
+from benchmarks.profile_step import profile_step
+from benchmarks.sizes import SIZES
+from benchmarks.steps import StepFunction, Variant
 from seqreg.errors import Advice, Stopped
 from seqreg.fused.head import release_buffers
 from seqreg.workbench.data.hardware import prepare_cpu

@@ -1,1 +1,1 @@
-"""Studies as files: what is run, what is kept of it, and the pages that show it."""
+"""Study files, archives of their numbers, and the result pages that are made of them. Not in the wheel."""

@@ -1,44 +1,44 @@
-"""The command `seqreg study`."""
+"""Run the studies of this repository and make their pages: `python -m research`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
+from research import study as studies
+from research import study_file
+from research.study import StudyRun
+from seqreg.cli.main import run
 from seqreg.cli.options import Json, Settings, print_result
 from seqreg.errors import BadInput, nearest
 from seqreg.studies.common.findings import Table, terminal_table
 from seqreg.studies.common.seeds import read_seeds, write_seeds
-from seqreg.studies.results import study as studies
-from seqreg.studies.results import study_file
-from seqreg.studies.results.study import StudyRun
-from seqreg.workbench.config import lookup
 from seqreg.workbench.text.escape import plain
 from seqreg.workbench.text.terminal import say
 
-app = typer.Typer()
+app = typer.Typer(pretty_exceptions_enable=False)
 
 
-@app.command(rich_help_panel="Studies")
+@app.command()
 def study(
     name: Annotated[
-        Optional[str],
+        str | None,
         typer.Argument(
             help="A study by name (`--list`), or the path of a YAML file.",
-            autocompletion=lambda: lookup.names("recipes/studies"),
+            autocompletion=study_file.names,
         ),
     ] = None,
     settings: Settings = None,
-    models: Annotated[Optional[Path], typer.Option(help="The folder that stands for {models}.")] = None,
-    data: Annotated[Optional[Path], typer.Option(help="The folder that stands for {data}.")] = None,
+    models: Annotated[Path | None, typer.Option(help="The folder that stands for {models}.")] = None,
+    data: Annotated[Path | None, typer.Option(help="The folder that stands for {data}.")] = None,
     output: Annotated[
-        Optional[Path], typer.Option("--output", "-o", help="The folder of the study; by default runs/studies/NAME.")
+        Path | None, typer.Option("--output", "-o", help="The folder of the study; by default runs/studies/NAME.")
     ] = None,
-    size: Annotated[Optional[str], typer.Option(help="A size of the study: `small` by default, or `paper`.")] = None,
-    seeds: Annotated[Optional[str], typer.Option(help="Instead of the study's: `2`, or `3,7,11`.")] = None,
-    only: Annotated[Optional[list[str]], typer.Option(help="Only this step; may be repeated.")] = None,
+    size: Annotated[str | None, typer.Option(help="A size of the study: `small` by default, or `paper`.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Instead of the study's: `2`, or `3,7,11`.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only this step; may be repeated.")] = None,
     extend: Annotated[
         bool, typer.Option("--extend", help="Add seeds, methods or primary comparisons to what is there.")
     ] = False,
@@ -46,32 +46,32 @@ def study(
         bool, typer.Option("--plan", help="Print the commands and the number of runs; run nothing.")
     ] = False,
     minutes: Annotated[
-        Optional[float], typer.Option(min=0, help="For --plan: minutes of one run on one core, as you measured them.")
+        float | None, typer.Option(min=0, help="For --plan: minutes of one run on one core, as you measured them.")
     ] = None,
     archive: Annotated[
-        Optional[Path],
+        Path | None,
         typer.Option(
             help="Run nothing; pack the numbers of the study's folder into this .json.xz, beside steps that are in it "
             "and not in the folder."
         ),
     ] = None,
     pages: Annotated[
-        Optional[Path], typer.Option(help="Run nothing; make all pages of this folder from the archives in its `data`.")
+        Path | None, typer.Option(help="Run nothing; write all pages into this folder, from research/archives.")
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="List all studies, with their runs and hours.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run a study: the commands behind a table or a figure, with what is tested fixed in advance.
 
-    The same command again resumes a study that was stopped. What is fixed is in recipes/studies/NAME.yaml.
+    The same command again resumes a study that was stopped. What is fixed is in research/studies/NAME.yaml.
 
-    seqreg study --list
+    python -m research --list
 
-    seqreg study noise --models FOLDER --data FOLDER --plan
+    python -m research noise --models FOLDER --data FOLDER --plan
 
-    seqreg study noise --models FOLDER --data FOLDER --archive docs/results/data/noise.json.xz
+    python -m research noise --models FOLDER --data FOLDER --archive research/archives/noise.json.xz
 
-    seqreg study --pages docs/results
+    python -m research --pages docs/results
     """
     if listed or pages is not None:
         if name is not None:
@@ -79,7 +79,7 @@ def study(
         _list(size or "small", as_json) if listed else _make_pages(pages, as_json)
         return
     if name is None:
-        raise BadInput(f"no study: name one of {', '.join(lookup.names('recipes/studies'))}")
+        raise BadInput(f"no study: name one of {', '.join(study_file.names())}")
     chosen = study_file.read(name)
     for step in only or ():
         if step not in (known := [one.name for one in chosen.steps]):
@@ -118,9 +118,9 @@ def _check(study_run: StudyRun, only: list[str]) -> None:
 
 
 def _list(size: str, as_json: bool) -> None:
-    from seqreg.studies.results.index import plan_table
+    from research.index import plan_table
 
-    table = plan_table(lookup.names("recipes/studies"), size)
+    table = plan_table(study_file.names(), size)
     print_result(
         [dict(zip(table.columns, row, strict=True)) for row in table.rows], terminal_table(table), as_json=as_json
     )
@@ -150,7 +150,7 @@ def _plan(study_run: StudyRun, only: list[str], minutes: float | None, as_json: 
 
 
 def _archive(study_run: StudyRun, path: Path, as_json: bool) -> None:
-    from seqreg.studies.results import archive, page
+    from research import archive, page
 
     if not path.name.endswith(archive.ENDING):
         raise BadInput(f"--archive {path}: expected a name that ends in {archive.ENDING}")
@@ -167,16 +167,17 @@ def _archive(study_run: StudyRun, path: Path, as_json: bool) -> None:
 
 
 def _make_pages(folder: Path | None, as_json: bool) -> None:
+    from research import index
     from seqreg.studies.compare.conclusions import judge
-    from seqreg.studies.results import index
-    from seqreg.studies.results.archive import archives
 
     assert folder is not None
     if not folder.is_dir():
         raise BadInput(f"--pages {folder}: no such folder")
-    if not archives(folder / index.DATA):
-        raise BadInput(f"--pages {folder}: no archive in {folder / index.DATA}; --archive makes one of a study")
     written = [str(path) for path in index.build(folder, judge)]
     for path in written:
         say(f"Written: {path}")
     print_result({"written": written}, as_json=as_json)
+
+
+if __name__ == "__main__":
+    run(app, "python -m research")

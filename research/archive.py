@@ -12,9 +12,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from research.study import STUDY, StudyRun
+from research.study_file import Study, StudyStep, parse
 from seqreg.errors import BadInput
-from seqreg.studies.results.study import STUDY, StudyRun
-from seqreg.studies.results.study_file import Study, StudyStep, parse
 from seqreg.version import __version__
 from seqreg.workbench.config.lookup import inside
 from seqreg.workbench.data import readers

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from research.measurements import MethodMean
 from seqreg.studies.common.figures import figure, look
-from seqreg.studies.results.measurements import MethodMean
 
 Panel = tuple[str, Any]
 """A title, and what is drawn: values of a comparison, its costs, means by measure, or a relation."""

@@ -1,4 +1,4 @@
-"""`seqreg study`: the commands of a study one after the other, each a process; the same command resumes it."""
+"""The commands of a study one after the other, each a process; the same command resumes it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from research.study_file import Study, StudyStep, check_words, filled, method_names, size_of
 from seqreg.errors import BadInput, Interrupted, Stopped
 from seqreg.studies.common.processes import end_with_parent
 from seqreg.studies.common.seeds import write_seeds
-from seqreg.studies.results.study_file import Study, StudyStep, check_words, filled, method_names, size_of
 from seqreg.workbench.config import lookup, overlay
 from seqreg.workbench.config.overlay import assigned
 from seqreg.workbench.scores.results import METRICS

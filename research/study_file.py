@@ -1,4 +1,4 @@
-"""The files of studies, recipes/studies/*.yaml: a question, the commands that answer it, what is fixed in advance."""
+"""The files of studies, research/studies/*.yaml: a question, the commands that answer it, what is fixed in advance."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from seqreg.errors import BadInput, nearest
-from seqreg.workbench.config import lookup, overlay
+from seqreg.workbench.config import overlay
 from seqreg.workbench.config.methods import BASELINE
 from seqreg.workbench.config.methods import parse as parse_method
 from seqreg.workbench.config.schema import Count, Natural, NotNegative, Section, checked
 
+STUDIES = Path(__file__).parent / "studies"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_]*")
 KINDS = ("train", "compare", "chain", "probe", "shift", "calibrate", "robustness")
 _OF = ("of", "settings", "options", "measures", "judged")
@@ -275,9 +276,23 @@ class Study(Section):
         return own or (self.left_out(self.step(step.of), size) if step.of is not None else None)
 
 
+def names() -> list[str]:
+    """The names of all studies of this repository."""
+    return sorted(path.stem for path in STUDIES.glob("*.yaml"))
+
+
+def path_of(name: str) -> Path:
+    """The file of a study, by its name, or by the path of a YAML file of your own."""
+    if name.endswith((".yaml", ".yml")):
+        return Path(name)
+    if name not in names():
+        raise BadInput(f"unknown study {name!r}; {nearest(name, names())} (or the path of a .yaml file)")
+    return STUDIES / f"{name}.yaml"
+
+
 def read(name: str) -> Study:
     """The study of a name, or of the path of a YAML file of your own."""
-    path = lookup.find("recipes/studies", name)
+    path = path_of(name)
     return parse(overlay.read(path), str(path))
 
 

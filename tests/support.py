@@ -117,7 +117,7 @@ one model, meshes with tensor or pipeline parallelism, selective updates, `set_g
 and no `fully_shard` holds (call it on the layers, and then on the model too) are refused. Between `backward` and the
 optimizer's step evaluate by the criterion, `criterion(context(model, batch))`, or not at all: FSDP2 leaves weights
 whole after a pass of your own without a backward, and the step does not reach them.
-`seqreg bench --engine fsdp2` measures the fused head against a plain one.
+`python -m benchmarks engine fsdp2` measures the fused head against a plain one.
 
 DeepSpeed ends every backward pass through the outputs of its engine by reducing the gradients of the parameters. An
 ascent takes gradients of its perturbation through the same outputs, and there are none to reduce: stages 1 and 2 stop

@@ -17,10 +17,10 @@ import transformers
 import typer
 from torch.utils.data import DataLoader
 
+from benchmarks import steps as bench_steps
+from benchmarks import worker_process
+from benchmarks.sizes import SIZES
 from seqreg import Cost, Criterion, build_term
-from seqreg.bench import steps as bench_steps
-from seqreg.bench import worker_process
-from seqreg.bench.sizes import SIZES
 from seqreg.build import UPDATES, term_class, term_names
 from seqreg.cli.main import app
 from seqreg.integrations.hf import r4f

@@ -132,7 +132,7 @@ def test_arguments_of_a_script_reach_the_command(clone: Clone) -> None:
     for words, said in expected.items():
         assert clone.bash("recipes/gigaword.sh", *words).stdout == said
     words = ("noise", "--models", "a b", "--plan")
-    assert clone.bash("recipes/studies/run.sh", *words).stdout == f"seqreg study {' '.join(words)}\n"
+    assert clone.bash("research/run.sh", *words).stdout == f"python -m research {' '.join(words)}\n"
     started = clone.bash("recipes/gigaword.sh", "r3f", NPROC="8").stdout
     assert started == f"seqreg launch --nproc 8 --max-restarts 0 {train} r3f\n"
     several = {"NNODES": "2", "RDZV_ENDPOINT": "node0:29500", "MAX_RESTARTS": "3"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from seqreg.bench import data_at_size
+from benchmarks import data_at_size
 from seqreg.errors import BadInput
 
 

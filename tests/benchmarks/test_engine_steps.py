@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from seqreg import BadInput
-from seqreg.bench import engine_steps
-from seqreg.bench.sizes import Size
-from seqreg.cli import bench as cli_bench
+from benchmarks import engine_steps
+from benchmarks.sizes import Size
 
 
 def test_fsdp2_with_a_fused_head() -> None:
@@ -19,9 +15,3 @@ def test_fsdp2_with_a_fused_head() -> None:
     assert told == ["fsdp2, 2 ranks, plain head", "fsdp2, 2 ranks, fused head"]
     assert measured.plain.loss == pytest.approx(measured.fused.loss, abs=1e-6)
     assert measured.memory <= 0.35  # the buffer of logits is as large as this whole batch
-
-
-@pytest.mark.parametrize("others", [{"rouge": True}, {"terms": ["r3f"]}, {"threads": 2}])
-def test_engine_is_measured_alone(others: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match="--engine"):
-        cli_bench.bench(**{"rounds": None, "terms": None, "plot": None, **others}, engine="fsdp2")

@@ -1,4 +1,4 @@
-"""What `seqreg bench --frontier` measures, on models whose answer is known."""
+"""What `python -m benchmarks frontier` measures, on models whose answer is known."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import frontier
+from benchmarks.sizes import Size
 from seqreg import BadInput
-from seqreg.bench import frontier
-from seqreg.bench.sizes import Size
 from seqreg.build import build_term
-from seqreg.cli import bench as cli_bench
 from seqreg.terms import r3f
 from seqreg.workbench.config import run_config
 
@@ -79,10 +78,3 @@ def test_a_recipe_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.Monk
     assert (tmp_path / "frontier.png").stat().st_size > 10_000
     with pytest.raises(BadInput, match="draws=1"):
         frontier.measure(run, draws=1)
-
-
-def test_settings_need_a_recipe() -> None:
-    with pytest.raises(BadInput, match="--frontier, which is not given"):
-        cli_bench.bench("small", settings=["seed=1"])
-    with pytest.raises(BadInput, match="measured alone"):
-        cli_bench.bench("small", frontier="glue", rouge=True)

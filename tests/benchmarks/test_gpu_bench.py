@@ -1,4 +1,4 @@
-"""tools/gpu_bench.py, as far as it can be run without a GPU."""
+"""benchmarks/gpu_bench.py, as far as it can be run without a GPU."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.nn import functional
 
+from benchmarks import gpu_bench
+from benchmarks import steps as bench_steps
+from benchmarks.sizes import SIZES
 from seqreg import Criterion
-from seqreg.bench import steps as bench_steps
-from seqreg.bench.sizes import SIZES
 from seqreg.terms import r3f
-from tools import gpu_bench
 
 
 def cross_entropy(weight: Any, states: Any, labels: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`seqreg bench --growth` and `--profile`: exponents and shares on steps whose answer is known."""
+"""`python -m benchmarks growth` and `profile`: exponents and shares on steps whose answer is known."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from seqreg import BadInput
-from seqreg.bench import growth, measure, profile_step
-from seqreg.bench import steps as bench_steps
-from seqreg.cli import bench as cli_bench
+from benchmarks import growth, profile_step, step_cost
+from benchmarks import steps as bench_steps
 
 
 def test_exponents_of_powers() -> None:
@@ -91,19 +89,9 @@ def test_a_step_of_products_is_one() -> None:
 
 def test_plain_steps_and_terms_are_profiled() -> None:
     told: list[str] = []
-    found = measure.profile("tiny", ["r3f"], progress=told.append)
+    found = step_cost.profile("tiny", ["r3f"], progress=told.append)
     names = [bench_steps.HF, bench_steps.UNPREPARED, bench_steps.PLAIN, "r3f"]
     assert told == [each.name for each in found] == names
     assert len({each.product_flops for each in found[:3]}) == 1
     assert found[3].product_flops == 2 * found[2].product_flops
     assert all(0 < each.of_peak < 1.5 and each.shares["attention"] > 0 for each in found)
-
-
-def test_each_is_measured_alone() -> None:
-    for options in ({"growth": True, "profile": True}, {"growth": True, "rounds": 3}, {"profile": True, "rouge": True}):
-        with pytest.raises(BadInput, match="measured alone"):
-            cli_bench.bench("small", **options)  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match="sizes of its own"):
-        cli_bench.bench("tiny", growth=True)
-    with pytest.raises(BadInput, match="draws nothing"):
-        cli_bench.bench("tiny", profile=True, plot=Path("x.png"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seqreg.bench.rouge_speed import compare, corpus
+from benchmarks.rouge_speed import compare, corpus
 from seqreg.errors import BadInput
 
 

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from transformers import BartForConditionalGeneration
 
+from benchmarks import scaling
+from benchmarks.__main__ import app
+from benchmarks.scaling import GB, Cluster, best, estimate, workload
+from benchmarks.sizes import SIZES
+from benchmarks.worker_process import count_flops, peak_of_step
 from seqreg import Criterion
-from seqreg.bench import scaling
-from seqreg.bench.scaling import GB, Cluster, best, estimate, workload
-from seqreg.bench.sizes import SIZES
-from seqreg.bench.worker_process import count_flops, peak_of_step
 from seqreg.build import build_term
 from seqreg.integrations.hf import context
 from tests.helpers import tiny_models
@@ -91,17 +92,16 @@ def test_the_fastest_that_fits(shape: scaling.Workload) -> None:
     assert Cluster(gpus=16).bandwidth < Cluster(gpus=8).bandwidth
 
 
-def test_check_prints_an_estimate(tmp_path: Path) -> None:
+def test_a_recipe_is_estimated(tmp_path: Path) -> None:
     small = "model.settings={d_model: 32, encoder_layers: 1, decoder_layers: 1}"
-    said = seqreg("check", "quickstart", "--terms", "r3f", "--gpus", "16", "--memory", "40", small, cwd=tmp_path)
+    words = ["scaling", "quickstart", "--terms", "r3f", "--gpus", "16", "--memory", "40", small]
+    said = seqreg(*words, cwd=tmp_path, app=app)
     assert "a step on 16 GPUs of 40 GB" in said.stdout
     assert "estimates: no GPU was used" in " ".join(said.stdout.split())
-    refused = seqreg("check", "quickstart", "--memory", "40", cwd=tmp_path, code=2)
-    assert "--memory 40: of how many GPUs? Give --gpus too" in refused.stderr
 
 
 def test_the_page_is_what_is_computed() -> None:
-    assert scaling.PAGE.read_text() == scaling.render(), "run python -m seqreg.bench.scaling"
+    assert scaling.PAGE.read_text() == scaling.render(), "run python -m benchmarks scaling"
 
 
 def test_classifiers_have_no_vocabulary() -> None:

@@ -1,4 +1,4 @@
-"""Operations are deterministic, so they are asserted; times are only printed, by `seqreg bench`."""
+"""Operations are deterministic, so they are asserted; times are only printed, by `python -m benchmarks steps`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks import sizes, worker_process
+from benchmarks import step_cost as bench
+from benchmarks import steps as bench_steps
+from benchmarks.__main__ import app
 from seqreg import BadInput, Criterion, build_term
-from seqreg.bench import measure as bench
-from seqreg.bench import sizes, worker_process
-from seqreg.bench import steps as bench_steps
-from seqreg.cli import bench as cli_bench
 from seqreg.errors import Advice, Stopped
 from seqreg.integrations.hf import context
 from seqreg.terms.rdrop import RDrop
@@ -307,7 +307,7 @@ def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_measured(tm
     (tmp_path / "cost.png").mkdir()
     for plot, message in (("cost.png", "cannot be written"), ("cost.jpg", r"ends in \.png"), ("no/cost.png", "folder")):
         with pytest.raises(BadInput, match=message):
-            cli_bench.bench("tiny", plot=tmp_path / plot)
+            app(["steps", "--size", "tiny", "--plot", str(tmp_path / plot)], standalone_mode=False)
 
 
 def test_a_step_that_is_timed_once_lies_within_its_range() -> None:
@@ -340,5 +340,3 @@ def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     with pytest.raises(BadInput, match="--compile: torch's inductor needs a C"):
         bench.measure("tiny", ["r3f"], compiled=True)
-    with pytest.raises(BadInput, match="--compile is about the rows of the table of steps"):
-        cli_bench.bench(rouge=True, compiled=True)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from seqreg import Criterion
-from seqreg.bench.advise import dropout_rates, examine
-from seqreg.bench.sample_batch import batch, kind_of
 from seqreg.build import build_term, term_names
+from seqreg.cli.sample_batch import batch, kind_of
 from seqreg.integrations.hf import context
+from seqreg.integrations.hf.term_advice import dropout_rates, examine
 from seqreg.terms.anchor import Anchor
 from seqreg.terms.jachess import JacHess
 from seqreg.terms.r3f import R3F

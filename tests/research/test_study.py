@@ -1,7 +1,8 @@
-"""`seqreg study`: files of studies, their commands, archives and pages."""
+"""`python -m research`: files of studies, their commands, archives and pages."""
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,21 +11,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from research import __main__ as research_main
+from research import archive as archived
+from research import figures, index, measurements, page, study_file
+from research import study as studies
+from research.study_file import Study, StudyStep
 from seqreg.cli import main as cli
 from seqreg.errors import BadInput
 from seqreg.metrics import statistics
 from seqreg.studies.common.findings import FOLDER, Finding
 from seqreg.studies.compare.conclusions import judge
-from seqreg.studies.results import archive as archived
-from seqreg.studies.results import figures, index, measurements, page, study_file
-from seqreg.studies.results import study as studies
-from seqreg.studies.results.study_file import Study, StudyStep
 from seqreg.workbench.config import cards, lookup, overlay
-from tests.helpers import fake_comparison, toy_study
+from tests.helpers import fake_comparison
 from tests.helpers.tiny_tasks import seqreg
+from tests.research import toy_study
 
+research = functools.partial(seqreg, app=research_main.app)
 ROOT = Path(__file__).parents[2]
-NAMES = lookup.names("recipes/studies")
+NAMES = study_file.names()
 RESULTS = ROOT / "docs" / "results"
 
 
@@ -50,8 +54,8 @@ def test_every_file_is_a_study(name: str) -> None:
     from seqreg.studies.compare import plan as comparison
 
     study = study_file.read(name)
-    header = lookup.header(lookup.find("recipes/studies", name))
-    assert f"bash recipes/studies/run.sh {name} " in header
+    header = lookup.header(study_file.path_of(name))
+    assert f"bash research/run.sh {name} " in header
     assert "Mirrors: " in header
     for size in study.sizes:
         run = studies.StudyRun(name, study, size, {k: Path(k) for k in ("models", "data", "output")})
@@ -110,17 +114,17 @@ def test_a_study_runs_resumes_is_packed_and_shown(place: Path, tmp_path: Path, m
     commands = toy_study.in_this_process(monkeypatch)
     file = tmp_path / "toy.yaml"
     file.write_text(TOY)
-    words = ["study", file, "--models", place / "models", "--data", place / "data", "-o", tmp_path / "out"]
+    words = [file, "--models", place / "models", "--data", place / "data", "-o", tmp_path / "out"]
     settings = toy_study.SHORT
-    plan = json.loads(seqreg(*words, "--plan", "--json", *settings, cwd=tmp_path).stdout)
+    plan = json.loads(research(*words, "--plan", "--json", *settings, cwd=tmp_path).stdout)
     assert (plan["runs"], plan["hours"], len(plan["commands"])) == (6, 0.05, 1 + 6 + 2 + 2 + 2)
     assert not (tmp_path / "out").exists()
-    seqreg(*words, *settings, cwd=tmp_path)
+    research(*words, *settings, cwd=tmp_path)
     assert len(commands) == 13
-    seqreg(*words, *settings, cwd=tmp_path)
+    research(*words, *settings, cwd=tmp_path)
     assert [line[0] for line in commands[13:]] == ["compare"]
     target = tmp_path / "pages" / "data" / "toy.json.xz"
-    seqreg(*words, *settings, "--archive", target, cwd=tmp_path)
+    research(*words, *settings, "--archive", target, cwd=tmp_path)
     content = archived.read(target)
     text = json.dumps(content.study) + json.dumps([step.files for step in content.steps.values()])
     assert str(tmp_path) not in text
@@ -275,7 +279,7 @@ WRONG = {
 def test_bad_files_are_refused_in_one_line(line: str, tmp_path: Path) -> None:
     values = {**overlay.parse(TOY, "here"), **overlay.parse(line, "here")}
     (tmp_path / "bad.yaml").write_text(json.dumps(values))
-    assert WRONG[line] in seqreg("study", "bad.yaml", "--plan", cwd=tmp_path, code=2).stderr
+    assert WRONG[line] in research("bad.yaml", "--plan", cwd=tmp_path, code=2).stderr
 
 
 def test_bad_words_are_refused_in_one_line(tmp_path: Path) -> None:
@@ -293,10 +297,9 @@ def test_bad_words_are_refused_in_one_line(tmp_path: Path) -> None:
         ("toy.yaml", "--data", ".", "--models", ".", "--archive", "x.json.xz"): "nothing of toy is there yet",
         ("toy.yaml", "--list"): "toy.yaml: --list is about all studies",
         ("--pages", "gone"): "--pages gone: no such folder",
-        ("--pages", "."): "--pages .: no archive in data",
     }
     for words, said in refused.items():
-        assert said in seqreg("study", *words, cwd=tmp_path, code=2).stderr, words
+        assert said in research(*words, cwd=tmp_path, code=2).stderr, words
     assert [path.name for path in tmp_path.iterdir()] == ["toy.yaml"]
 
 
@@ -314,15 +317,15 @@ def test_what_a_later_step_would_refuse_is_refused_before_the_first_run(line: st
     first = {**values["steps"][0], "settings": []}
     later = {**first, "name": "later", **overlay.parse(line, "here")}
     (tmp_path / "toy.yaml").write_text(json.dumps({**values, "steps": [first, {**later, "agreement": []}]}))
-    words = ["study", "toy.yaml", "--models", tmp_path, *(["--plan"] if plan else ["-o", tmp_path / "out"])]
-    said = seqreg(*words, cwd=tmp_path, code=2).stderr
+    words = ["toy.yaml", "--models", tmp_path, *(["--plan"] if plan else ["-o", tmp_path / "out"])]
+    said = research(*words, cwd=tmp_path, code=2).stderr
     assert "toy: later: " in said
     assert LATER[line] in said
     assert [path.name for path in tmp_path.iterdir()] == ["toy.yaml"]
 
 
 def test_the_list_of_studies_keeps_names_whole(tmp_path: Path) -> None:
-    assert "few_sample_glue" in seqreg("study", "--list", cwd=tmp_path).stdout
+    assert "few_sample_glue" in research("--list", cwd=tmp_path).stdout
 
 
 def test_measures_are_tested_only_where_they_are_judged() -> None:
@@ -378,23 +381,23 @@ def test_committed_pages_are_what_their_archives_say(name: str, tmp_path: Path) 
         pytest.skip("no archive is committed")
     from matplotlib.testing.compare import compare_images
 
-    archive = archived.read(RESULTS / "data" / f"{name}{archived.ENDING}")
+    archive = archived.read(index.ARCHIVES / f"{name}{archived.ENDING}")
     found = page.results(archive, study_file.read(name), judge)
     assert page.page(found, f"{name}.png") == (RESULTS / f"{name}.md").read_text()
     page.draw(found, tmp_path / "figure.png")
     assert compare_images(str(RESULTS / f"{name}.png"), str(tmp_path / "figure.png"), tol=5) is None
-    assert (RESULTS / "data" / f"{name}{archived.ENDING}").stat().st_size < 1_100_000
+    assert (index.ARCHIVES / f"{name}{archived.ENDING}").stat().st_size < 1_100_000
 
 
 def test_the_committed_index_is_what_the_archives_say(tmp_path: Path) -> None:
-    index.build(RESULTS, judge, tmp_path)
+    index.build(tmp_path, judge)
     assert (tmp_path / "index.md").read_text() == (RESULTS / "index.md").read_text(), (
-        "seqreg study --pages docs/results"
+        "python -m research --pages docs/results"
     )
 
 
 def test_every_comparison_with_plain_fine_tuning_is_counted_once() -> None:
-    archives = [archived.read(RESULTS / "data" / f"{name}{archived.ENDING}") for name in ("defaults", "smoothness")]
+    archives = [archived.read(index.ARCHIVES / f"{name}{archived.ENDING}") for name in ("defaults", "smoothness")]
     found = [page.results(archive, study_file.read(archive.name), judge) for archive in archives]
     table = index.by_term(found)
     *rows, every = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
@@ -417,7 +420,7 @@ def test_a_figure_shows_every_measure_and_which_differences_are_tested(monkeypat
     drawn: list[figures.Panel] = []
     monkeypatch.setattr(figures, "draw", lambda panels, path: drawn.extend(panels))
     for name in ("forgetting", "robustness"):
-        archive = archived.read(RESULTS / "data" / f"{name}{archived.ENDING}")
+        archive = archived.read(index.ARCHIVES / f"{name}{archived.ENDING}")
         page.draw(page.results(archive, study_file.read(name), judge), Path("unused.png"))
     titles = [title for title, _ in drawn]
     assert len(set(titles)) == len(titles)

@@ -15,11 +15,11 @@ import pytest
 import torch
 import transformers
 
+from research import study as studies
 from seqreg.cli import main as cli
 from seqreg.errors import BadInput
 from seqreg.studies.compare import jobs
 from seqreg.studies.compare.plan import ComparisonPlan, Job
-from seqreg.studies.results import study as studies
 from seqreg.workbench.config import cards
 from seqreg.workbench.data.tokenizers import train_tokenizer
 from tests.studies.conftest import BAD, GOOD, OTHER

@@ -86,7 +86,7 @@ def test_usage_errors_are_one_line(tmp_path: Path) -> None:
         (["train"], "(?i)missing argument 'recipe'; see seqreg train --help"),
         (["trian", "x"], "No such command 'trian'.*; see seqreg --help"),
         (["train", "quickstart", "--nope"], "No such option: --nope.*; see seqreg train --help"),
-        (["bench", "--size", "huge"], "Invalid value for '--size'"),
+        (["advise", ".", "--precision", "huge"], "Invalid value for '--precision'"),
     ):
         refused(tmp_path, message, *words)
     assert "Usage" in run(tmp_path).out + run(tmp_path).err

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from seqreg import BadInput
-from seqreg.bench import sample_batch
+from seqreg.cli import sample_batch
 from seqreg.workbench.config import run_config
 from seqreg.workbench.data import loading
 from seqreg.workbench.run import train
