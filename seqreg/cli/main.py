@@ -76,6 +76,10 @@ def run(app: typer.Typer, name: str) -> None:
         _end("\n".join(_shorten(plain(line)) for line in error.lines), error.code)
     except (typer.Abort, KeyboardInterrupt):  # Ctrl-C, where nothing has to be saved first
         _end("stopped", 128 + signal.SIGINT)
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("seqreg"):
+            raise
+        _end(f"{error.name} is not installed: pip install 'seqreg[recipes]'", 2)
     except OSError as error:
         if error.errno not in DISK | NAMES:
             raise
