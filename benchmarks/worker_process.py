@@ -28,7 +28,6 @@ from benchmarks.sizes import SIZES
 from benchmarks.steps import StepFunction, Variant
 from seqreg.errors import Advice, Stopped
 from seqreg.fused.head import release_buffers
-from seqreg.workbench.data.hardware import prepare_cpu
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler is silent
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes beside what is measured
@@ -107,6 +106,8 @@ def _work(pipe: Connection, size: str, variant: Variant, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which stops its processes
     torch.set_num_threads(threads)
     if variant.prepared:
+        from seqreg.workbench.data.hardware import prepare_cpu
+
         prepare_cpu()
     warnings.simplefilter("ignore", Advice)  # random weights are not to be trained
     model = SIZES[size].model()

@@ -1,7 +1,7 @@
 """A plug-in of axolotl: terms as YAML in its configuration.
 
     plugins:
-      - seqreg.integrations.axolotl.Plugin
+      - axolotl_plugin.Plugin    # in the folder of this file, or with the folder on PYTHONPATH
     seqreg:
       terms:
         jachess: {weight: 0.01}

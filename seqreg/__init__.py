@@ -35,6 +35,7 @@ __all__ = [
     "Term",
     "Warmup",
     "__version__",
+    "advise",
     "attach",
     "build_criterion",
     "build_term",
@@ -50,6 +51,7 @@ _HOMES = {
     "schedules": ("Every", "StartAt", "Warmup"),
     "term": ("Cost", "Term"),
     "integrations.hf": ("attach", "regularized"),
+    "integrations.hf.term_advice": ("advise",),
     "forward": ("Forward", "Perturbation", "PerturbationSite", "Pass"),
 }
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+import seqreg
 from seqreg import Criterion
 from seqreg.build import build_term, term_names
 from seqreg.cli.sample_batch import batch, kind_of
 from seqreg.integrations.hf import context
-from seqreg.integrations.hf.term_advice import dropout_rates, examine
+from seqreg.integrations.hf.term_advice import advise, dropout_rates
 from seqreg.terms.anchor import Anchor
 from seqreg.terms.jachess import JacHess
 from seqreg.terms.r3f import R3F
@@ -28,7 +29,7 @@ CHOSEN = {"r3f": R3F(), "relative": R3F(scale=0.1, relative=True), "rdrop": RDro
 
 
 def verdicts(model: Any, name: str, **options: Any) -> dict[str, str]:
-    found = examine(model, tiny_models.batch(name), CHOSEN, repeats=1, **options)
+    found = advise(model, tiny_models.batch(name), CHOSEN, repeats=1, **options)
     return {term.term: term.verdict for term in found.terms}
 
 
@@ -50,7 +51,7 @@ def test_looking_changes_nothing_and_values_are_those_of_the_criterion() -> None
     model = tiny_models.dropout_off(tiny_models.make("llama")).eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    found = examine(model, tiny_models.batch("llama"), CHOSEN, repeats=1)
+    found = advise(model, tiny_models.batch("llama"), CHOSEN, repeats=1)
     assert torch.equal(torch.get_rng_state(), state)
     assert not model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -64,9 +65,16 @@ def test_looking_changes_nothing_and_values_are_those_of_the_criterion() -> None
     assert "scale=0.1 with relative=True" in by_name["r3f"].note
 
 
+def test_a_list_of_terms_is_known_by_their_names() -> None:
+    found = seqreg.advise(
+        tiny_models.make("roberta"), tiny_models.batch("roberta"), [R3F(), R3F(name="r3f2")], repeats=1
+    )
+    assert [term.term for term in found.terms] == ["r3f", "r3f2"]
+
+
 def test_a_term_that_does_not_count_on_the_batch_is_refused() -> None:
     chosen = {"off": R3F(weight=0.0), "unlabelled": JacHess(mode="alternate")}
-    found = examine(tiny_models.make("roberta"), tiny_models.batch("roberta"), chosen, repeats=1)
+    found = advise(tiny_models.make("roberta"), tiny_models.batch("roberta"), chosen, repeats=1)
     assert [term.verdict for term in found.terms] == ["refused", "refused"]
     assert [term.note.partition(",")[0] for term in found.terms] == [
         "its weight is 0 at step 0", "it counts on unlabelled data alone",
@@ -75,7 +83,7 @@ def test_a_term_that_does_not_count_on_the_batch_is_refused() -> None:
 
 def test_noise_and_dropout_are_told_apart(tmp_path: Path) -> None:
     chosen = {"tiny": R3F(scale=1e-6), "none": R3F(scale=0.0), "large": R3F(scale=1.0), "shared": R3F(dropout="shared")}
-    found = examine(tiny_models.make("roberta"), tiny_models.batch("roberta"), chosen, repeats=1)
+    found = advise(tiny_models.make("roberta"), tiny_models.batch("roberta"), chosen, repeats=1)
     by_name = {term.term: term for term in found.terms}
     both, masks, noise = by_name["tiny"].sources or (0.0, 0.0, 0.0)
     assert both == pytest.approx(masks, rel=1e-2)  # the same masks
@@ -86,7 +94,7 @@ def test_noise_and_dropout_are_told_apart(tmp_path: Path) -> None:
     assert noise > masks > 0
     assert by_name["shared"].sources is None
     assert not by_name["none"].note
-    plain = examine(tiny_models.dropout_off(tiny_models.make("llama")), tiny_models.batch("llama"), chosen, repeats=1)
+    plain = advise(tiny_models.dropout_off(tiny_models.make("llama")), tiny_models.batch("llama"), chosen, repeats=1)
     assert all(term.sources is None for term in plain.terms)
     tiny_models.make("gpt2", vocab_size=len(tiny_tokenizer.tokenizer())).save_pretrained(tmp_path)
     tiny_tokenizer.tokenizer().save_pretrained(tmp_path)
@@ -95,9 +103,7 @@ def test_noise_and_dropout_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_refusal_is_a_line_of_the_table() -> None:
-    found = examine(
-        tiny_models.make("t5"), tiny_models.batch("t5"), {"sift": build_term("freelb", {"preset": "roast"})}
-    )
+    found = advise(tiny_models.make("t5"), tiny_models.batch("t5"), {"sift": build_term("freelb", {"preset": "roast"})})
     assert found.terms[0].verdict == "refused"
     assert found.terms[0].note == (
         "freelb: inject='layernorm': the encoder has no LayerNorm on its embeddings: use 'scaled' or 'word'"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -82,20 +82,21 @@ class ModelAdvice:
     terms: list[TermAdvice]
 
 
-def examine(
-    model: Any, batch: Batch, terms: Mapping[str, Term], *, precision: str = "fp32", repeats: int = 2
+def advise(
+    model: Any, batch: Batch, terms: Mapping[str, Term] | Sequence[Term], *, precision: str = "fp32", repeats: int = 2
 ) -> ModelAdvice:
     """Measure terms on a transformers model and a batch with labels; weights, modes and generators stay as they are.
 
     Args:
-        terms: by what they are called
+        terms: a list, or by the names that they are to have in the answer
         precision: "bf16" computes passes under autocast
         repeats: timings of every term; the shortest counts
     """
     with _restored(model), torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
         model.train()
         ctx = context(model, batch, step=0)
-        criteria = {name: Criterion(term) for name, term in terms.items()}
+        named = terms if isinstance(terms, Mapping) else {term.name: term for term in terms}
+        criteria = {name: Criterion(term) for name, term in named.items()}
         refused = _start(ctx, criteria)
         _plain_steps(model, batch)
         report, plain = _timed(model, batch, Criterion(), repeats)

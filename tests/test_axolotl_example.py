@@ -13,9 +13,11 @@ from seqreg import BadInput
 from tests.helpers import axolotl_stand_in, tiny_models
 from tests.integrations.test_trainer import losses, rows
 
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
 CONFIG = """
 plugins:
-  - seqreg.integrations.axolotl.Plugin
+  - axolotl_plugin.Plugin
 seqreg:
   diagnostics_steps: 0
   terms:
@@ -24,7 +26,8 @@ seqreg:
 
 
 @pytest.fixture(autouse=True)
-def _axolotl(monkeypatch: Any) -> None:
+def _axolotl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
     axolotl_stand_in.install(monkeypatch)
 
 
