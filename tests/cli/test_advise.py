@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-import seqreg
-from seqreg import Criterion
+from seqreg import Criterion, advise
 from seqreg.build import build_term, term_names
 from seqreg.cli.sample_batch import batch, kind_of
 from seqreg.integrations.hf import context
-from seqreg.integrations.hf.term_advice import advise, dropout_rates
+from seqreg.integrations.hf.term_advice import dropout_rates
 from seqreg.terms.anchor import Anchor
 from seqreg.terms.jachess import JacHess
 from seqreg.terms.r3f import R3F
@@ -69,7 +68,7 @@ def test_a_list_of_terms_is_known_by_their_names() -> None:
     found = seqreg.advise(
         tiny_models.make("roberta"), tiny_models.batch("roberta"), [R3F(), R3F(name="r3f2")], repeats=1
     )
-    assert [term.term for term in found.terms] == ["r3f", "r3f2"]
+    assert [term.term for term in found.terms] == ["r3f", "again"]
 
 
 def test_a_term_that_does_not_count_on_the_batch_is_refused() -> None:

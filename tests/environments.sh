@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Installs seqreg as its users do, each time into an environment below .environments, and runs the tests that concern it.
+#
+#   bash tests/environments.sh torch       pip install seqreg: torch alone, without numpy
+#   bash tests/environments.sh hf          pip install seqreg[hf], with the pinned transformers
+#   bash tests/environments.sh hf-4.57     pip install seqreg[hf], with the oldest transformers
+#   bash tests/environments.sh recipes     everything: what `bash tests/run.sh` runs
+#
+# Further arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+kind="${1:-}"
+shift || true
+
+extra="" wanted="" pins=constraints.txt
+case "$kind" in
+    torch) ;;
+    hf) extra="[hf]" wanted="hypothesis peft" ;;
+    hf-4.57) extra="[hf]" wanted="hypothesis peft transformers==4.57.3 accelerate==1.10.1" ;;
+    recipes) exec bash tests/run.sh "$@" ;;
+    *) echo "bash tests/environments.sh torch|hf|hf-4.57|recipes: unknown: ${kind:-nothing}" >&2; exit 2 ;;
+esac
+
+home="$PWD/.environments/$kind"
+sum="$(cat setup.cfg setup.py constraints.txt "${BASH_SOURCE[0]}" | cksum | tr ' ' '-')"
+if [ ! -e "$home/.seqreg-$sum" ]; then
+    echo "Installing seqreg$extra into $home (once)" >&2
+    rm -rf "$home"
+    "$(command -v python3.11 || command -v python3)" -m venv "$home"
+    if [ "$kind" = hf-4.57 ]; then # of which transformers 4.57 wants older ones
+        pins="$home/constraints.txt"
+        grep -vE '^(transformers|accelerate|huggingface_hub|tokenizers)==' constraints.txt > "$pins"
+    fi
+    pip() { "$home/bin/python" -m pip "$@" --quiet --disable-pip-version-check -c "$pins"; }
+    # shellcheck disable=SC2086
+    pip install -e ".$extra" ${wanted:+$(printf '%s\n' $wanted | grep ==)}
+    "$home/bin/python" -m pip list --format=freeze --disable-pip-version-check | grep -vE '^(pip|setuptools|wheel|seqreg)==' > "$home/installed.txt"
+    echo "$(wc -l < "$home/installed.txt") distributions, $(du -sm "$home" | cut -f1) MB" >&2
+    # shellcheck disable=SC2086
+    pip install pytest pytest-timeout $wanted
+    touch "$home/.seqreg-$sum"
+fi
+
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+case "$kind" in
+    torch) files="tests/environments/test_torch_alone.py tests/test_losses.py tests/test_divergences.py tests/test_noise.py
+        tests/test_schedules.py tests/test_context.py tests/test_criterion.py" ;;
+    hf) files="tests/environments/test_hf.py tests/integrations" ;;
+    hf-4.57) files="tests/environments/test_hf.py tests/integrations" ;;
+esac
+# shellcheck disable=SC2086
+"$home/bin/python" -m pytest -q -o addopts= $files "$@"
