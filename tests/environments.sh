@@ -42,11 +42,23 @@ if [ ! -e "$home/.seqreg-$sum" ]; then
 fi
 
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+core="tests/test_losses.py tests/test_divergences.py tests/test_noise.py tests/test_schedules.py tests/test_context.py
+    tests/test_criterion.py"
+contract="r3f or smart or jachess or rdrop or neftune"
 case "$kind" in
-    torch) files="tests/environments/test_torch_alone.py tests/test_losses.py tests/test_divergences.py tests/test_noise.py
-        tests/test_schedules.py tests/test_context.py tests/test_criterion.py" ;;
-    hf) files="tests/environments/test_hf.py tests/integrations" ;;
-    hf-4.57) files="tests/environments/test_hf.py tests/integrations" ;;
+    torch)
+        # shellcheck disable=SC2086
+        set -- -W "ignore:Failed to initialize NumPy" tests/environments/test_torch_alone.py $core "$@"
+        ;;
+    hf*)
+        if [ "$kind" = hf-4.57 ]; then # tests that import what it does not have, and those of its own differences
+            set -- --ignore tests/integrations/test_layer_input.py --ignore tests/integrations/test_encoder_reuse.py "$@"
+            while read -r test; do set -- --deselect "$test" "$@"; done < <(grep -v '^#' tests/environments/transformers_4.txt)
+        fi
+        set -- -m "not slow" --ignore tests/integrations/test_sft.py --deselect \
+            tests/integrations/test_trainer.py::test_tensorboard_has_every_part "$@" # of [recipes] and TRL
+        "$home/bin/python" -m pytest -q -o addopts= tests/environments/test_hf.py tests/integrations "$@"
+        set -- tests/terms/test_contract.py -k "$contract"
+        ;;
 esac
-# shellcheck disable=SC2086
-"$home/bin/python" -m pytest -q -o addopts= $files "$@"
+"$home/bin/python" -m pytest -q -o addopts= "$@"

@@ -127,7 +127,7 @@ Trainers: `shard(model)` of `seqreg.integrations.hf` before a `RegularizedTraine
 `engine.name=fsdp2` in a recipe ([several processes](recipes.md#several-processes-and-nodes)), give the gradient of one
 process (`tests/integrations/test_distributed.py::test_gradient_under_fsdp2`: seq2seq, causal and classification; with
 `param_dtype` bf16 that of a loop in bf16), resume exactly and save a plain model
-(`tests/workbench/run/test_engines.py`). Adafactor, R4F heads, selective updates, averages of weights and
+(`tests/nightly/test_torchrun.py`). Adafactor, R4F heads, selective updates, averages of weights and
 adapters are refused there, and `cpu_offload` where there is no GPU; on GPUs it was not run.
 
 Compiled models under DDP and FSDP2 are exact and fused (`tests/integrations/test_engines.py`). A compiled model is

@@ -52,7 +52,7 @@ def test_without_terms_the_loss_is_the_trainers_own(model: str, tmp_path: Path) 
     plain, ours = trained(made(model, tmp_path)), trained(attach(made(model, tmp_path), Criterion()))
     for theirs, row in zip(losses(plain), losses(ours), strict=True):
         assert row["loss"] == row["part/base"] == pytest.approx(theirs["loss"], rel=1e-6)
-        assert row["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5)
+        assert row.get("grad_norm") == pytest.approx(theirs.get("grad_norm"), rel=1e-5)  # transformers 4 logs none here
     assert ours.evaluate()["eval_loss"] == pytest.approx(plain.evaluate()["eval_loss"], rel=1e-6)
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.faults import RANK_SETTINGS
 from tests.helpers.forked_process import TINY
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 STUBS = {
     "scontrol": "echo 127.0.0.1; echo 127.0.0.2",
     "srun": 'SLURM_NODEID=0 "$@" & first=$!; SLURM_NODEID=1 "$@"; second=$?; wait $first && exit $second',

@@ -134,6 +134,7 @@ class RegularizedTrainer(Trainer):
                 )
         self.criterion, self.diagnostics_steps, self.smoothness_steps = criterion, diagnostics_steps, smoothness_steps
         self.build_context = build_context or context
+        self.model_accepts_loss_kwargs = True  # or transformers 4 divides the loss by the accumulated batches again
         self._reference: dict[str, Tensor] | None = None
         self._window = Window(criterion)
         self._diagnostics: dict[str, float] = {}
