@@ -113,6 +113,8 @@ class RegularizedTrainer(Trainer):
         """Whether the model was sharded, by `seqreg.integrations.hf.shard`, before the trainer was made."""
         self._check_settings(update)
         if self.sharded:
+            if not hasattr(self, "is_distributed_loading_by_transformers"):
+                raise BadInput("the Trainer of transformers 4 would wrap a model that FSDP2 shards: use transformers 5")
             self.is_distributed_loading_by_transformers = True  # it is neither wrapped nor moved
         for name, steps in (("diagnostics_steps", diagnostics_steps), ("smoothness_steps", smoothness_steps)):
             if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
@@ -343,8 +345,10 @@ class RegularizedTrainer(Trainer):
         if not report.total.requires_grad:  # no term counts at this step
             return
         self.accelerator.backward(report.total)
-        norm = self._clip_grad_norm(model) if self.args.max_grad_norm else None
-        self._get_grad_norm(model, grad_norm=norm)
+        limit = self.args.max_grad_norm
+        norm = self.accelerator.clip_grad_norm_(model.parameters(), limit) if limit else None
+        if hasattr(self, "_get_grad_norm"):  # not in transformers 4; trainers override it to look at the norm
+            self._get_grad_norm(model, grad_norm=norm)
         with contextlib.nullcontext() if self.update is None else self.update.around(model.parameters()):
             self.optimizer.step()
         self.optimizer.zero_grad()
