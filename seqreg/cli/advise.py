@@ -64,8 +64,8 @@ def advise(
     if model.startswith((".", "/", "~")) and not Path(model).expanduser().is_dir():
         raise BadInput(f"{model}: no such folder")
     between = None if delimiter is None else schema.one_character(delimiter, "--delimiter")
-    from seqreg.cli import sample_batch
     from seqreg.integrations.hf.term_advice import advise as examine
+    from seqreg.workbench.data import sample_batch
     from seqreg.workbench.data.hardware import check_precision
 
     quiet()

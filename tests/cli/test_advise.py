@@ -11,7 +11,6 @@ import torch
 
 from seqreg import Criterion, advise
 from seqreg.build import build_term, term_names
-from seqreg.cli.sample_batch import batch, kind_of
 from seqreg.integrations.hf import context
 from seqreg.integrations.hf.term_advice import dropout_rates
 from seqreg.terms.anchor import Anchor
@@ -21,6 +20,7 @@ from seqreg.terms.rdrop import RDrop
 from seqreg.workbench.config import run_config
 from seqreg.workbench.config.settings import Lora
 from seqreg.workbench.data.adapters import with_adapters
+from seqreg.workbench.data.sample_batch import batch, kind_of
 from tests.helpers import tiny_models, tiny_tokenizer
 from tests.helpers.tiny_tasks import seqreg
 

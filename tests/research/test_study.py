@@ -327,7 +327,7 @@ def test_rank_correlation_over_runs_and_inside_methods() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [path.name.removesuffix(archived.ENDING) for path in archived.archives(RESULTS / "data")] or ["none"]
+    "name", [path.name.removesuffix(archived.ENDING) for path in archived.archives(index.ARCHIVES)] or ["none"]
 )
 def test_committed_pages_are_what_their_archives_say(name: str, tmp_path: Path) -> None:
     """Every page is rebuilt from its archive; the figure is the same but for what another matplotlib draws."""
