@@ -326,33 +326,36 @@ def test_rank_correlation_over_runs_and_inside_methods() -> None:
     assert measurements.correlation({"a: r": [(1.0, 2.0)]}) is None
 
 
+@functools.cache
+def committed(name: str) -> page.StudyResults:
+    """What the archive of a study says; judged once for all tests of it."""
+    return page.results(archived.read(index.ARCHIVES / f"{name}{archived.ENDING}"), study_file.read(name), judge)
+
+
 @pytest.mark.parametrize(
-    "name", [path.name.removesuffix(archived.ENDING) for path in archived.archives(index.ARCHIVES)] or ["none"]
+    "name", [path.name.removesuffix(archived.ENDING) for path in archived.archives(index.ARCHIVES)]
 )
 def test_committed_pages_are_what_their_archives_say(name: str, tmp_path: Path) -> None:
     """Every page is rebuilt from its archive; the figure is the same but for what another matplotlib draws."""
-    if name == "none":
-        pytest.skip("no archive is committed")
     from matplotlib.testing.compare import compare_images
 
-    archive = archived.read(index.ARCHIVES / f"{name}{archived.ENDING}")
-    found = page.results(archive, study_file.read(name), judge)
+    found = committed(name)
     assert page.page(found, f"{name}.png") == (RESULTS / f"{name}.md").read_text()
     page.draw(found, tmp_path / "figure.png")
     assert compare_images(str(RESULTS / f"{name}.png"), str(tmp_path / "figure.png"), tol=5) is None
     assert (index.ARCHIVES / f"{name}{archived.ENDING}").stat().st_size < 1_100_000
 
 
-def test_the_committed_index_is_what_the_archives_say(tmp_path: Path) -> None:
+def test_the_committed_index_is_what_the_archives_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "results", lambda archive, study, judge: committed(archive.name))
+    monkeypatch.setattr(page, "draw", lambda results, path: None)
     index.build(tmp_path, judge)
-    assert (tmp_path / "index.md").read_text() == (RESULTS / "index.md").read_text(), (
-        "python -m research --pages docs/results"
-    )
+    text = (tmp_path / "index.md").read_text()
+    assert text == (RESULTS / "index.md").read_text(), "python -m research --pages docs/results"
 
 
 def test_every_comparison_with_plain_fine_tuning_is_counted_once() -> None:
-    archives = [archived.read(index.ARCHIVES / f"{name}{archived.ENDING}") for name in ("defaults", "smoothness")]
-    found = [page.results(archive, study_file.read(archive.name), judge) for archive in archives]
+    found = [committed(name) for name in ("defaults", "smoothness")]
     table = index.by_term(found)
     *rows, every = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     assert all(every[name] == sum(row[name] for row in rows) for name in ("tested", "worse", "only described"))
@@ -374,8 +377,7 @@ def test_a_figure_shows_every_measure_and_which_differences_are_tested(monkeypat
     drawn: list[figures.Panel] = []
     monkeypatch.setattr(figures, "draw", lambda panels, path: drawn.extend(panels))
     for name in ("forgetting", "robustness"):
-        archive = archived.read(index.ARCHIVES / f"{name}{archived.ENDING}")
-        page.draw(page.results(archive, study_file.read(name), judge), Path("unused.png"))
+        page.draw(committed(name), Path("unused.png"))
     titles = [title for title, _ in drawn]
     assert len(set(titles)) == len(titles)
     assert "SST-2, AdvGLUE and counterfactual reviews: other numbers" in titles
