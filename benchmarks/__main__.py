@@ -202,8 +202,8 @@ def engine(
     measured = engine_steps.measure(name, progress=lambda what: console.print(f"  {what}"))
     size = engine_steps.SIZE
     table = Table(title=f"One step of R3F, {name}, {measured.ranks} ranks on the CPU (gloo)")
-    for name in ("head", "memory above the level before", "CPU seconds", "loss"):
-        table.add_column(name, justify="left" if name == "head" else "right")
+    for column in ("head", "memory above the level before", "CPU seconds", "loss"):
+        table.add_column(column, justify="left" if column == "head" else "right")
     for step in (measured.plain, measured.fused):
         table.add_row(step.head, f"{step.memory / 2**20:.0f} MB", f"{step.seconds:.2f}", f"{step.loss:.6f}")
     table.add_row("fused over plain", f"{measured.memory:.2f}x", f"{measured.seconds:.2f}x", "")

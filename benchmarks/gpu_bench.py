@@ -112,12 +112,13 @@ def _seconds(step: StepFunction, device: str) -> float:
         begin = time.process_time()
         step()
         return time.process_time() - begin
-    begins, ends = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begins.record()  # type: ignore[no-untyped-call]
+    events: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+    begins, ends = events
+    begins.record()
     step()
-    ends.record()  # type: ignore[no-untyped-call]
+    ends.record()
     torch.cuda.synchronize()
-    return float(begins.elapsed_time(ends)) / 1000  # type: ignore[no-untyped-call]
+    return float(begins.elapsed_time(ends)) / 1000
 
 
 def _peak(model: Any, step: StepFunction, device: str) -> int | None:
