@@ -51,8 +51,7 @@ case "$kind" in
         ;;
     hf*)
         if [ "$kind" = hf-4.57 ]; then # what tests of transformers 5 alone import, and what it does otherwise
-            set -- --ignore tests/integrations/test_layer_input.py --ignore tests/integrations/test_encoder_reuse.py \
-                --ignore tests/integrations/test_private_names.py "$@"
+            set -- --ignore tests/integrations/test_layer_input.py --ignore tests/integrations/test_private_names.py "$@"
             while read -r test; do set -- --deselect "$test" "$@"; done < <(grep -v '^#' tests/environments/transformers_4.txt)
         fi
         set -- -m "not slow" --ignore tests/integrations/test_sft.py --ignore tests/integrations/test_compile.py --deselect \
