@@ -54,8 +54,9 @@ case "$kind" in
             set -- --ignore tests/integrations/test_layer_input.py --ignore tests/integrations/test_private_names.py "$@"
             while read -r test; do set -- --deselect "$test" "$@"; done < <(grep -v '^#' tests/environments/transformers_4.txt)
         fi
-        set -- -m "not slow" --ignore tests/integrations/test_sft.py --ignore tests/integrations/test_compile.py --deselect \
-            tests/integrations/test_trainer.py::test_tensorboard_has_every_part "$@" # of torch, [recipes] and TRL
+        # What needs TRL or TensorBoard, and what `bash tests/run.sh` runs on several ranks and compiled.
+        for name in sft compile engines distributed; do set -- --ignore "tests/integrations/test_$name.py" "$@"; done
+        set -- -m "not slow" --deselect tests/integrations/test_trainer.py::test_tensorboard_has_every_part "$@"
         "$home/bin/python" -m pytest -q -o addopts= tests/environments/test_hf.py tests/integrations "$@"
         if [ "$kind" = hf-4.57 ]; then contract="($contract) and not led and not bert2bert"; fi # masks, as above
         set -- tests/terms/test_contract.py -k "$contract"
