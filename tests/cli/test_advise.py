@@ -65,9 +65,8 @@ def test_looking_changes_nothing_and_values_are_those_of_the_criterion() -> None
 
 
 def test_a_list_of_terms_is_known_by_their_names() -> None:
-    found = seqreg.advise(
-        tiny_models.make("roberta"), tiny_models.batch("roberta"), [R3F(), R3F(name="r3f2")], repeats=1
-    )
+    terms = [R3F(), R3F(name="again")]
+    found = advise(tiny_models.make("roberta"), tiny_models.batch("roberta"), terms, repeats=1)
     assert [term.term for term in found.terms] == ["r3f", "again"]
 
 

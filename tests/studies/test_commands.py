@@ -180,9 +180,6 @@ WRONG = {
     "shift gone --to colour.yaml": "gone: no such folder",
     "shift run --to gone.yaml": "gone.yaml: no such file",
     "shift run --to colour.yaml data.path=gone": "data.path=gone: no such file or folder",
-    "study gone.yaml": "gone.yaml: no such file",
-    "study noise --models gone": "--models gone: no such folder",
-    "bench --plot gone/cost.png": "gone/cost.png: the folder does not exist",
 }
 LIGHT = """
 import sys
