@@ -15,8 +15,8 @@ shift || true
 extra="" wanted="" pins=constraints.txt
 case "$kind" in
     torch) ;;
-    hf) extra="[hf]" wanted="hypothesis peft" ;;
-    hf-4.57) extra="[hf]" wanted="hypothesis peft transformers==4.57.3 accelerate==1.10.1" ;;
+    hf) extra="[hf]" wanted="peft" ;;
+    hf-4.57) extra="[hf]" wanted="peft transformers==4.57.3 accelerate==1.10.1" ;;
     recipes) exec bash tests/run.sh "$@" ;;
     *) echo "bash tests/environments.sh torch|hf|hf-4.57|recipes: unknown: ${kind:-nothing}" >&2; exit 2 ;;
 esac
@@ -37,7 +37,7 @@ if [ ! -e "$home/.seqreg-$sum" ]; then
     "$home/bin/python" -m pip list --format=freeze --disable-pip-version-check | grep -vE '^(pip|setuptools|wheel|seqreg)==' > "$home/installed.txt"
     echo "$(wc -l < "$home/installed.txt") distributions, $(du -sm "$home" | cut -f1) MB" >&2
     # shellcheck disable=SC2086
-    pip install pytest pytest-timeout $wanted
+    pip install pytest pytest-timeout hypothesis $wanted
     touch "$home/.seqreg-$sum"
 fi
 
