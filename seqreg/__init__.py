@@ -41,6 +41,7 @@ __all__ = [
     "Term",
     "Warmup",
     "__version__",
+    "advise",
     "attach",
     "build_criterion",
     "build_term",
@@ -57,6 +58,7 @@ _HOMES = {
     "schedules": ("Every", "StartAt", "Warmup"),
     "term": ("Cost", "Hints", "Passes", "Term"),
     "integrations.hf": ("attach", "regularized"),
+    "integrations.hf.term_advice": ("advise",),
     "forward": ("ExtraPass", "Forward", "Pass", "PassRequest", "Perturbation", "PerturbationSite"),
 }
 

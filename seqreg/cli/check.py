@@ -10,9 +10,6 @@ from rich.console import Group
 from rich.syntax import Syntax
 from rich.table import Table
 
-from seqreg.bench.scaling import HEADINGS, Cluster, cells, workload
-from seqreg.bench.scaling import table as estimates
-from seqreg.integrations.hf.model import unwrap
 from seqreg.term import Cost, Term
 from seqreg.workbench.config import overlay
 from seqreg.workbench.config.run_config import Run
@@ -39,7 +36,6 @@ class RunOutline:
         data: one entry for every text of every split: numbers of tokens, and the share of texts that is truncated
         loss: its parts, with what they cost
         summary: the model, the steps and the output
-        scaling: what a step would take on many GPUs, where that was asked for: an estimate
     """
 
     title: str
@@ -47,29 +43,10 @@ class RunOutline:
     data: list[dict[str, Any]]
     loss: list[dict[str, Any]]
     summary: dict[str, Any]
-    scaling: dict[str, Any] | None = None
 
     def __rich__(self) -> Group:
         settings = Syntax(overlay.dump(self.settings), "yaml", background_color="default", word_wrap=True)
-        parts: list[Any] = [settings, self._data_table(), self._loss_table()]
-        if self.scaling is not None:
-            parts.append(self._scaling_table(self.scaling))
-        return Group(*parts, self._sentence())
-
-    @staticmethod
-    def _scaling_table(scaling: dict[str, Any]) -> Table:
-        gpus = scaling["cluster"]
-        caption = (
-            f"estimates: no GPU was used; {gpus['tflops']:g} TFLOP/s at {gpus['utilisation']:.0%}, {gpus['link']:g} "
-            f"GB/s in a node of {gpus['node']}, {gpus['network']:g} between nodes; docs/scaling.md has the formulas"
-        )
-        title = f"a step on {gpus['gpus']} GPUs of {gpus['memory']:g} GB"
-        table = Table(title=title, caption=caption, box=None, padding=(0, 1, 0, 0))  # within 80 characters
-        for name in HEADINGS:
-            table.add_column(name, justify="left" if name in ("term", "engine") else "right", overflow="fold")
-        for row in scaling["terms"]:
-            table.add_row(*map(plain, cells(row)))
-        return table
+        return Group(settings, self._data_table(), self._loss_table(), self._sentence())
 
     def _data_table(self) -> Table:
         table = Table(title=plain(self.title), caption=f"tokens, of the first {EXAMPLES} examples of a split")
@@ -104,24 +81,11 @@ class RunOutline:
         )
 
 
-def check(run: Run, cluster: Cluster | None = None) -> RunOutline:
-    """Build everything but the trainer; with a cluster, also estimate what a step would take there."""
+def check(run: Run) -> RunOutline:
+    """Build everything but the trainer."""
     parts, config, card = prepare(run), run.config, run.card
     title = f"{card.title}, {config.data.path or card.rule}"
-    scaling = None if cluster is None else _scaling(parts, cluster)
-    return RunOutline(title, config.model_dump(mode="json"), _data(parts), _loss(run), _summary(parts), scaling)
-
-
-def _scaling(parts: LoadedRun, cluster: Cluster) -> dict[str, Any]:
-    """Estimates without a term and with each of the run's, for texts as long as they may be."""
-    config, model = parts.run.config, parts.model
-    data, batch = config.data, config.optimisation.per_device_train_batch_size
-    generates, causal = parts.run.card.kind == "generation", completions.is_causal(model)
-    source, target = data.max_source_length, data.max_target_length
-    target = source + target if causal else target if generates else source
-    shape = workload(type(unwrap(model)).__name__, model, batch, source, target)
-    terms = [None, *config.criterion().terms]
-    return {"cluster": asdict(cluster), "workload": asdict(shape), "terms": estimates(shape, cluster, terms)}
+    return RunOutline(title, config.model_dump(mode="json"), _data(parts), _loss(run), _summary(parts))
 
 
 def _data(parts: LoadedRun) -> list[dict[str, Any]]:

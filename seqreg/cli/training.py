@@ -116,33 +116,21 @@ def check(
     settings: Settings = None,
     terms: Terms = None,
     variant: Variants = None,
-    gpus: Annotated[
-        Optional[int], typer.Option(min=1, max=100_000, help="Also estimate memory and time of a step on so many GPUs.")
-    ] = None,
-    memory: Annotated[
-        Optional[float], typer.Option(min=1, max=10_000, help="With --gpus: GB of each, 80 by default.")
-    ] = None,
     as_json: Json = False,
     trust: Trust = False,
 ) -> None:
     """Look at a recipe and its data without training: settings, lengths, what is truncated, what the terms cost.
 
     seqreg check gigaword --terms r3f --terms rdrop --variant tiny data.path=gigaword.jsonl
-
-    seqreg check cnn_dailymail --terms smart --gpus 8 --memory 80
     """
-    if memory is not None and gpus is None:
-        raise BadInput(f"--memory {memory:g}: of how many GPUs? Give --gpus too")
     run = run_config.resolve(
         recipe, terms=terms or (), variants=variant or (), overrides=settings or (), trust=trust,
         paths=run_config.PATHS,
     )  # fmt: skip
-    from seqreg.bench.scaling import Cluster
     from seqreg.cli import check
 
     quiet()
-    cluster = None if gpus is None else Cluster(gpus=gpus, memory=memory or Cluster.memory)
-    outline = check.check(run, cluster)
+    outline = check.check(run)
     print_result(outline, outline, as_json=as_json)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import errno
 import json
 import os
@@ -17,10 +16,9 @@ import transformers
 import typer
 from rouge_score.rouge_scorer import RougeScorer
 
-from seqreg import BadInput, __version__
 from seqreg.cli import main as cli
 from seqreg.metrics import rouge
-from seqreg.workbench.config import cards, lookup
+from seqreg.workbench.config import cards
 from tests.helpers import sample_files
 
 ROOT = Path(__file__).parents[2]
@@ -142,20 +140,6 @@ def test_rouge_equals_rouge_score_on_three_thousand_pairs(tmp_path: Path) -> Non
         assert mean == pytest.approx(sum(exact) / 3000, abs=1e-12)
 
 
-def test_the_wheel_has_every_package_and_file() -> None:
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    packages = set(setup["options"]["packages"].split())
-    found = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "seqreg").rglob("__init__.py")}
-    assert packages == found | {"seqreg.recipes", "seqreg.tasks"}
-    for name in ("recipes", "tasks"):
-        globs = setup["options.package_data"][f"seqreg.{name}"].split(", ")
-        shipped = {path for glob in globs for path in (ROOT / name).glob(glob)}
-        assert set((ROOT / name).rglob("*.yaml")) <= shipped
-    assert lookup.folder("recipes") == ROOT / "recipes"
-    assert __version__
-
-
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
@@ -185,33 +169,9 @@ def test_an_interrupt_inside_a_command_is_one_line(
     def struck(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("seqreg.cli.bench._padding", struck)
-    monkeypatch.setattr(sys, "argv", ["seqreg", "bench", "--batches"])
+    monkeypatch.setattr("seqreg.workbench.config.lookup.names", struck)
+    monkeypatch.setattr(sys, "argv", ["seqreg", "list"])
     with pytest.raises(SystemExit) as stopped:
         cli.main()
     assert stopped.value.code == 130
     assert capsys.readouterr().err.strip() == "seqreg: stopped"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--rouge", "--batches"], "--rouge and --batches: each is measured alone"),
-        (["--batches", "--data"], "--batches and --data: each is measured alone"),
-        (["--batches", "--plot", "a.png"], "--batches measures no steps: leave out --size, --terms, --rounds, --th"),
-        (["--rouge", "--size", "causal"], "--rouge measures no steps: leave out --size"),
-        (["--batches", "--threads", "2"], "--batches measures no steps: leave out"),
-        (["--data", "--no-presets"], "--no-presets is about the rows of the table of steps: leave it out here"),
-        (["--engine", "ddp", "--no-presets"], "--no-presets is about the rows"),
-        (["--frontier", "gigaword", "--no-presets"], "--no-presets is about the rows"),
-        (["--growth", "--no-presets"], "--no-presets is about the rows"),
-        (["--profile", "--compile"], "--compile is about the rows"),
-        (["--frontier", "glue", "--rounds", "1"], "--rounds 1: expected a whole number >= 2"),
-        (["--rouge", "-t", "r3f"], "--rouge measures no steps: leave out"),
-        (["--data", "--engine", "ddp"], "--engine is measured alone: leave out --data"),
-        (["--examples", "9"], "--examples is for --data: leave it out"),
-    ],
-)
-def test_bench_options_that_would_be_ignored_are_refused(options: list[str], message: str) -> None:
-    with pytest.raises(BadInput, match=message):
-        cli.app(["bench", *options], standalone_mode=False)

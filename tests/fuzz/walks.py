@@ -260,7 +260,7 @@ ARGUMENTS = {
 }  # fmt: skip
 FURTHER = {
     "train": ["output=out"], "compare": ["-t", "r3f", "--seeds", "1"], "robustness": ["--limit", "4", "--draws", "1"],
-    "calibrate": ["--limit", "4"], "shift": ["run", "--to", "synthetic_news"], "bench": ["--terms", "nope"],
+    "calibrate": ["--limit", "4"], "shift": ["run", "--to", "synthetic_news"],
     "quickstart": ["nope"],
 }  # fmt: skip
 

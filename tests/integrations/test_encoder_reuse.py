@@ -17,9 +17,9 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.t5 import modeling_t5
 
+from benchmarks import steps, worker_process
+from benchmarks.sizes import SIZES
 from seqreg import Criterion, build_term
-from seqreg.bench import steps, worker_process
-from seqreg.bench.sizes import SIZES
 from seqreg.forward import Perturbation
 from seqreg.integrations.hf import context
 from tests.helpers import term_settings

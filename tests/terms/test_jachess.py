@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks import steps as bench_steps
+from benchmarks import worker_process
+from benchmarks.sizes import SIZES
 from seqreg import BadInput, Criterion, Evaluation, Perturbation, StartAt
-from seqreg.bench import steps as bench_steps
-from seqreg.bench import worker_process
-from seqreg.bench.sizes import SIZES
 from seqreg.errors import Advice
 from seqreg.integrations.hf import context, count
 from seqreg.noise import rms

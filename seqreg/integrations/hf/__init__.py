@@ -1,5 +1,9 @@
 """Hugging Face transformers: a criterion for any trainer, and a context for raw loops and Accelerate."""
 
+from seqreg.errors import require
+
+require("hf", "transformers", "accelerate", "safetensors")
+
 from seqreg.integrations.hf.attach import attach, regularized
 from seqreg.integrations.hf.context import HFForward, context, count
 from seqreg.integrations.hf.model import r4f

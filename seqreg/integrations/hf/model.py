@@ -146,11 +146,12 @@ def takes_cache(model: PreTrainedModel) -> bool:
 def stacks(model: PreTrainedModel) -> dict[str, Stack]:
     """The stacks that embed tokens, input side first."""
     if getattr(model.config, "is_encoder_decoder", False):
-        found = {"encoder": model.get_encoder(), "decoder": model.get_decoder()}
+        base = model if hasattr(model, "get_encoder") else model.base_model  # a classifier of transformers 4
+        found = {"encoder": base.get_encoder(), "decoder": base.get_decoder()}
     elif task_of(model) == "causal":
         found = {"decoder": model}
     else:
-        encoder = model.get_encoder()  # of T5, which has a table of its own
+        encoder = model.get_encoder() if hasattr(model, "get_encoder") else model  # of T5, which has a table of its own
         found = {"encoder": encoder if _embedding(encoder) is not None else model}
     return {name: _stack(module) for name, module in found.items() if _embedding(module) is not None}
 

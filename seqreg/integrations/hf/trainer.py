@@ -132,6 +132,8 @@ class RegularizedTrainer(Trainer):
         """Whether the model was sharded, by `seqreg.integrations.hf.shard`, before the trainer was made."""
         self._check_settings(update)
         if self.sharded:
+            if not hasattr(self, "is_distributed_loading_by_transformers"):
+                raise BadInput("the Trainer of transformers 4 would wrap a model that FSDP2 shards: use transformers 5")
             self.is_distributed_loading_by_transformers = True  # it is neither wrapped nor moved
         for name, steps in (("diagnostics_steps", diagnostics_steps), ("smoothness_steps", smoothness_steps)):
             if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
@@ -145,6 +147,7 @@ class RegularizedTrainer(Trainer):
             self._add_stream("unlabelled", unlabelled_dataset, unlabelled_ratio, build_context)
         self.criterion, self.diagnostics_steps, self.smoothness_steps = criterion, diagnostics_steps, smoothness_steps
         self.build_context = build_context or context
+        self.model_accepts_loss_kwargs = True  # or transformers 4 divides the loss by the accumulated batches again
         self._reference: dict[str, Tensor] | None = None
         self._window = Window(criterion)
         self._diagnostics: dict[str, float] = {}

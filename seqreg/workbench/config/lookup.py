@@ -13,11 +13,8 @@ from typing import Literal
 from seqreg.errors import Advice, BadInput, nearest
 from seqreg.workbench.config.other_names import RETIRED_TASKS
 
-Kind = Literal["recipes", "tasks", "recipes/terms", "recipes/sizes", "recipes/studies"]
-_TITLES = {
-    "recipes": "recipe", "tasks": "task", "recipes/terms": "term recipe", "recipes/sizes": "size",
-    "recipes/studies": "study",
-}  # fmt: skip
+Kind = Literal["recipes", "tasks", "recipes/terms", "recipes/sizes"]
+_TITLES = {"recipes": "recipe", "tasks": "task", "recipes/terms": "term recipe", "recipes/sizes": "size"}
 _NAME = re.compile(r"[a-z0-9_]+(/[a-z0-9_]+)*")
 
 

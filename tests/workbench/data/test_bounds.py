@@ -48,7 +48,6 @@ def test_numbers_in_options_are_bounded(tmp_path: Path) -> None:
         (["robustness", "run", "--draws", "1000000000"], "--draws"),
         (["robustness", "run", "--rates", ",".join(str(n / 1000) for n in range(1, 500))], "--rates"),
         (["chain", "plan.yaml", "--cycles", "1000000000"], "--cycles"),
-        (["bench", "--threads", "1000000000"], "--threads"),
     ):
         refused(tmp_path, option, *words)
 
