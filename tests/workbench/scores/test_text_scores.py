@@ -23,7 +23,7 @@ from seqreg.workbench.data.loading import Splits
 from seqreg.workbench.data.tokenizers import train_tokenizer
 from seqreg.workbench.data.word_limits import WordLimits
 from seqreg.workbench.run import train
-from seqreg.workbench.run.fingerprint import _bytes, fingerprint
+from seqreg.workbench.run.record import _bytes, fingerprint
 from seqreg.workbench.scores.evaluate import score_texts, with_average
 from tests.helpers import sample_files
 
