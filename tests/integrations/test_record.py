@@ -52,6 +52,13 @@ def test_every_checkpoint_has_the_criterion_with_all_settings(home: Path) -> Non
     assert not (home / "plain" / "checkpoint-2" / record.FILE).exists()
 
 
+def test_a_checkpoint_without_an_optimizer_has_it_and_a_model_for_others_has_not(tmp_path: Path) -> None:
+    one = trained(attach(made("roberta", tmp_path, **SAVED, save_only_model=True), WEAK))
+    assert (tmp_path / "checkpoint-4" / record.FILE).is_file()
+    one.save_model(str(tmp_path / "model"))
+    assert not (tmp_path / "model" / record.FILE).exists()
+
+
 def test_the_same_criterion_resumes_without_a_word(home: Path, tmp_path: Path) -> None:
     assert resumed(home, tmp_path, "r3f", R3F(weight=0.1), strict=True) == []
 

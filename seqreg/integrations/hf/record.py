@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from seqreg.errors import BadInput
 from seqreg.version import __version__
@@ -66,7 +67,9 @@ def differences(there: Any, now: Any, path: str = "") -> list[str]:
 
 def _shown(value: Any) -> str:
     """A setting in a message; of a term and of another object with settings, the class."""
-    return "none" if value is None else value["class"] if isinstance(value, dict) else json.dumps(value)
+    if isinstance(value, dict) and "class" in value:
+        return str(value["class"])
+    return "none" if value is None else json.dumps(value)
 
 
 class CriterionRecord(TrainerCallback):
@@ -91,8 +94,13 @@ class CriterionRecord(TrainerCallback):
                 writer.add_text("criterion", f"```json\n{self.text()}\n```")
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if args.should_save and folder.is_dir():  # a search over hyperparameters has other folders
+        folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        if args.should_save and folder.is_dir() and not (folder / FILE).exists():  # where FSDP writes shards
+            self.write(folder)
+
+    def write(self, folder: Path) -> None:
+        """Write the file to a checkpoint; a folder for others has none, as settings may be paths."""
+        if folder.name.startswith(f"{PREFIX_CHECKPOINT_DIR}-"):
             (folder / FILE).write_text(self.text() + "\n", encoding="utf-8")
 
     def check(self, checkpoint: str) -> None:

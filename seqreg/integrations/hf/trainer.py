@@ -492,8 +492,12 @@ class RegularizedTrainer(Trainer):
         if raw and state_dict is None:
             state_dict = spectral_norm.folded_state(self.model)
         super()._save(output_dir, state_dict)
-        if raw and self.args.should_save:
-            folder = self.args.output_dir if output_dir is None else output_dir
+        if not self.args.should_save:
+            return
+        folder = self.args.output_dir if output_dir is None else output_dir
+        if self.criterion_record is not None:
+            self.criterion_record.write(Path(folder))
+        if raw:
             safetensors.torch.save_file(
                 {key: value.contiguous() for key, value in raw.items()}, os.path.join(folder, RAW_HEAD)
             )

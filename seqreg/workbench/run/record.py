@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import itertools
 import json
 import os
@@ -44,15 +45,13 @@ from seqreg.workbench.text.terminal import warn
 RECORD = "run.json"
 ROWS, WORLD, WEIGHTS = "data.rows", "world_size", "model.weights"
 _WITHOUT_EFFECT = (
-    "checkpoints", "data.path", "data.unlabelled", "engine", "evaluation.per_device_eval_batch_size", "logging",
-    "model", "optimisation", "search", "soup", "terms", WORLD, ROWS,
+    "checkpoints", "data.dataloader_num_workers", "data.path", "data.unlabelled", "engine",
+    "evaluation.per_device_eval_batch_size", "logging", "model", "optimisation", "terms", WORLD, ROWS,
 )  # fmt: skip
 """Settings that a trained model is scored without; the examples of `data.path` are compared themselves."""
 _PRECISION = "optimisation.precision"
 _READ_FIRST = ("adapter_config.json", "chat_template.jinja", "generation_config.json", "model.safetensors")
 """Files that `from_pretrained` reads where they are, so that one that was added makes another model."""
-_NAMES = ("_name_or_path", "transformers_version", "_from_model_config")
-"""Keys of configurations that change nothing."""
 _BLOCKS = 256
 """Of a split, each with a hash of its own."""
 _SAMPLE = 1000
@@ -141,7 +140,8 @@ def settings_of(run: Run) -> dict[str, Any]:
 def inputs_of(run: Run, tokenizer: Any, tokens: Mapping[str, str]) -> dict[str, Any]:
     """What a run depends on that its settings only name, by the dotted key that `--allow-change` takes.
 
-    These are the configurations of the starting model, the tokenizer, and the models in folders that terms name.
+    These are the configurations of the starting model, the tokenizer, the models in folders that terms name, and the
+    code of terms that are not seqreg's.
 
     Args:
         tokens: SHA-256 of the token ids of the splits that are kept on disk
@@ -153,10 +153,14 @@ def inputs_of(run: Run, tokenizer: Any, tokens: Mapping[str, str]) -> dict[str, 
             about["generation_config"] = models.fetched(transformers.GenerationConfig, name, "generation", run.trust)
         for kind, settings in about.items():
             values = json.loads(settings.to_json_string(use_diff=False))
-            found |= {f"model.{kind}.{key}": value for key, value in values.items() if key not in _NAMES}
+            known = {key: value for key, value in values.items() if key != "transformers_version" and key[0] != "_"}
+            found |= {f"model.{kind}.{key}": value for key, value in known.items()}
     for key, value in flat(run.config.model_dump(mode="json", include={"terms"})).items():
         if isinstance(value, str) and os.path.isfile(os.path.join(value, "config.json")):
             found[f"{key}.files"] = _digest_of_model(Path(value))
+    for term in run.criterion.terms:
+        if not type(term).__module__.startswith("seqreg."):
+            found[f"terms.{term.name}.code"] = digest(Path(inspect.getfile(type(term))))
     return found | {f"{ROWS}.tokens.{name}": value for name, value in tokens.items()}
 
 
@@ -221,17 +225,10 @@ def made_with(
         file: that it is scored on, in place of `splits`
         changes: of the files of the model
     """
-    stored = settings_of(started) if record is None else with_defaults(record.settings)
-    before, now = (
-        {
-            key: value
-            for key, value in settings.items()
-            if key == _PRECISION or not any(covers(name, key) for name in _WITHOUT_EFFECT)
-        }
-        for settings in (stored, settings_of(run))
-    )
-    keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    differs = {key: (before.get(key), now.get(key)) for key in keys}
+    before = settings_of(started) if record is None else with_defaults(record.settings)
+    now = {key: value for key, value in settings_of(run).items() if _counts(key)}
+    keys = dict.fromkeys([*now, *(key for key in before if covers("task", key))])
+    differs = {key: (before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)}
     if file is not None:
         differs["data"] = "of the run", file.stem
     else:
@@ -241,6 +238,11 @@ def made_with(
             differs[ROWS] = "of the run", how
     differs |= {change.partition(" ")[0]: ("as it was trained", change) for change in changes}
     return MadeWith(run="" if record is None else record.run, settings=now, differs=differs)
+
+
+def _counts(key: str) -> bool:
+    """Whether the scores of a trained model depend on a setting."""
+    return key == _PRECISION or not any(covers(name, key) for name in _WITHOUT_EFFECT)
 
 
 def fingerprint(splits: Splits) -> tuple[str, dict[str, Outline]]:

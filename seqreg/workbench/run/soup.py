@@ -215,7 +215,7 @@ def _make(
         cost = {"steps": 0, "seconds": seconds, "cpu_seconds": cpu, "step_seconds": seconds, "device": device}
         methods = dict.fromkeys(run.run.config.method for run in parts.runs)
         method = f"{about['kind']} of {', '.join(methods)}"
-        sections = measure(output, first.folder, trust=first.final.trust)
+        sections: dict[str, Any] = measure(output, first.folder, trust=first.final.trust)
         scores = with_average(scores, first.final.card)
         path = output / results.METRICS
         results.write_scores(path, first.final, scores, method=method, train=cost, soup=about, **sections)

@@ -477,7 +477,11 @@ def evaluate_run(
         return {}
     with disk.writing(path.parent):
         own = None if path == folder / METRICS else made
-        return results.write_scores(path, run, with_average(scores, run.card), made_with=own, **sections)
+        metrics = results.write_scores(path, run, with_average(scores, run.card), made_with=own, **sections)
+    for line in results.difference_lines(made):
+        say(line)
+    say(f"Scores are in {path}, predictions in {results.predictions_of(path)}")
+    return metrics
 
 
 def measure(

@@ -162,6 +162,8 @@ def place(folder: Path, output: Path | None, made_with: MadeWith) -> Path:
     if output is None and not made_with.differs:
         return folder / METRICS
     if output is None:
+        if (folder / SCORES).is_symlink():
+            raise BadInput(f"{folder / SCORES}: a symbolic link: a run writes to its own folder alone: remove it")
         return folder / SCORES / f"{_name_of(made_with)}.json"
     path = output / METRICS
     if path.is_file() and made_with_of(_read(path)) != made_with:
@@ -195,17 +197,23 @@ def forget_scores(folder: Path) -> None:
         shutil.rmtree(folder / SCORES, ignore_errors=True)
 
 
+def predictions_of(path: Path) -> Path:
+    """The folder of the predictions that the scores in a file are of."""
+    return path.parent if path.name == METRICS else path.with_suffix("")
+
+
 def write_scores(
     path: Path, run: Run, splits: Mapping[str, Scored], *, made_with: MadeWith | None = None, **further: Any
 ) -> dict[str, Any]:
     """Bring a metrics.json, or scores/NAME.json, up to date, and write the predictions on every split.
 
-    The predictions are beside metrics.json, or in scores/NAME/.
+    Args:
+        made_with: what it was scored with, where these are not the scores of the run itself
     """
     import torch
     import transformers
 
-    folder = path.parent if path.name == METRICS else path.with_suffix("")
+    folder = predictions_of(path)
     folder.mkdir(parents=True, exist_ok=True)
     metrics = _read(path) if path.is_file() else {}
     made_with = MadeWith() if made_with is None else made_with

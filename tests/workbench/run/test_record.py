@@ -22,7 +22,7 @@ from seqreg.workbench.run.blend import Blend
 from seqreg.workbench.run.record import RunRecord, check_collected, check_model
 from seqreg.workbench.run.soup import make_soup
 from seqreg.workbench.scores import results
-from tests.helpers import sample_files
+from tests.helpers import outside_term, sample_files
 
 SMALL = [
     "data.limit={train: 24, validation: 10, test: 6}", "optimisation.max_steps=4", "optimisation.warmup_steps=0",
@@ -317,3 +317,16 @@ def test_a_run_of_a_version_without_inputs_is_resumed(base: Path, tmp_path: Path
     edit(tmp_path / "half" / "run.json", inputs={}, pretrained="", tokens={"train": "0"})
     INPUTS["model.config.dropout"](tmp_path / "start")
     train.train(run, resume=True, allow_change=[MORE])
+
+
+def test_a_term_of_the_user_s_own_that_was_edited_is_not_resumed(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(Path(outside_term.__file__), tmp_path / "edited_term.py")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = half(base, tmp_path, "terms.mine={term: edited_term.ConfidencePenalty}")
+    with (tmp_path / "edited_term.py").open("a") as file:
+        file.write("\n# another formula\n")
+    with pytest.raises(BadInput, match=r"  terms\.mine\.code: .*\.\.\. there, .*\.\.\. now"):
+        train.train(run, resume=True, allow_change=[MORE])
+    train.train(run, resume=True, allow_change=[MORE, "terms.mine.code"])
