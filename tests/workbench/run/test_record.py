@@ -330,3 +330,12 @@ def test_a_term_of_the_user_s_own_that_was_edited_is_not_resumed(
     with pytest.raises(BadInput, match=r"  terms\.mine\.code: .*\.\.\. there, .*\.\.\. now"):
         train.train(run, resume=True, allow_change=[MORE])
     train.train(run, resume=True, allow_change=[MORE, "terms.mine.code"])
+
+
+def test_adapters_are_not_resumed_on_other_weights(base: Path, tmp_path: Path) -> None:
+    run = half(base, tmp_path, "model.lora={}")
+    move_weights(tmp_path / "start")
+    with pytest.raises(BadInput, match=r"  model\.weights: .* there, .* now"):
+        train.train(run, resume=True, allow_change=[MORE])
+    shutil.copy(base / "model.safetensors", tmp_path / "start" / "model.safetensors")
+    train.train(run, resume=True, allow_change=[MORE])
