@@ -30,7 +30,7 @@ from seqreg.workbench.data import loading
 from seqreg.workbench.data.batches import GroupedOrder
 from seqreg.workbench.data.encoding import Encoded
 from seqreg.workbench.data.tokenizers import train_tokenizer
-from seqreg.workbench.run.fingerprint import fingerprint
+from seqreg.workbench.run.record import fingerprint
 
 EXAMPLES = 287_113
 """Training examples of CNN/DailyMail."""

@@ -32,14 +32,14 @@ WINDOW = 16
 
 def predict(
     folder: Path, source: str, target: str, overrides: tuple[str, ...] = (), *, trust: bool = False,
-    as_json: bool = False,
+    trust_changes: bool = False, as_json: bool = False,
 ) -> int:  # fmt: skip
     """Read `source`, write `target` ("-" for the standard streams), and return how many were predicted.
 
     Text has one example per line (the two texts of a pair apart by a tab), with <n> for line breaks inside. JSONL, CSV,
     TSV and Parquet have the card's columns, and become JSONL: every record with its "prediction".
     """
-    model = TrainedModel(folder, trained(folder, overrides, trust=trust))
+    model = TrainedModel(folder, trained(folder, overrides, trust=trust, trust_changes=trust_changes))
     if source != "-" and not os.path.isfile(source):
         raise BadInput(f"{source}: no such file")
     if target != "-":

@@ -22,6 +22,7 @@ from seqreg.cli.options import (
     Split,
     Trained,
     Trust,
+    TrustChanges,
     Variants,
     print_result,
 )  # fmt: skip
@@ -120,6 +121,7 @@ def compare(
     ] = None,
     as_json: Json = False,
     trust: Trust = False,
+    trust_changes: TrustChanges = False,
 ) -> None:
     """Compare terms over seeds: train them all, test the differences, and say what they are worth.
 
@@ -163,7 +165,7 @@ def compare(
     )  # fmt: skip
     if finished is None:  # left to a launcher
         return
-    finding = conclusions.judge(output)
+    finding = conclusions.judge(output, trust_changes=trust_changes)
     console.print(f"A page about it: seqreg report {plain(shlex.quote(str(output)))}", soft_wrap=True)
     changes = next(table for table in finding.tables if table.title == conclusions.CHANGES)
     shorter = [*drift.short_tables(finding.values["drift"]), changes]
@@ -205,6 +207,7 @@ def soup(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Make it again.")] = False,
     as_json: Json = False,
     trust: Trust = False,
+    trust_changes: TrustChanges = False,
 ) -> None:
     """Make a model of the weights of finished runs, without training: their mean, or the way back to their start.
 
@@ -227,7 +230,9 @@ def soup(
 
     quiet()
     blend = Blend(greedy, share, ema)
-    about = make_soup(runs, output, blend, judge=evaluate, overwrite=overwrite, trust=trust)
+    about = make_soup(
+        runs, output, blend, judge=evaluate, overwrite=overwrite, trust=trust, trust_changes=trust_changes
+    )
     if evaluate and not as_json:
         metrics = scores_of(output)
         print_result(metrics, score_table({metrics["method"]: metrics}), as_json=False)
@@ -254,6 +259,7 @@ def report(
     markdown: Annotated[bool, typer.Option("--markdown", help="Markdown for a paper or a pull request.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="The tables in LaTeX.")] = False,
     as_json: Json = False,
+    trust_changes: TrustChanges = False,
 ) -> None:
     """Write one page about a comparison: the verdict, every number, figures, examples, and how to repeat it.
 
@@ -270,7 +276,7 @@ def report(
         comparison_plan.read(folder)
     from seqreg.studies.compare import report
 
-    path = report.report(folders, output, markdown=markdown, latex=latex)
+    path = report.report(folders, output, markdown=markdown, latex=latex, trust_changes=trust_changes)
     console.print(f"Written: {plain(path)}", soft_wrap=True)
     print_result({"written": str(path)}, as_json=as_json)
 
@@ -286,6 +292,7 @@ def calibrate(
     output: Output = None,
     as_json: Json = False,
     trust: Trust = False,
+    trust_changes: TrustChanges = False,
 ) -> None:
     """Is a trained model as sure as it should be? ECE, Brier, NLL and diagrams, before and after a temperature.
 
@@ -306,7 +313,7 @@ def calibrate(
     where = output_folder([run], output)
     finding = study.calibrate(
         run, split=split, bins=bins, limit=limit, sequences=sequences, output=where, overrides=settings or [],
-        trust=trust,
+        trust=trust, trust_changes=trust_changes,
     )  # fmt: skip
     finding.show(where, as_json=as_json)
 
@@ -335,6 +342,7 @@ def robustness(
     output: Output = None,
     as_json: Json = False,
     trust: Trust = False,
+    trust_changes: TrustChanges = False,
 ) -> None:
     """Score trained models on perturbed sources: one curve per run and kind of noise.
 
@@ -356,7 +364,7 @@ def robustness(
     where = output_folder(folders, output)
     finding = study.robustness(
         folders, noises=noise or study.DEFAULT, **levels, draws=draws, split=split, limit=limit, output=where,
-        overrides=settings, trust=trust,
+        overrides=settings, trust=trust, trust_changes=trust_changes,
     )  # fmt: skip
     finding.show(where, as_json=as_json)
 
@@ -384,6 +392,7 @@ def probe(
     output: Output = None,
     as_json: Json = False,
     trust: Trust = False,
+    trust_changes: TrustChanges = False,
 ) -> None:
     """Look for representational collapse: what a linear classifier can still read from a frozen encoder.
 
@@ -407,7 +416,10 @@ def probe(
 
     quiet()
     where = output_folder(runs, output)
-    finding = probe.study(runs, tasks, where, most=examples, pooling=pooling, pretrained=pretrained, trust=trust)
+    finding = probe.study(
+        runs, tasks, where, most=examples, pooling=pooling, pretrained=pretrained, trust=trust,
+        trust_changes=trust_changes,
+    )  # fmt: skip
     finding.show(where, as_json=as_json)
 
 
@@ -490,6 +502,7 @@ def shift(
     output: Output = None,
     as_json: Json = False,
     trust: Trust = False,
+    trust_changes: TrustChanges = False,
 ) -> None:
     """Score models on a domain that they were not trained on, as they are and after a little training there.
 
@@ -510,5 +523,5 @@ def shift(
 
     quiet()
     where, shares = output_folder(folders, output), share or [0.0, 0.1]
-    finding = shift.study(folders, to, shares, where, settings=settings, trust=trust)
+    finding = shift.study(folders, to, shares, where, settings=settings, trust=trust, trust_changes=trust_changes)
     finding.show(where, as_json=as_json)

@@ -8,7 +8,18 @@ from typing import Annotated, Optional
 
 import typer
 
-from seqreg.cli.options import Json, Recipe, Settings, Terms, Trained, Trust, Variants, check_address, print_result
+from seqreg.cli.options import (
+    Json,
+    Recipe,
+    Settings,
+    Terms,
+    Trained,
+    Trust,
+    TrustChanges,
+    Variants,
+    check_address,
+    print_result,
+)
 from seqreg.errors import BadInput, nearest
 from seqreg.workbench.config import run_config
 from seqreg.workbench.scores.results import METRICS, score_table
@@ -169,8 +180,12 @@ def evaluate(
     output: Annotated[Optional[Path], typer.Option(help="Write here instead of into the run's folder.")] = None,
     as_json: Json = False,
     trust: Trust = False,
+    trust_changes: TrustChanges = False,
 ) -> None:
     """Score a trained model again, on its task or on a file of your own.
+
+    Scores with other settings, of another file, or of a model whose files have changed are not those of the run: they
+    are written to RUN/scores/NAME.json, or to --output; `seqreg show RUN` prints them beside those of the run.
 
     seqreg evaluate runs/gigaword-tiny/r3f
 
@@ -190,10 +205,11 @@ def evaluate(
     from seqreg.workbench.run.train import evaluate_run
 
     quiet()
-    metrics = evaluate_run(run, file=data, output=output, overrides=tuple(settings or ()), trust=trust)
+    metrics = evaluate_run(
+        run, file=data, output=output, overrides=tuple(settings or ()), trust=trust, trust_changes=trust_changes
+    )
     if metrics:
         print_result(metrics, score_table({metrics.get("method", run.name): metrics}), as_json=as_json)
-        console.print(f"Scores and predictions are in {plain(output or run)}")
 
 
 @app.command()
@@ -207,6 +223,7 @@ def predict(
     output: Annotated[str, typer.Option("--output", "-o", help="A file; - for the standard output.")] = "-",
     as_json: Annotated[bool, typer.Option("--json", help="Predictions as JSONL: one JSON object per line.")] = False,
     trust: Trust = False,
+    trust_changes: TrustChanges = False,
 ) -> None:
     """Predict with a trained model; predictions are written as they come.
 
@@ -223,7 +240,9 @@ def predict(
     from seqreg.cli import predict
 
     quiet()
-    count = predict.predict(run, source, output, tuple(settings or ()), trust=trust, as_json=as_json)
+    count = predict.predict(
+        run, source, output, tuple(settings or ()), trust=trust, trust_changes=trust_changes, as_json=as_json
+    )
     if output != "-":
         console.print(f"{count} predictions in {plain(output)}")
         print_result({"predictions": count, "output": output}, as_json=as_json)
@@ -240,6 +259,7 @@ def serve(
     ] = False,
     as_json: Json = False,
     trust: Trust = False,
+    trust_changes: TrustChanges = False,
 ) -> None:
     """Open a local page to type a source into: outputs of runs side by side, with the probability of every token.
 
@@ -256,7 +276,7 @@ def serve(
     from seqreg.studies.common.trained_model import load_all
 
     quiet()
-    models = load_all(runs, trust=trust)
+    models = load_all(runs, trust=trust, trust_changes=trust_changes)
     for model in models.values():
         _ = model.model  # what is wrong with it is told before there is a page
     server = serve.PageServer(models, host, port, allow_remote=allow_remote)
@@ -275,6 +295,7 @@ def export(
     ] = None,
     private: Annotated[bool, typer.Option("--private/--public", help="Of a repository that is made.")] = True,
     as_json: Json = False,
+    trust_changes: TrustChanges = False,
 ) -> None:
     """Copy the model of a run with its card and tokenizer, without predictions, curves and checkpoints; or upload it.
 
@@ -291,9 +312,9 @@ def export(
 
     quiet()
     if output is not None:
-        names, place = export.export(run, output), str(output)
+        names, place = export.export(run, output, trust_changes=trust_changes), str(output)
     else:
-        names = export.exported(run)
+        names = export.exported(run, trust_changes=trust_changes)
         place = export.push_to_hub(run, str(push_to_hub), private=private, names=names)
     said = f"{len(names)} files are in {plain(place)}: {plain(', '.join(names))}"
     print_result({"output": place, "files": names}, said, as_json=as_json)

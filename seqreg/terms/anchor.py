@@ -44,8 +44,8 @@ class Anchor(ConsistencyTerm):
         divergence: see the formula
         reference: "start", a copy of the trained weights when training begins, part of `Criterion.state_dict`;
             "average", a moving average of them, as `bregman` keeps; or a folder that `save_pretrained` wrote, of a
-            model with the same parameters. With PEFT adapters the start is the model with adapters switched off:
-            nothing is copied but what is trained besides adapters (biases)
+            model that computes the same function of the same parameters. With PEFT adapters the start is the model
+            with adapters switched off: nothing is copied but what is trained besides adapters (biases)
         beta: momentum of the average
         positions: "labels" counts positions with a label; "all" every real target position (also those of a prompt)
         dropout: of the reference's pass: "off" (evaluation mode), as in the official ASFT code and LLaMA-Factory,

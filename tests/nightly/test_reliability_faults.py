@@ -20,7 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from seqreg.errors import BadInput, Interrupted
 from seqreg.workbench.run import checkpoints, train
-from seqreg.workbench.run.run_directory import RunRecord
+from seqreg.workbench.run.record import RunRecord
 from seqreg.workbench.run.signals import Signals
 from seqreg.workbench.run.tensorboard import TensorBoardWriter
 from seqreg.workbench.run.trainer import FaultTolerantTrainer

@@ -22,7 +22,7 @@ from seqreg.studies.compare.search import FACTORS, FIRST_SEED, FURTHER_FACTORS, 
 from seqreg.studies.compare.study import compare
 from seqreg.workbench.config import run_config
 from seqreg.workbench.run import train
-from seqreg.workbench.run.run_directory import settings_of
+from seqreg.workbench.run.record import settings_of
 from tests.helpers.tiny_tasks import SHORT, bert, seqreg, task
 
 ROOT = Path(__file__).parents[2]

@@ -10,6 +10,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from torch.nn import functional
 
@@ -320,6 +321,41 @@ def test_the_average_is_that_of_bregman() -> None:
     assert report.values["anchor"] == report.values["bregman"] > 0
 
 
+SMALL: dict[str, Any] = {
+    "vocab_size": 48, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "said"),
+    [
+        ("gemma2", {"final_logit_softcapping": 5.0}, "final_logit_softcapping=5.0, the model 30.0"),
+        ("gemma2", {"attn_logit_softcapping": None}, "attn_logit_softcapping=None, the model 50.0"),
+        ("granite", {"logits_scaling": 3.0}, "logits_scaling=3.0, the model 1.0"),
+        ("llama", {"hidden_act": "relu"}, "hidden_act='relu', the model 'silu'"),
+        ("llama", {"rope_parameters": {"rope_theta": 5.0, "rope_type": "default"}}, "inv_freq is not that of the"),
+    ],
+)
+def test_a_reference_that_computes_something_else_is_refused(
+    name: str, changed: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    config = transformers.AutoConfig.for_model(name, **SMALL)
+    net = transformers.AutoModelForCausalLM.from_config(config)
+    config.update(changed)
+    type(net)(config).save_pretrained(tmp_path / "other")
+    net.config = transformers.AutoConfig.for_model(name, **SMALL)
+    with pytest.raises(BadInput, match=said):
+        context(net, tiny_models.batch("llama")).forward.saved_weights(str(tmp_path / "other"))
+
+
+def test_a_reference_may_differ_in_what_changes_no_output(tmp_path: Path) -> None:
+    net = tiny_models.make("llama")
+    net.save_pretrained(tmp_path / "start")
+    net.config.update({"attention_dropout": 0.3, "use_cache": False, "pad_token_id": 0, "initializer_range": 1.0})
+    assert context(net, tiny_models.batch("llama")).forward.saved_weights(str(tmp_path / "start"))
+
+
 def test_a_folder_is_read_once_and_strictly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = tiny_models.batch("bart")
     start = tiny_models.dropout_off(tiny_models.make("bart"))
@@ -327,6 +363,7 @@ def test_a_folder_is_read_once_and_strictly(tmp_path: Path, monkeypatch: pytest.
     tiny_models.make("bart", d_model=8).save_pretrained(tmp_path / "narrow")
     tiny_models.make("bart", encoder_layers=2).save_pretrained(tmp_path / "deep")
     tiny_models.make("llama").save_pretrained(tmp_path / "llama")
+    tiny_models.make("bart", activation_function="relu").save_pretrained(tmp_path / "relu")
     (tmp_path / "empty").mkdir()
     net = copy.deepcopy(start)
     net.model.encoder.requires_grad_(False)  # it may differ from the reference in what is not trained as well
@@ -349,6 +386,7 @@ def test_a_folder_is_read_once_and_strictly(tmp_path: Path, monkeypatch: pytest.
         "narrow": r"model\.shared\.weight is \[48, 8\] there and \[48, 16\] in the model",
         "deep": r"it also has model\.encoder\.layers\.1\..*, unlike the model",
         "llama": r"model\.decoder\..* is missing there, for a BartForConditionalGeneration",
+        "relu": r"its config\.json has activation_function='relu', the model 'gelu'",
         "empty": r"BartForConditionalGeneration\.from_pretrained cannot read it: .*",
     }
     for folder, line in lines.items():

@@ -26,6 +26,7 @@ from seqreg.errors import BadInput
 from seqreg.integrations.hf.callbacks import CheckedStep, UpdateCallback
 from seqreg.integrations.hf.context import ContextBuilder, context, count
 from seqreg.integrations.hf.loss_log import Window
+from seqreg.integrations.hf.record import CriterionRecord
 from seqreg.integrations.hf.reference import adapted
 from seqreg.integrations.hf.sft import record_sft_metrics, replace_sft_loss
 from seqreg.integrations.hf.streams import (
@@ -81,9 +82,12 @@ class RegularizedTrainer(Trainer):
             layer, under smoothness/ every so many steps, on the first examples of the evaluation (or training) data
         build_context: makes the context of a batch, called as `seqreg.integrations.hf.context` is, which is the
             default: for models and losses that it does not know
+        strict: refuse to resume from a checkpoint of another criterion, or of none, instead of a warning
     """
 
     loss_is_scaled_for_ga = True
+    keeps_record = True
+    """Whether the criterion is written to every checkpoint, and compared by a run that resumes."""
 
     def __init__(
         self,
@@ -97,6 +101,7 @@ class RegularizedTrainer(Trainer):
         update: Update | None = None,
         smoothness_steps: int = 0,
         build_context: ContextBuilder | None = None,
+        strict: bool = False,
         **kwargs: Any,
     ) -> None:
         check_criterion(criterion)
@@ -111,6 +116,7 @@ class RegularizedTrainer(Trainer):
             update=update,
             smoothness_steps=smoothness_steps,
             build_context=build_context,
+            strict=strict,
         )
 
     def set_criterion(
@@ -125,6 +131,7 @@ class RegularizedTrainer(Trainer):
         update: Update | None = None,
         smoothness_steps: int = 0,
         build_context: ContextBuilder | None = None,
+        strict: bool = False,
     ) -> None:
         """All that a trainer with a criterion has beyond the one that it is made from; called once."""
         check_criterion(criterion)
@@ -160,7 +167,10 @@ class RegularizedTrainer(Trainer):
         self.losses_of_step = 0
         """Losses that the criterion has computed for the present step."""
         self.update = update
+        self.criterion_record = CriterionRecord(self, strict) if self.keeps_record else None
         self.add_callback(CheckedStep(self))
+        if self.criterion_record is not None:
+            self.add_callback(self.criterion_record)
         if update is not None:
             self.add_callback(UpdateCallback(self, update))
         self.args.logging_nan_inf_filter = False  # a NaN must be seen in the log, not replaced by the last good loss
@@ -458,6 +468,8 @@ class RegularizedTrainer(Trainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
+        if self.criterion_record is not None:
+            self.criterion_record.check(checkpoint)
         folder = Path(checkpoint) / SHARDED_OPTIMIZER
         if folder.exists():
             sharded.load_optimizer_state(sharded.read(folder, self.model), self.optimizer)
@@ -499,11 +511,20 @@ class RegularizedTrainer(Trainer):
         if raw and state_dict is None:
             state_dict = spectral_norm.folded_state(self.model)
         super()._save(output_dir, state_dict)
-        if raw and self.args.should_save:
-            folder = self.args.output_dir if output_dir is None else output_dir
+        if not self.args.should_save:
+            return
+        folder = self.args.output_dir if output_dir is None else output_dir
+        if self.criterion_record is not None:
+            self.criterion_record.write(Path(folder))
+        if raw:
             safetensors.torch.save_file(
                 {key: value.contiguous() for key, value in raw.items()}, os.path.join(folder, RAW_HEAD)
             )
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        super().create_model_card(*args, **kwargs)
+        if self.criterion_record is not None:
+            self.criterion_record.add_to_card()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         model = self.model if model is None else model

@@ -46,10 +46,14 @@ CHANGES = "What the methods change"
 _NONE = object()
 
 
-def judge(folder: Path) -> Finding:
+def judge(folder: Path, *, trust_changes: bool = False) -> Finding:
     """Judge the finished runs of a comparison, and write the verdict."""
-    results = stored.load(folder)
-    values = measure(results)
+    return write_verdict(stored.load(folder, trust_changes=trust_changes))
+
+
+def write_verdict(results: Results) -> Finding:
+    """Judge results that are loaded already, and write the verdict."""
+    folder, values = results.folder, measure(results)
     text, tables = sentences(results, values), tables_of(results, values)
     values |= {"headline": headline(results, values)}
     finding = Finding(KIND, "Comparison", results.plan.command(folder), text, tables, [], values)

@@ -22,7 +22,7 @@ from seqreg.workbench.config.settings import with_defaults
 from seqreg.workbench.text.atomic_files import write_text
 
 if TYPE_CHECKING:
-    from seqreg.workbench.run.run_directory import RunRecord
+    from seqreg.workbench.run.record import RunRecord
 
 PLAN = "comparison.json"
 SEARCH = "search"
@@ -192,7 +192,7 @@ def make(
     primary: Sequence[str] = (), nproc: int = 1,
 ) -> tuple[ComparisonPlan, Run]:  # fmt: skip
     """A plan whose every method is known to resolve, and the run of its baseline."""
-    from seqreg.workbench.run.run_directory import settings_of
+    from seqreg.workbench.run.record import settings_of
 
     for key in ("seed", "output"):
         if any(setting.partition("=")[0].strip() == key for setting in settings):
@@ -246,7 +246,7 @@ def with_choices(
     Args:
         scores: of all trials of the methods that have not been chosen for yet
     """
-    from seqreg.workbench.run.run_directory import settings_of
+    from seqreg.workbench.run.record import settings_of
 
     tried = {name: plan.search.trials[name] for name in scores}
     chosen = choose(scores, tried, greater_is_better=greater_is_better)
@@ -263,7 +263,7 @@ def with_choices(
 
 def check_record(plan: ComparisonPlan, job: Job, record: RunRecord) -> None:
     """Refuse a finished run that was not trained with the method and the seed of its folder."""
-    from seqreg.workbench.run.run_directory import ROWS, WORLD
+    from seqreg.workbench.run.record import ROWS, WORLD
 
     was, wanted = record.settings, {**plan.settings_of(job.method), "seed": job.seed}
     if job.trial:
@@ -283,7 +283,7 @@ def check_record(plan: ComparisonPlan, job: Job, record: RunRecord) -> None:
 
 def check_sources(job: Job, record: RunRecord) -> None:
     """Refuse an arm whose runs were trained again since it was made of them."""
-    from seqreg.workbench.run.run_directory import RunRecord
+    from seqreg.workbench.run.record import RunRecord
 
     now = [None if (source := RunRecord.read(run.folder)) is None else source.run for run in job.sources]
     if job.sources and record.settings.get(MADE_OF, now) != now:

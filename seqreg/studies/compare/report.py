@@ -25,7 +25,7 @@ from seqreg.studies.compare.results import Results
 from seqreg.version import __version__
 from seqreg.workbench.config.lookup import inside
 from seqreg.workbench.run import disk
-from seqreg.workbench.run.run_directory import RECORD
+from seqreg.workbench.run.record import RECORD
 from seqreg.workbench.text.atomic_files import writable, write_text
 
 TEMPLATE = "report.html"
@@ -49,7 +49,8 @@ class AttachedFinding:
 
 
 def report(
-    folders: Sequence[Path], output: Path | None = None, *, markdown: bool = False, latex: bool = False
+    folders: Sequence[Path], output: Path | None = None, *, markdown: bool = False, latex: bool = False,
+    trust_changes: bool = False,
 ) -> Path:  # fmt: skip
     """Judge comparisons again and write their page; returns where it is."""
     if markdown and latex:
@@ -62,11 +63,11 @@ def report(
     writable(target, "--output ")
     if target.is_dir():
         raise BadInput(f"--output {target}: is a folder: name a file")
-    loaded = [results.load(folder) for folder in folders]
+    loaded = [results.load(folder, trust_changes=trust_changes) for folder in folders]
     pages: list[Any] = []
     for compared in loaded:
         with disk.writing(compared.folder):
-            finding, others = conclusions.judge(compared.folder), attached_findings(compared)
+            finding, others = conclusions.write_verdict(compared), attached_findings(compared)
             named = [(other.about, other.finding) for other in others]
             if markdown:
                 pages.append(markdown_page(finding, named, commands(compared)))

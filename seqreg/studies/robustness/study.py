@@ -104,14 +104,14 @@ class Answers:
 
 def robustness(
     folders: Sequence[Path], *, split: str | None = None, limit: int = 500, output: Path | None = None,
-    overrides: Sequence[str] = (), trust: bool = False, **noise: Any,
+    overrides: Sequence[str] = (), trust: bool = False, trust_changes: bool = False, **noise: Any,
 ) -> Finding:  # fmt: skip
     """Score every run under every condition, draw, and write what was found; `noise` as in `NoiseGrid`."""
     grid = NoiseGrid(**noise)
     if limit < 2:
         raise BadInput(f"--limit {limit}: expected at least 2 examples")
     output, conditions = output_folder(folders, output), grid.conditions()
-    models = load_all(folders, overrides, trust=trust)
+    models = load_all(folders, overrides, trust=trust, trust_changes=trust_changes)
     for model in models.values():
         if model.card.kind == "token_classification":
             raise BadInput(

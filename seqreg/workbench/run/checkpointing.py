@@ -22,7 +22,8 @@ from seqreg.workbench.data.batches import GroupedOrder
 from seqreg.workbench.run import checkpoints, disk
 from seqreg.workbench.run.ema import WeightEMA
 from seqreg.workbench.run.nonfinite import NonfiniteSteps
-from seqreg.workbench.run.run_directory import RunDirectory, covers
+from seqreg.workbench.run.record import covers
+from seqreg.workbench.run.run_directory import RunDirectory
 from seqreg.workbench.run.signals import Signals
 from seqreg.workbench.run.tensorboard import TensorBoardWriter
 from seqreg.workbench.text import stored_json
@@ -57,6 +58,8 @@ class RunOptions:
 
 class CheckpointingTrainer(RegularizedTrainer):
     """What a run has counted and loaded is an attribute here, and in its checkpoints."""
+
+    keeps_record = False  # run.json has the settings of its terms
 
     def __init__(self, *args: Any, options: RunOptions, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

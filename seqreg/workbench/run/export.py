@@ -13,7 +13,7 @@ import huggingface_hub
 
 from seqreg.errors import BadInput
 from seqreg.workbench.config import overlay
-from seqreg.workbench.run.run_directory import RunRecord
+from seqreg.workbench.run.record import RunRecord
 from seqreg.workbench.run.train import trained
 from seqreg.workbench.scores.results import METRICS
 from seqreg.workbench.text.atomic_files import writable, write_text
@@ -30,12 +30,12 @@ PATHS: dict[str, Any] = {
 """Settings that may be paths."""
 
 
-def export(run: Path, folder: Path) -> list[str]:
+def export(run: Path, folder: Path, *, trust_changes: bool = False) -> list[str]:
     """Copy the model of a run, as it was kept, to a new folder, and return the names of all files."""
     writable(str(folder), "--output ")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"--output {folder}: there is something already: choose a new folder")
-    names = exported(run)
+    names = exported(run, trust_changes=trust_changes)
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(run / name, folder / name)  # with the permissions of a new file
@@ -57,13 +57,13 @@ def _absolute(value: Any, keys: Mapping[str, Any] | bool) -> Any:
     return os.path.abspath(value) if keys is True and isinstance(value, str) and os.path.exists(value) else value
 
 
-def exported(run: Path) -> list[str]:
-    """What is exported of a finished run; refused if its weights are not those that were trained."""
-    trained(run)
+def exported(run: Path, *, trust_changes: bool = False) -> list[str]:
+    """What is exported of a finished run; refused if it is not the model that was trained."""
+    trained(run, trust_changes=trust_changes)
     record = RunRecord.read(run)
     if record is None or not record.finished:
         raise BadInput(f"{run}: its run has not finished: run the same seqreg train again")
-    return sorted([*record.files, *(name for name in ABOUT if (run / name).is_file())])
+    return sorted(name for name in (*record.files, *ABOUT) if (run / name).is_file())
 
 
 def push_to_hub(run: Path, repo: str, *, private: bool, names: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from seqreg.integrations.hf.streams import count_streams
 from seqreg.workbench.config import run_config
 from seqreg.workbench.config.settings import EngineSettings
 from seqreg.workbench.run import checkpoints, nonfinite, rng, train
-from seqreg.workbench.run.run_directory import RunRecord
+from seqreg.workbench.run.record import RunRecord
 from seqreg.workbench.text.stored_json import CrashReport
 
 

@@ -21,7 +21,8 @@ from seqreg.workbench.data.loading import Splits
 from seqreg.workbench.run import blend as blending
 from seqreg.workbench.run import checkpoints, disk, ema
 from seqreg.workbench.run.blend import BEST, Blend, Blended, ToScored, Weights
-from seqreg.workbench.run.run_directory import LOCK, RunRecord, check_links, check_output, locked, versions
+from seqreg.workbench.run.record import RunRecord, versions
+from seqreg.workbench.run.run_directory import LOCK, check_links, check_output, locked
 from seqreg.workbench.run.train import LoadedRun, make_trainer, measure, trained
 from seqreg.workbench.scores import results
 from seqreg.workbench.scores.evaluate import Scored, evaluate, with_average
@@ -43,8 +44,8 @@ class SourceRun:
     record: RunRecord
 
     @classmethod
-    def read(cls, folder: Path, trust: bool) -> SourceRun:
-        final, record = trained(folder, trust=trust), RunRecord.read(folder)
+    def read(cls, folder: Path, trust: bool, trust_changes: bool = False) -> SourceRun:
+        final, record = trained(folder, trust=trust, trust_changes=trust_changes), RunRecord.read(folder)
         if record is None or not record.finished:
             raise BadInput(f"{folder}: its run has not finished: run the same seqreg train again")
         return cls(folder, run_config.load(folder, trust=trust, build_terms=False), final, record)
@@ -107,7 +108,7 @@ def check_alike(runs: Sequence[SourceRun], several: Sequence[Weights]) -> None:
 
 def make_soup(
     folders: Sequence[Path], output: Path, blend: Blend, *, judge: bool = False, overwrite: bool = False,
-    trust: bool = False,
+    trust: bool = False, trust_changes: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Write the model that `blend` makes of those of runs; returns what is in its soup.json.
 
@@ -120,7 +121,7 @@ def make_soup(
     blend.check(len(folders))
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise BadInput(f"{', '.join(map(str, folders))}: the same run twice")
-    runs = [SourceRun.read(folder, trust) for folder in folders]
+    runs = [SourceRun.read(folder, trust, trust_changes) for folder in folders]
     settings = {**runs[0].record.settings, **blend.settings(), MADE_OF: [run.record.run for run in runs]}
     first, new = runs[0].record, RunRecord.of(runs[0].run)
     record = replace(new, settings=settings, versions=versions(), start=first.start, pretrained=first.pretrained)
@@ -214,9 +215,10 @@ def _make(
         cost = {"steps": 0, "seconds": seconds, "cpu_seconds": cpu, "step_seconds": seconds, "device": device}
         methods = dict.fromkeys(run.run.config.method for run in parts.runs)
         method = f"{about['kind']} of {', '.join(methods)}"
-        sections = measure(output, first.folder, trust=first.final.trust)
+        sections: dict[str, Any] = measure(output, first.folder, trust=first.final.trust)
         scores = with_average(scores, first.final.card)
-        results.write_scores(output, first.final, scores, method=method, train=cost, soup=about, **sections)
+        path = output / results.METRICS
+        results.write_scores(path, first.final, scores, method=method, train=cost, soup=about, **sections)
     write_text(output / SOUP, to_json(about, indent=1) + "\n")
     replace(record, finished=True, files=files).write(output)
     return about

@@ -31,7 +31,8 @@ from seqreg.workbench.data.hardware import check_precision
 from seqreg.workbench.data.loading import REPLAY, UNLABELLED, Splits
 from seqreg.workbench.run import checkpoints, disk, launch, preflight, starting_model
 from seqreg.workbench.run.checkpointing import RunOptions
-from seqreg.workbench.run.run_directory import RunDirectory, RunRecord
+from seqreg.workbench.run.record import RECORD, RunRecord, check_model, inputs_of, made_with
+from seqreg.workbench.run.run_directory import RunDirectory
 from seqreg.workbench.run.signals import Signals
 from seqreg.workbench.run.starting_model import DriftMonitor
 from seqreg.workbench.run.tensorboard import TensorBoardWriter
@@ -39,6 +40,7 @@ from seqreg.workbench.run.trainer import FaultTolerantCausalTrainer, FaultTolera
 from seqreg.workbench.scores import corpora, results
 from seqreg.workbench.scores.drift import retention
 from seqreg.workbench.scores.evaluate import Scored, Scorer, evaluate, with_average
+from seqreg.workbench.scores.results import METRICS
 from seqreg.workbench.text.atomic_files import ASIDE, REMOVED
 from seqreg.workbench.text.escape import plain
 from seqreg.workbench.text.progress import Bars
@@ -122,7 +124,8 @@ def train(
                 loaded, folder, scorer, directory=directory, signals=signals, checkpoint_bytes=size, tensorboard=curves
             )
         stack.callback(trainer.options.bars.progress.stop)
-        directory.check_tokens(_tokens(trainer))
+        inputs = inputs_of(run, loaded.tokenizer, _tokens(trainer))
+        directory.check_inputs(inputs, models.pretrained_digest(loaded.model, run.config))
         return _train(trainer, loaded, directory)
 
 
@@ -130,8 +133,6 @@ def _train(trainer: Any, loaded: LoadedRun, directory: RunDirectory) -> dict[str
     """Train from the newest checkpoint, or from the start, to the end."""
     run, signals = loaded.run, trainer.options.signals
     checkpoint = directory.take()
-    if not directory.record.pretrained:
-        directory.update(pretrained=models.pretrained_digest(loaded.model, run.config))
     _score_before(trainer, loaded, directory, resumed=checkpoint is not None)
     start = functools.partial(starting_model.rebuild, run, loaded.tokenizer, directory.record.start)
     monitor = DriftMonitor(trainer, loaded.tokenizer, loaded.splits.sets["validation"], start)
@@ -218,8 +219,6 @@ def _score_before(trainer: Any, loaded: LoadedRun, directory: RunDirectory, *, r
     if not resumed and directory.record.start != start:
         directory.update(start=start, before={}, retention={})  # of another model, if there are any
     if directory.record.start != start:
-        if run.config.model.lora is not None:  # whose checkpoints have nothing but adapters
-            raise BadInput(f"model.name={run.config.model.name}: these are not the weights that the run started from")
         return
     first = _judged(loaded)[0]
     if settings.eval_before_training and not directory.record.before:
@@ -313,7 +312,7 @@ def _finish(
     (aside / RAW_HEAD).unlink(missing_ok=True)  # the final model is folded
     files = checkpoints.publish(aside, folder)
     (folder / REMOVED).unlink(missing_ok=True)  # of a model that was not kept
-    metrics = results.write_scores(folder, run, scores, method=run.config.method, **sections)
+    metrics = results.write_scores(folder / METRICS, run, scores, method=run.config.method, **sections)
     results.write_card(folder, run, metrics)
     if trainer.options.tensorboard is not None:
         if monitor.states:
@@ -432,18 +431,21 @@ def arguments(config: Config, folder: Path, seq2seq: bool, *, greater_is_better:
     )
 
 
-def trained(folder: Path, overrides: tuple[str, ...] = (), *, trust: bool = False) -> Run:
-    """The run of a folder, with the trained model in place of the one that it started from."""
+def trained(folder: Path, overrides: tuple[str, ...] = (), *, trust: bool = False, trust_changes: bool = False) -> Run:
+    """The run of a folder, with the trained model in place of the one that it started from.
+
+    Args:
+        trust: let code run that comes with a model
+        trust_changes: take the model as it is, where its files have changed since the run has finished
+    """
     run_config.check_trained(folder)
-    run = run_config.load(folder, overrides, trust=trust, build_terms=False)
-    record = RunRecord.read(folder)
-    weights = {} if record is None else {k: v for k, v in record.files.items() if k.endswith(".safetensors")}
-    damage = checkpoints.damage(folder, weights)
-    if damage is not None:
-        raise BadInput(
-            f"{folder}: its model is not the one that was trained: {damage}: train it again with --overwrite"
-        )
-    return Run(run.config.for_evaluation(str(folder)), run.card, run.origins, trust)
+    check_model(folder, RunRecord.read(folder), trusted=trust_changes)
+    return _scored(run_config.load(folder, overrides, trust=trust, build_terms=False), folder)
+
+
+def _scored(run: Run, folder: Path) -> Run:
+    """The same run, with the model of a folder in place of the one that it started from."""
+    return Run(run.config.for_evaluation(str(folder)), run.card, run.origins, run.trust)
 
 
 def evaluate_run(
@@ -453,21 +455,41 @@ def evaluate_run(
     output: Path | None = None,
     overrides: tuple[str, ...] = (),
     trust: bool = False,
+    trust_changes: bool = False,
 ) -> dict[str, Any]:
-    """Score a trained model again, on the splits of its task or on one file, and bring its files up to date."""
-    run = trained(folder, overrides, trust=trust)
+    """Score a trained model again, on the splits of its task or on one file, and bring its files up to date.
+
+    The files of a run have the scores of the run alone. Scores with other settings, of other examples, or of a model
+    whose files have changed, are written to scores/NAME.json, or to `output`.
+    """
+    run_config.check_trained(folder)
+    output = None if output is not None and output.resolve() == folder.resolve() else output
+    if output is not None and (output / RECORD).is_file():
+        raise BadInput(f"--output {output}: another run, which has scores of its own: choose another")
+    record = RunRecord.read(folder)
+    changes = check_model(folder, record, trusted=trust_changes or output is not None)
+    started = run_config.load(folder, trust=trust, build_terms=False)
+    asked = run_config.load(folder, overrides, trust=trust, build_terms=False)
     if file is not None:
-        splits = Splits({file.stem: loading.read_file(run.card, file, run.config.data)})
+        splits = Splits({file.stem: loading.read_file(asked.card, file, asked.config.data)})
         names = [file.stem]
     else:
-        splits = loading.load(run.card, run.config.data, needs_train=False)
-        wanted = dict.fromkeys(["validation", *splits.evaluations(run.card)])
+        splits = loading.load(asked.card, asked.config.data, needs_train=False)
+        wanted = dict.fromkeys(["validation", *splits.evaluations(asked.card)])
         names = [name for name in wanted if name in splits.sets]
+    made = made_with(record, asked, started, splits, file=file, changes=changes)
+    path = results.place(folder, output, made)
+    run = _scored(asked, folder)
     scores, sections = _scored_again(run, folder, splits, names, against_start=file is None)
     if not first_process():
         return {}
-    with disk.writing(output or folder):
-        return results.write_scores(output or folder, run, with_average(scores, run.card), **sections)
+    with disk.writing(path.parent):
+        own = None if path == folder / METRICS else made
+        metrics = results.write_scores(path, run, with_average(scores, run.card), made_with=own, **sections)
+    for line in results.difference_lines(made):
+        say(line)
+    say(f"Scores are in {path}, predictions in {results.predictions_of(path)}")
+    return metrics
 
 
 def measure(
@@ -482,8 +504,7 @@ def measure(
     Returns:
         sections of metrics.json: "drift" and, with data.also, "retention"
     """
-    run = run_config.load(folder, overrides, trust=trust, build_terms=False)
-    run = Run(run.config.for_evaluation(str(model)), run.card, run.origins, trust)
+    run = _scored(run_config.load(folder, overrides, trust=trust, build_terms=False), model)
     splits = loading.load(run.card, run.config.data, needs_train=False)
     return _scored_again(run, folder, splits, splits.also, against_start=True, rescore_start=bool(overrides))[1]
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
+import re
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from seqreg.workbench.config.run_config import Run
     from seqreg.workbench.scores.evaluate import Scored
 
-METRICS = "metrics.json"
+METRICS, SCORES = "metrics.json", "scores"
 CPU, STEPS, WHOLE = "CPU time of the training steps", "wall time of the training steps", "wall time of the training"
 DRIFT = {
     "kl_trained_start": "KL(trained || start)",
@@ -69,9 +72,24 @@ class _BeforeAfter(BaseModel):
     after: float | None
 
 
+class MadeWith(BaseModel):
+    """How scores of a trained model were made where they are not those of its run.
+
+    Args:
+        run: the name in its run.json
+        settings: all that it was scored with
+        differs: what is not as in the run, by key: there, and in these scores
+    """
+
+    run: str = ""
+    settings: dict[str, Any] = {}
+    differs: dict[str, tuple[Any, Any]] = {}
+
+
 class _Metrics(BaseModel):
     """What is read of metrics.json."""
 
+    made_with: MadeWith = MadeWith()
     scores: dict[str, _Split]
     train: _Train = _Train()
     method: str = ""
@@ -82,9 +100,17 @@ class _Metrics(BaseModel):
 
 def scores_of(folder: Path) -> dict[str, Any]:
     """The contents of a run's metrics.json."""
-    path = folder / METRICS
-    if not path.is_file():
+    if not (folder / METRICS).is_file():
         raise BadInput(f"{folder}: no {METRICS} in it: has its training ended?")
+    return _read(folder / METRICS)
+
+
+def other_scores_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """The scores of a run's model with other settings than the run's, by the names of their files."""
+    return {path.stem: _read(path) for path in sorted((folder / SCORES).glob("*.json"))}
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         metrics = json.loads(path.read_text(encoding="utf-8"))
         _Metrics.model_validate(metrics)
@@ -126,13 +152,73 @@ def scores(scored: Scored) -> dict[str, Any]:
     return {"metrics": scored.metrics, "intervals": scored.intervals, "signature": scored.signature}
 
 
-def write_scores(folder: Path, run: Run, splits: Mapping[str, Scored], **further: Any) -> dict[str, Any]:
-    """Bring metrics.json up to date, and write the predictions on every split."""
+def made_with_of(metrics: Mapping[str, Any]) -> MadeWith:
+    """How the scores in a file were made; the default for those of a run."""
+    return MadeWith(**metrics.get("made_with", {}))
+
+
+def place(folder: Path, output: Path | None, made_with: MadeWith) -> Path:
+    """The file for scores of the model in a folder: the run's metrics.json is for those of the run alone."""
+    if output is None and not made_with.differs:
+        return folder / METRICS
+    if output is None:
+        if (folder / SCORES).is_symlink():
+            raise BadInput(f"{folder / SCORES}: a symbolic link: a run writes to its own folder alone: remove it")
+        return folder / SCORES / f"{_name_of(made_with)}.json"
+    path = output / METRICS
+    if path.is_file() and made_with_of(_read(path)) != made_with:
+        raise BadInput(f"--output {output}: has scores of another model, or with other settings: choose another")
+    return path
+
+
+def _name_of(made_with: MadeWith) -> str:
+    """A name for the file of scores, by what differs: `num_beams=5`."""
+    settings = {key: key.rpartition(".")[2] for key in made_with.settings}
+    pairs = {settings.get(key, key): str(now) for key, (_, now) in made_with.differs.items()}
+    exact = ",".join(f"{key}={now}" for key, now in pairs.items())
+    short = ",".join(f"{key}={now if len(now) <= 30 else 'other'}" for key, now in pairs.items())
+    name = re.sub(r"[^\w.=+,-]+", "_", short)[:80]
+    return name if name == exact else f"{name}-{hashlib.sha256(exact.encode()).hexdigest()[:8]}"
+
+
+def difference_lines(made_with: MadeWith) -> list[str]:
+    """What differs from the run, a line for each."""
+    return [f"{key}: {_shown(now)}, in the run {_shown(was)}" for key, (was, now) in made_with.differs.items()]
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else to_json(value)
+
+
+def forget_scores(folder: Path) -> None:
+    """Remove all scores of the model in a folder, which is about to become another."""
+    (folder / METRICS).unlink(missing_ok=True)
+    if not (folder / SCORES).is_symlink():
+        shutil.rmtree(folder / SCORES, ignore_errors=True)
+
+
+def predictions_of(path: Path) -> Path:
+    """The folder of the predictions that the scores in a file are of."""
+    return path.parent if path.name == METRICS else path.with_suffix("")
+
+
+def write_scores(
+    path: Path, run: Run, splits: Mapping[str, Scored], *, made_with: MadeWith | None = None, **further: Any
+) -> dict[str, Any]:
+    """Bring a metrics.json, or scores/NAME.json, up to date, and write the predictions on every split.
+
+    Args:
+        made_with: what it was scored with, where these are not the scores of the run itself
+    """
     import torch
     import transformers
 
+    folder = predictions_of(path)
     folder.mkdir(parents=True, exist_ok=True)
-    metrics = read_metrics(folder)
+    metrics = _read(path) if path.is_file() else {}
+    made_with = MadeWith() if made_with is None else made_with
+    if made_with_of(metrics) != made_with:  # which nothing is added to
+        metrics = {}
     metrics.setdefault("scores", {})
     for name, scored in splits.items():
         metrics["scores"][name] = {
@@ -141,9 +227,12 @@ def write_scores(folder: Path, run: Run, splits: Mapping[str, Scored], **further
             "signature": scored.signature,
         }
     versions = {"seqreg": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    metrics |= {"metric": run.card.score, **further, "versions": {**versions, "transformers": transformers.__version__}}
+    versions |= {"transformers": transformers.__version__}
+    if made_with != MadeWith():
+        metrics["made_with"] = made_with.model_dump()
+    metrics |= {"metric": run.card.score, **further, "versions": versions}
     metrics = dict(finite(metrics))
-    write_text(folder / METRICS, to_json(metrics, indent=2) + "\n")
+    write_text(path, to_json(metrics, indent=2) + "\n")
     main = next((name for name in ("test", "validation") if name in splits), next(iter(splits), ""))
     for name, scored in splits.items():
         if scored.predictions and name != "before":

@@ -20,7 +20,7 @@ from seqreg.workbench.data.encoding import Encoded, tokenizer_digest
 from seqreg.workbench.data.loading import Splits
 from seqreg.workbench.data.stored_examples import StoredExamples
 from seqreg.workbench.data.tokenizers import TwoTokenizers, train_tokenizer
-from seqreg.workbench.run.fingerprint import fingerprint
+from seqreg.workbench.run.record import fingerprint
 from tests.helpers import sample_files
 
 NEWS = [

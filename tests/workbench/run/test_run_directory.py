@@ -20,8 +20,9 @@ from seqreg.studies.common.findings import Finding
 from seqreg.studies.compare import plan, study
 from seqreg.workbench.config import other_names, run_config
 from seqreg.workbench.data import loading
-from seqreg.workbench.run import fingerprint, launch, run_directory, train
-from seqreg.workbench.run.run_directory import RunRecord, check_same
+from seqreg.workbench.run import launch, run_directory, train
+from seqreg.workbench.run.record import RunRecord, difference
+from seqreg.workbench.run.run_directory import check_same
 from seqreg.workbench.run.trainer import FaultTolerantTrainer
 from seqreg.workbench.text import atomic_files
 from tests.workbench.run.test_train import run_of
@@ -255,7 +256,7 @@ def test_training_anew_removes_the_note_of_a_removed_model(tmp_path: Path) -> No
 
 
 def test_data_without_an_outline_tell_nothing() -> None:
-    assert fingerprint.difference({}, loading.Splits({"train": []})) == ""
+    assert difference({}, loading.Splits({"train": []})) == ""
 
 
 def test_a_run_from_before_settings_were_renamed_is_compared_by_their_new_names(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from seqreg.errors import BadInput
 from seqreg.workbench.run import blend, ema
-from seqreg.workbench.run.run_directory import RunRecord
+from seqreg.workbench.run.record import RunRecord
 from seqreg.workbench.run.soup import SourceRun, check_alike
 from seqreg.workbench.scores.evaluate import Scored
 from tests.helpers import forked_process
