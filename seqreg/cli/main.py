@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sys
 from typing import Annotated, Any
@@ -59,6 +60,7 @@ for group in (training.app, show.app, new_task.app, advise.app, bench.app, studi
 
 def main() -> None:
     """Run the command; what cannot be right, and what stops a run, is one line and an exit code of `seqreg.errors`."""
+    _open_closed()
     if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal cannot show is spelt out
         sys.stdout.reconfigure(errors="backslashreplace")
     show_warnings()
@@ -81,6 +83,18 @@ def main() -> None:
             error.show()
             sys.exit(2)
         _end(f"{_shorten(plain(error.format_message().rstrip('.')))}; see {_command_of(error)} --help", 2)
+
+
+def _open_closed() -> None:
+    """Give what is printed a place where cron, or a shell's >&-, has closed the standard output.
+
+    The next file that is opened would take its number, and have printed lines in it. `sys.__stdout__` stays None.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            handle = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            if name != "stdin":
+                setattr(sys, name, os.fdopen(handle, "w", encoding="utf-8"))
 
 
 def _end(message: str, code: int) -> None:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from seqreg.criterion import LossReport
 from seqreg.errors import BadInput, DiskError, NotFinite
-from seqreg.workbench.run import checkpoints, disk, rng
+from seqreg.workbench.run import checkpoints, rng
 from seqreg.workbench.text import stored_json
-from seqreg.workbench.text.atomic_files import to_json
+from seqreg.workbench.text.atomic_files import to_json, writing
 from seqreg.workbench.text.terminal import warn
 
 BATCHES, REPORT, RNG_STATE = "batch.safetensors", "crash.json", "rng_state.pth"
@@ -136,7 +136,7 @@ def write_crash(trainer: Any, attempt: StepAttempt, skip: bool) -> Path | None:
         if isinstance(value, Tensor)
     }
     try:
-        with disk.writing(folder):
+        with writing(folder):
             folder.mkdir(parents=True)
             safetensors.torch.save_file(tensors, folder / BATCHES)
             torch.save(attempt.rng_state, folder / RNG_STATE)

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import platform
-import shutil
 import socket
 import stat
 import uuid
@@ -29,20 +28,29 @@ from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.config.settings import flat, with_defaults
 from seqreg.workbench.data.loading import Splits
 from seqreg.workbench.data.readers import UTF8
-from seqreg.workbench.run import checkpoints, disk
+from seqreg.workbench.run import checkpoints
 from seqreg.workbench.run.fingerprint import difference, fingerprint
 from seqreg.workbench.run.launch import processes
 from seqreg.workbench.scores.results import METRICS
 from seqreg.workbench.text import stored_json
-from seqreg.workbench.text.atomic_files import ASIDE, REMOVED, open_own, to_json, write_text
+from seqreg.workbench.text.atomic_files import ASIDE, REMOVED, open_own, remove_files, to_json, write_text, writing
 from seqreg.workbench.text.terminal import first_process, say, warn
 
 RECORD, LOCK = "run.json", ".lock"
 ROWS, WORLD = "data.rows", "world_size"
+_REPLACES = f"{ASIDE}replaces"
+"""A file that says which run replaces what is in its folder, and which files go."""
 _UNFINISHED = {LOCK, "config.yaml", "task.yaml", f"{ASIDE}{RECORD}", f"{ASIDE}config.yaml", f"{ASIDE}task.yaml"}
 """What a run that was killed in its first moments leaves."""
 _WRITTEN = (LOCK, "crash", checkpoints.PREFIX, checkpoints.OLD, ASIDE, "tensorboard", "evidence")
 """Prefixes of the names that a run writes to, or into."""
+_OUTPUTS = (
+    RECORD, LOCK, REMOVED, METRICS, "config.yaml", "task.yaml", "README.md", "soup.json", "scores/*.json",
+    "predictions*.jsonl", "generated_predictions*.txt", "config.json", "model*.safetensors*", "pytorch_model*.bin*",
+    f"{ASIDE}*", f"{checkpoints.PREFIX}[0-9]*", f"{checkpoints.OLD}*", f"spoilt-{checkpoints.PREFIX}*", "crash",
+    "tensorboard", "evidence/*.json", "evidence/*.jsonl", "evidence/*.svg", "evidence/*.png",
+)  # fmt: skip
+"""Patterns of all that a run and the studies of it write, but for further files of the model, which run.json names."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +124,16 @@ def settings_of(run: Run) -> dict[str, Any]:
     card = run.card.model_dump(mode="json", exclude_defaults=True)
     config["data"]["encoding"] = config["data"]["encoding"] or UTF8  # as versions wrote it that had no other default
     return {**flat(config), **flat(card, "task."), WORLD: processes()[1]}
+
+
+def written(folder: Path) -> list[str]:
+    """Names of what runs, soups and studies wrote to a folder; all else in it is somebody's own."""
+    try:
+        record = RunRecord.read(folder)
+    except BadInput:  # a spoilt one
+        record = None
+    names = {path.relative_to(folder).as_posix() for pattern in _OUTPUTS for path in folder.glob(pattern)}
+    return sorted(names.union(() if record is None else record.files))
 
 
 def check_output(folder: Path) -> None:
@@ -296,7 +314,7 @@ class RunDirectory:
         """Make the folder this run's own; returns the checkpoint to resume from, in all processes."""
         checkpoint: Path | None = None
         if first_process():
-            with disk.writing(self.folder):
+            with writing(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._lock()
                 if self._stored is None:
@@ -307,18 +325,21 @@ class RunDirectory:
         return None if checkpoint is None else Path(checkpoint)
 
     def _start(self) -> None:
-        """Start a new run; what is in the folder belonged to one that is to be replaced."""
+        """Start a new run; what an earlier run wrote goes, and files of nobody's stay."""
         if check_folder(self.folder, self.overwrite, False) is not None:
             raise BadInput(f"output={self.folder}: another process has started there: run the command again")
+        gone = [name for name in written(self.folder) if name not in (RECORD, LOCK)]
         if (self.folder / RECORD).exists():
+            write_text(self.folder / _REPLACES, json.dumps({"run": self.record.run, "gone": gone}))
             self.record.write(self.folder)  # first: nothing of the old run is taken for the new one's
-        for path in self.folder.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            elif path.name not in (RECORD, LOCK):
-                path.unlink()
+        self._clear(gone)
         self.run.save(self.folder)
         self.record.write(self.folder)
+
+    def _clear(self, gone: Sequence[str]) -> None:
+        """Remove files of an earlier run, and at last the note that they are to be removed."""
+        remove_files(self.folder, [name for name in gone if name != _REPLACES])
+        (self.folder / _REPLACES).unlink(missing_ok=True)
 
     def _resume(self, stored: RunRecord) -> Path | None:
         self.record = replace(
@@ -329,6 +350,9 @@ class RunDirectory:
             retention=stored.retention,
             pretrained=stored.pretrained,
         )
+        if (self.folder / _REPLACES).is_file():  # killed before the files of an earlier run were gone
+            note = json.loads((self.folder / _REPLACES).read_text(encoding="utf-8"))
+            self._clear(note["gone"] if note["run"] == stored.run else ())
         checkpoint = checkpoints.newest(self.folder, stored.run)
         if checkpoint is None and self.resume:
             raise BadInput(f"output={self.folder}: there is no checkpoint to resume from")
@@ -348,7 +372,7 @@ class RunDirectory:
         """Make changed settings the run's own, now that its checkpoint could be loaded with them."""
         if not self._settled:
             self._settled = True
-            with disk.writing(self.folder):
+            with writing(self.folder):
                 self.run.save(self.folder)
                 self.record.write(self.folder)
                 (self.folder / METRICS).unlink(missing_ok=True)  # of the run as it was
@@ -367,7 +391,7 @@ class RunDirectory:
         self.record = replace(self.record, **values)
         if first_process() and self._settled:
             self.check_own()
-            with disk.writing(self.folder):
+            with writing(self.folder):
                 self.record.write(self.folder)
 
     def _lock(self) -> None:

@@ -29,7 +29,7 @@ from seqreg.workbench.data.batches import GroupedOrder
 from seqreg.workbench.data.encoding import Collator, Encoded, EncodedStream, Numbered, Packed, collator
 from seqreg.workbench.data.hardware import check_precision
 from seqreg.workbench.data.loading import UNLABELLED, Splits
-from seqreg.workbench.run import checkpoints, disk, launch, preflight, starting_model
+from seqreg.workbench.run import checkpoints, launch, preflight, starting_model
 from seqreg.workbench.run.checkpointing import RunOptions
 from seqreg.workbench.run.run_directory import RunDirectory, RunRecord
 from seqreg.workbench.run.signals import Signals
@@ -39,7 +39,7 @@ from seqreg.workbench.run.trainer import FaultTolerantCausalTrainer, FaultTolera
 from seqreg.workbench.scores import corpora, results
 from seqreg.workbench.scores.drift import retention
 from seqreg.workbench.scores.evaluate import Scored, Scorer, evaluate, with_average
-from seqreg.workbench.text.atomic_files import ASIDE, REMOVED
+from seqreg.workbench.text.atomic_files import ASIDE, REMOVED, writing
 from seqreg.workbench.text.escape import plain
 from seqreg.workbench.text.progress import Bars
 from seqreg.workbench.text.terminal import console, first_process, say, warn
@@ -103,7 +103,7 @@ def train(
         launch.check_environment(run.config.optimisation.precision)
         launch.check_trackers(run.config.logging.report_to)
         directory = RunDirectory(folder, run, stack, overwrite=overwrite, resume=resume, allowed=allow_change)
-        with disk.writing(folder):
+        with writing(folder):
             directory.check()
         splits = loading.load(run.card, run.config.data)
         directory.check_data(splits)
@@ -117,7 +117,7 @@ def train(
         scorer = Scorer(splits.sets["validation"], run, loaded.tokenizer)
         size = preflight.check_disk_space(run, loaded.model, folder)
         curves = TensorBoardWriter(folder / "tensorboard", run, scorer) if run.config.logging.tensorboard else None
-        with disk.writing(folder):
+        with writing(folder):
             trainer = make_trainer(
                 loaded, folder, scorer, directory=directory, signals=signals, checkpoint_bytes=size, tensorboard=curves
             )
@@ -162,7 +162,7 @@ def _train(trainer: Any, loaded: LoadedRun, directory: RunDirectory) -> dict[str
     if directory.record.before:
         scores = {"before": Scored(**dict[str, Any](directory.record.before)), **scores}
     size, hint = trainer.options.checkpoint_bytes, "; run the same command to resume"
-    with signals.deferred(), disk.writing(directory.folder, size, hint):
+    with signals.deferred(), writing(directory.folder, size, hint):
         return _finish(trainer, monitor, run, directory, scores, {"train": numbers, **sections})
 
 
@@ -458,8 +458,7 @@ def evaluate_run(
     scores, sections = _scored_again(run, folder, splits, names, against_start=file is None)
     if not first_process():
         return {}
-    with disk.writing(output or folder):
-        return results.write_scores(output or folder, run, with_average(scores, run.card), **sections)
+    return results.write_scores(output or folder, run, with_average(scores, run.card), **sections)
 
 
 def measure(
