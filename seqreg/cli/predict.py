@@ -39,11 +39,13 @@ def predict(
     Text has one example per line (the two texts of a pair apart by a tab), with <n> for line breaks inside. JSONL, CSV,
     TSV and Parquet have the card's columns, and become JSONL: every record with its "prediction".
     """
+    if target == "-" and sys.__stdout__ is None:
+        raise BadInput("-: the standard output is closed: give --output FILE")
+    if source == "-" and sys.stdin is None:
+        raise BadInput("-: the standard input is closed: give a file")
     model = TrainedModel(folder, trained(folder, overrides, trust=trust))
     if source != "-":
         check_file(source)
-    if target == "-" and sys.__stdout__ is None:
-        raise BadInput("-: the standard output is closed: give --output FILE")
     if target != "-":
         writable(target, "--output ")
     if target != "-" and os.path.exists(target) and os.path.exists(source) and os.path.samefile(source, target):
@@ -108,8 +110,6 @@ def _lines(source: str, run: Run) -> Iterator[tuple[dict[str, Any], Example]]:
 
 
 def _stdin() -> Iterator[tuple[int, str]]:
-    if sys.stdin is None:
-        raise BadInput("-: the standard input is closed: give a file")
     stream = _standard(sys.stdin)
     try:
         for number, line in enumerate(iter(lambda: stream.readline(readers.LINE + 1), ""), start=1):

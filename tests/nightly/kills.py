@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -22,6 +23,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,23 +32,18 @@ from typing import Any
 import torch
 
 from seqreg.cli import main as cli
+from seqreg.cli import quickstart
+from seqreg.studies.compare import jobs
 from tests.helpers import tiny_tasks
 
 NOTES = "notes.txt"
 RUN = [*tiny_tasks.SHORT, "task=colour.yaml", "data.path=colour", "model.name=./bert", "evaluation.drift_examples=0"]
 SAVES = ["checkpoints.save_steps=2", "optimisation.ema_decay=0.9"]
-FOLDERS = ("mine", "mean", "one", "two", "empty", "compare", "toy")
-"""Where the user has notes, if the folder is there."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A command, what is run before it, and words that stand for the place of its output.
-
-    Args:
-        before: commands that are not killed, once
-        mine: the user has a file in `mine`, which is the output, too
-    """
+    """A command, and those that are run before it and not killed."""
 
     name: str
     words: Sequence[str]
@@ -170,7 +167,9 @@ class Hook:
 class Fork:
     """A command in a fork of this process; what it prints goes to a file."""
 
-    def __init__(self, words: Sequence[str], log: Path, begin: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, words: Sequence[str], log: Path, begin: Callable[[], Callable[[], None]] = lambda: lambda: None
+    ) -> None:
         self.code: int | None = None
         sys.stdout.flush()
         self.pid = os.fork()
@@ -193,29 +192,26 @@ class Fork:
             os.kill(self.pid, signal.SIGTERM)
 
 
-def _child(words: Sequence[str], log: Path, begin: Callable[[], None]) -> None:
+def _child(words: Sequence[str], log: Path, begin: Callable[[], Callable[[], None]]) -> None:
+    """The command; `begin` is called before it, and what that returns after it."""
     code = 1
     try:
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.truncate(log, 0)
         os.dup2(handle, 1), os.dup2(handle, 2)
-        _end_with_parent()
-        sys.argv = ["seqreg", *words]
-        begin()
-        cli.main()
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with the process that has forked it
+        sys.argv, end = ["seqreg", *words], begin()
+        try:
+            cli.main()
+        finally:
+            end()
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        traceback.print_exc()
     finally:
         sys.stdout.flush(), sys.stderr.flush()
         os._exit(code)
-
-
-def _end_with_parent() -> None:
-    import ctypes
-
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 @dataclass
@@ -249,20 +245,21 @@ class Harness:
     made: dict[str, Path] = field(default_factory=dict)
 
     def command(self, words: Sequence[str], place: Path, hook: Hook | None = None) -> int:
-        modules = self.scratch / "modules"
+        """Run a command in a workspace; its exit code. What it imports and does is written down at its end."""
 
-        def begin() -> None:
-            from seqreg.cli import quickstart
-            from seqreg.studies.compare import jobs
-
+        def begin() -> Callable[[], None]:
             os.chdir(place)
             jobs.ForkedCommand = Fork  # type: ignore[assignment, misc]
             quickstart.RECIPE = "quickstart.yaml"
             if hook is not None:
                 hook.install()
+            return end
 
-        code = Fork([*map(str, words)], self.log, lambda: (begin(), _at_exit(modules, hook))[0]).wait()
-        return code
+        def end() -> None:
+            seen = [] if hook is None else hook.seen
+            (self.scratch / "done").write_text(json.dumps({"modules": list(sys.modules), "seen": seen}))
+
+        return Fork(words, self.log, begin).wait()
 
     @property
     def log(self) -> Path:
@@ -270,13 +267,10 @@ class Harness:
 
     def warm(self) -> None:
         """Import what the last command has imported, so that no further one does."""
-        for name in json.loads((self.scratch / "modules").read_text())["modules"]:
+        for name in json.loads((self.scratch / "done").read_text())["modules"]:
             if name not in sys.modules and name.split(".")[0] not in ("tests", "__main__"):
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(Exception):  # some are made by others as they are imported
                     importlib.import_module(name)
-
-    def operations(self) -> list[str]:
-        return list(json.loads((self.scratch / "modules").read_text())["seen"])
 
     def ready(self, before: Sequence[Sequence[str]]) -> Path:
         """A workspace in which some commands have been run; made once."""
@@ -320,50 +314,40 @@ class Harness:
                 code = self.command(case.words, place, hook)
                 assert code == 0, f"{case.name}: {self.log.read_text()[-3000:]}"
                 self.warm()
-                seen = self.operations()
+                seen = json.loads((self.scratch / "done").read_text())["seen"]
                 ends.append(tree(place))
-        points = [(number, torn) for number, what in enumerate(seen) for torn in _ways(what)]
-        for number, torn in (
-            [points[len(points) * place // most] for place in range(most)] if 0 < most < len(points) else points
-        ):
-            with self.copied(case) as place:
-                mine = {name: text for name, text in tree(place.parent).items() if name.endswith(NOTES)}
-                title = f"{case.name}: {seen[number]}{' (empty)' if torn else ''}"
-                code = self.command(case.words, place, Hook(str(place), number, torn))
-                if code != -signal.SIGKILL:
-                    tell(f"{title}: not reached")
-                    continue
-                tally.kills += 1
-                code = self.command(case.words, place)
-                now = tree(place)
-                if code:
-                    tally.stuck.append(title)
-                    tell(f"{title}: exit code {code}: {self.log.read_text()[-600:]}")
-                elif problems := difference(ends, now):
-                    tally.lost.append(title)
-                    tell(f"{title}: {problems}")
-                after = {name: text for name, text in tree(place.parent).items() if name.endswith(NOTES)}
-                if after != mine:
-                    tally.foreign.append(title)
-                    tell(f"{title}: {sorted(set(mine) ^ set(after))}")
+        points = [(number, torn) for number, what in enumerate(seen) for torn in (False, True)[: 1 + ("open " in what)]]
+        for place in range(min(most or len(points), len(points))):
+            number, torn = points[len(points) * place // min(most or len(points), len(points))]
+            self.strike(case, ends, number, torn, f"{case.name}: {seen[number]}{' (empty)' * torn}", tally, tell)
         return tally
 
+    def strike(
+        self, case: Case, ends: Sequence[dict[str, bytes]], number: int, torn: bool, title: str, tally: Tally,
+        tell: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        """Kill a case at one operation, run it again, and count what became of it."""
+        with self.copied(case) as place:
+            mine = notes(place.parent)
+            if self.command(case.words, place, Hook(str(place), number, torn)) != -signal.SIGKILL:
+                tell(f"{title}: ended before it")
+                return
+            tally.kills += 1
+            code = self.command(case.words, place)
+            if code:
+                tally.stuck.append(title)
+                tell(f"{title}: exit code {code}: {self.log.read_text()[-600:]}")
+            elif problems := difference(ends, tree(place)):
+                tally.lost.append(title)
+                tell(f"{title}: {problems}")
+            if notes(place.parent) != mine:
+                tally.foreign.append(title)
+                tell(f"{title}: files of the user have changed")
 
-def _ways(operation: str) -> list[bool]:
-    return [False, True] if operation.startswith("open ") else [False]
 
-
-def _at_exit(path: Path, hook: Hook | None) -> None:
-    """At the end of a command, write what it has imported and done."""
-    leave = os._exit
-
-    def write(code: int) -> None:
-        text = json.dumps({"modules": list(sys.modules), "seen": [] if hook is None else hook.seen})
-        path.write_text(text)
-        leave(code)
-
-    if os.getpid():
-        os._exit = write  # type: ignore[assignment]
+def notes(folder: Path) -> dict[str, bytes]:
+    """The files of the user."""
+    return {name: text for name, text in tree(folder).items() if name.endswith(NOTES)}
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -377,7 +361,8 @@ def difference(ends: Sequence[dict[str, bytes]], now: dict[str, bytes]) -> str:
     one, two = ends
     always = one.keys() & two.keys()
     missing, more = sorted(always - now.keys()), sorted(now.keys() - (one.keys() | two.keys()))
-    other = [name for name in always & now.keys() if one[name] == two[name] != now[name] and not name.endswith(".log")]
+    always = {name for name in always if not name.endswith((".log", ".code"))}  # of runs that outlive a comparison
+    other = [name for name in always & now.keys() if one[name] == two[name] != now[name]]
     parts = {"missing": missing, "left": more, "other bytes": sorted(other)}
     return "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
 

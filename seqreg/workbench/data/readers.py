@@ -180,8 +180,8 @@ def _table(
     where, names = next(rows, ("", []))
     if len(names) > COLUMNS:
         raise BadInput(f"{where}: {len(names):,} columns: at most {COLUMNS:,}")
-    if len(names) == 1 and len(header) != 1 and (others := [sign for sign in ";\t|" if sign in names[0]]):
-        raise BadInput(f"{where}: one column, called {names[0][:80]!r}: apart by {others[0]!r}", key="delimiter")
+    if len(names) == 1 != len(header) and any(sign in names[0] for sign in ",;\t|"):
+        raise BadInput(f"{where}: one column, {names[0][:80]!r}", key="delimiter")
     if header and len(names) == len(header) and not set(names) & set(known):
         yield where, dict(zip(header, names, strict=True))
         names = list(header)

@@ -248,11 +248,11 @@ def remove(paths: Iterable[Path]) -> None:
 
 def remove_files(folder: Path, names: Iterable[str]) -> None:
     """Delete what is in a folder under some names, links too, and folders below it that are empty then."""
-    paths = [folder / name for name in names]
-    for path in paths:  # a link is deleted, wherever it leads
-        if ".." in path.relative_to(folder).parts:
-            raise BadInput(f"{path}: leads out of {folder}: it is not deleted")
-        inside(folder, str(path.parent.relative_to(folder)))
+    paths = []
+    for name in names:  # a link is deleted, wherever it leads; its folder must be here
+        if ".." in Path(name).parts:
+            raise BadInput(f"{name!r} leads out of {folder}: it is not deleted")
+        paths.append(inside(folder, str(Path(name).parent)) / Path(name).name)
     remove(paths)
     for parent in {path.parent for path in paths} - {folder}:
         if parent.is_dir() and not any(parent.iterdir()):
