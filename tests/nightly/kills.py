@@ -74,7 +74,7 @@ CASES = [
     Case("calibrate", ["calibrate", "one", "--limit", "40"], [ONE]),
     Case("robustness", ["robustness", "one", "--noise", "embeddings", "--scales", "0.1", "--limit", "20"], [ONE]),
     Case("probe", ["probe", "one", "--examples", "40"], [ONE]),
-    Case("shift", ["shift", "one", "--to", "size.yaml", "data.path=size", "--share", "0"], [ONE]),
+    Case("shift", ["shift", "one", "--to", "colour.yaml", "data.path=colour", "--share", "0"], [ONE]),
     Case("report", ["report", "compare"], [COMPARE]),
     Case("report --markdown", ["report", "compare", "--markdown", "--output", "pages/page.md"], [COMPARE]),
     Case("new-task", ["new-task", "colour/train.jsonl", "--output", "cards.yaml"]),

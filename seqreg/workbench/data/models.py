@@ -22,7 +22,7 @@ from seqreg.errors import BadInput, nearest
 from seqreg.integrations.hf import r4f
 from seqreg.integrations.hf.model import special, unwrap
 from seqreg.workbench.config.cards import Card
-from seqreg.workbench.config.settings import Config, Model
+from seqreg.workbench.config.settings import LAYERS, Config, Model
 from seqreg.workbench.data import adapters, weights
 from seqreg.workbench.data.completions import USER, ChatEncoder, PromptEncoder, is_causal
 from seqreg.workbench.data.examples import Example
@@ -32,8 +32,6 @@ from seqreg.workbench.data.tokenizers import TARGET, TwoTokenizers, train_tokeni
 
 PROMPT = 64
 """Positions of a causal model from scratch for its prompt, beside those of source and target."""
-_LAYER = 100_000
-"""Bytes of a layer without its weights: dozens of objects of Python."""
 DEQUANTIZED = ("fp8", "mxfp4", "mxfp8")
 """Methods of quantization whose weights transformers can turn into floating-point ones as it loads them."""
 _STARTS_WITH_EOS = ("bart", "mbart", "led")
@@ -232,24 +230,9 @@ def _with_new_head(auto: Any, name: str, trust: bool, config: Any) -> Any:
     return model
 
 
-def _check_size(where: str, config: Any) -> None:
-    """Refuse more layers than the memory holds, before they are built one by one."""
-    asked = {key: value for key, value in config.to_dict().items() if key.endswith(("layers", "layer"))}
-    layers = {key: value for key, value in asked.items() if isinstance(value, int) and not isinstance(value, bool)}
-    key = max(layers, key=lambda name: layers[name], default="")
-    width = getattr(config, "hidden_size", 0)
-    each = _LAYER + 4 * 12 * (width if isinstance(width, int) else 0) ** 2
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if layers and layers[key] * each > memory:
-        raise BadInput(
-            f"{where}: {key}={layers[key]:,}: about {layers[key] * each:,} bytes, more than the memory of this machine "
-            f"({memory:,})"
-        )
-
-
 def loaded(auto: Any, name: str, trust: bool, config: Any, *, new_head: bool) -> Any:
     """A model with the weights that are stored: all of them, but for a head that is drawn anew if `new_head`."""
-    _check_size(f"{name}: config.json", config)
+    _check_layers(name, config)
     if not trust:
         _check_attention(name, config)
     _check_stored(name, config)
@@ -262,6 +245,13 @@ def loaded(auto: Any, name: str, trust: bool, config: Any, *, new_head: bool) ->
     if bad := weights.not_finite(model):
         raise BadInput(f"{name}: {bad}: the file of weights is spoilt")
     return model
+
+
+def _check_layers(name: str, config: Any) -> None:
+    """Refuse more layers than model.settings may have: they would be built one by one, for hours."""
+    for key, value in config.to_dict().items():
+        if "layer" in key and isinstance(value, int) and value > LAYERS:
+            raise BadInput(f"{name}: config.json: {key}={value:,}: expected at most {LAYERS:,}")
 
 
 def _check_stored(name: str, config: Any) -> None:
@@ -331,9 +321,7 @@ def _from_scratch(config: Config, card: Card, tokenizer: Any, labels: Mapping[st
     try:
         auto = _auto(card, name in auto_models.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
         prepare_cpu()
-        fresh = _fresh_config(config, tokenizer, labels)
-        _check_size(f"model.architecture={name}", fresh)
-        model = auto.from_config(fresh)
+        model = auto.from_config(_fresh_config(config, tokenizer, labels))
         if card.kind == "generation":
             _forbid_special(model, tokenizer)
         return model
