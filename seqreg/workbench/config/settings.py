@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 VOCABULARY, CHARACTERS = "vocabulary:", "characters"
 """Tokenizers of single symbols: of a list in the model's config.json, or of all characters of the training text."""
 BUFFER_SIZE = 1000
+"""Of the shuffle buffer of datasets, by default."""
 LAYERS = 1000
 """The most layers of a model, more than any has."""
-"""Of the shuffle buffer of datasets, by default."""
 
 
 class Lora(Section):
