@@ -18,7 +18,7 @@ from seqreg.workbench.config.other_names import RETIRED_TASKS
 from seqreg.workbench.config.overlay import Overlay
 from seqreg.workbench.config.schema import checked, texts
 from seqreg.workbench.config.settings import Config
-from seqreg.workbench.text.atomic_files import REMOVED, check_links, inside, writable, write_text
+from seqreg.workbench.text.atomic_files import REMOVED, inside, refuse_links_out, writable, write_text
 
 if TYPE_CHECKING:
     from seqreg.criterion import Criterion
@@ -474,7 +474,7 @@ def _check_run(folder: Path) -> None:
     if not os.path.isfile(folder / "config.yaml"):
         reason = "not a run of seqreg: it has no config.yaml" if os.path.isdir(folder) else "no such folder"
         raise BadInput(f"{folder}: {reason}")
-    check_links(folder)
+    refuse_links_out(folder)
 
 
 def check_trained(folder: Path) -> None:

@@ -43,7 +43,7 @@ def inside(folder: Path, name: str) -> Path:
     return path
 
 
-def check_links(folder: Path) -> None:
+def refuse_links_out(folder: Path) -> None:
     """Refuse a folder with a link that leads out of it: what is read there would be somebody else's."""
     for path in sorted(folder.iterdir()):
         if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
