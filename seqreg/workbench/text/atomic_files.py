@@ -173,7 +173,7 @@ def staged_folder(folder: Path, replaced: Iterable[str] = (), needed: int = 0) -
     """A folder to write files to, which become those of `folder` at the end of the block.
 
     A folder that is not there yet appears complete, by one rename. In one that is there, every file takes the place of
-    the one of its name, and `finish` goes on where a process was killed in between. All other files stay.
+    the one of its name, and `finish` continues where a process was killed in between. All other files stay.
 
     Args:
         replaced: names of files of `folder` that an earlier call wrote, and which go
@@ -202,7 +202,7 @@ def staged_folder(folder: Path, replaced: Iterable[str] = (), needed: int = 0) -
 
 
 def finish(folder: Path) -> None:
-    """Go on where a process was killed that had begun to replace files of a folder; remove what is half-written."""
+    """Continue where a process was killed that had begun to replace files of a folder; remove what is half-written."""
     stage = folder / STAGE
     if stage.is_dir() and not stage.is_symlink():
         with writing(folder), _alone(stage):
