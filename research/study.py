@@ -15,10 +15,10 @@ from research.study_file import Study, StudyStep, check_words, filled, method_na
 from seqreg.errors import BadInput, Interrupted, Stopped
 from seqreg.studies.common.processes import end_with_parent
 from seqreg.studies.common.seeds import write_seeds
-from seqreg.workbench.config import lookup, overlay
+from seqreg.workbench.config import overlay
 from seqreg.workbench.config.overlay import assigned
 from seqreg.workbench.scores.results import METRICS
-from seqreg.workbench.text.atomic_files import writable, write_text
+from seqreg.workbench.text.atomic_files import inside, writable, write_text
 from seqreg.workbench.text.terminal import say
 
 WORDS = "command.json"
@@ -158,7 +158,7 @@ class StudyRun:
             sources = [filled(source, self.places) for source in file.sources]
             lines = _lines(sources[0], (0, 1)) if file.header else []
             lines += [line for source in sources for line in _lines(source, file.lines)]
-            write(lookup.inside(self.output / "data", file.to), "".join(lines))
+            write(inside(self.output / "data", file.to), "".join(lines))
         for step in self.steps():
             if step.command == "chain":
                 plan = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sys
 from typing import Annotated, Any
@@ -64,6 +65,7 @@ def main() -> None:
 
 def run(app: typer.Typer, name: str) -> None:
     """Run the commands of `app`; bad input, and what stops a run, is one line and an exit code of `seqreg.errors`."""
+    _open_closed()
     if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal cannot show is spelt out
         sys.stdout.reconfigure(errors="backslashreplace")
     show_warnings()
@@ -90,6 +92,18 @@ def run(app: typer.Typer, name: str) -> None:
             error.show()
             sys.exit(2)
         _end(f"{_shorten(plain(error.format_message().rstrip('.')))}; see {_command_of(error, name)} --help", 2)
+
+
+def _open_closed() -> None:
+    """Give what is printed a place where cron, or a shell's >&-, has closed the standard output.
+
+    The next file that is opened would take its number, and have printed lines in it. `sys.__stdout__` stays None.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            handle = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            if name != "stdin":
+                setattr(sys, name, os.fdopen(handle, "w", encoding="utf-8"))
 
 
 def _end(message: str, code: int) -> None:

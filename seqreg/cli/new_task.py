@@ -56,10 +56,6 @@ class ReadFile:
             readers.read(path, delimiter=delimiter, encoding=encoding, options="--"), READ)]  # fmt: skip
         if not records:
             raise BadInput(f"{path}: 0 examples")
-        if path.suffix == ".csv" and len(records[0]) == 1:
-            raise BadInput(
-                f"{path}: one column, {next(iter(records[0]))!r}: is there another delimiter? Give --delimiter"
-            )
         names = dict.fromkeys(name for record in records for name in record)
         return cls(path, {name: [record.get(name) for record in records] for name in names})
 

@@ -23,7 +23,7 @@ from seqreg.cli.options import (
 from seqreg.errors import BadInput, nearest
 from seqreg.workbench.config import run_config
 from seqreg.workbench.scores.results import METRICS, score_table
-from seqreg.workbench.text.atomic_files import writable
+from seqreg.workbench.text.atomic_files import ASIDE, check_file, writable
 from seqreg.workbench.text.escape import plain
 from seqreg.workbench.text.terminal import console, quiet
 
@@ -67,7 +67,6 @@ def train(
 
     quiet()
     output = run.config.output
-    writable(output, "output=")
     metrics = train.train(run, overwrite=overwrite, resume=resume, allow_change=allow_change or ())
     if not metrics:  # not the first process
         return
@@ -195,11 +194,15 @@ def evaluate(
         writable(output, "--output ")
         if output.exists() and not output.is_dir():
             raise BadInput(f"--output {output}: a file is in the way")
-        if output.exists() and not (output / METRICS).is_file() and any(output.iterdir()):
+        if (
+            output.exists()
+            and not (output / METRICS).is_file()
+            and any(not path.name.startswith(ASIDE) for path in output.iterdir())
+        ):
             raise BadInput(f"--output {output}: the folder is not empty, and holds no scores of seqreg: choose another")
     run_config.check_trained(run)
-    if data is not None and not os.path.isfile(data):
-        raise BadInput(f"{data}: no such file")
+    if data is not None:
+        check_file(data)
     paths = ["data.path"] if data is None else []
     run_config.resolve(str(run / "config.yaml"), overrides=settings or (), paths=paths, build_terms=False)
     from seqreg.workbench.run.train import evaluate_run
@@ -234,8 +237,8 @@ def predict(
     echo "australian shares closed down" | seqreg predict runs/gigaword-tiny/r3f -
     """
     run_config.check_trained(run)
-    if source != "-" and not os.path.isfile(source):
-        raise BadInput(f"{source}: no such file")
+    if source != "-":
+        check_file(source)
     run_config.load(run, settings or (), build_terms=False)
     from seqreg.cli import predict
 
@@ -294,16 +297,18 @@ def export(
         Optional[str], typer.Option("--push-to-hub", help="Upload it to this repository of the hub, such as me/model.")
     ] = None,
     private: Annotated[bool, typer.Option("--private/--public", help="Of a repository that is made.")] = True,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Upload; without it the files are listed only.")] = False,
     as_json: Json = False,
     trust_changes: TrustChanges = False,
 ) -> None:
     """Copy the model of a run with its card and tokenizer, without predictions, curves and checkpoints; or upload it.
 
+    Paths of this machine become the last of their names. An upload needs --yes; without it its files are listed.
     With evaluation.load_best_model_at_end=true that is the model of the best checkpoint.
 
     seqreg export runs/gigaword-tiny/r3f -o headlines
 
-    seqreg export runs/gigaword-tiny/r3f --push-to-hub me/headlines
+    seqreg export runs/gigaword-tiny/r3f --push-to-hub me/headlines --yes
     """
     if (output is None) == (push_to_hub is None):
         raise BadInput("seqreg export: give one of --output FOLDER and --push-to-hub NAME")
@@ -312,12 +317,16 @@ def export(
 
     quiet()
     if output is not None:
-        names, place = export.export(run, output, trust_changes=trust_changes), str(output)
-    else:
-        names = export.exported(run, trust_changes=trust_changes)
-        place = export.push_to_hub(run, str(push_to_hub), private=private, names=names)
-    said = f"{len(names)} files are in {plain(place)}: {plain(', '.join(names))}"
-    print_result({"output": place, "files": names}, said, as_json=as_json)
+        names = export.export(run, output, trust_changes=trust_changes)
+        said = f"{len(names)} files are in {plain(output)}: {plain(', '.join(names))}"
+        print_result({"output": str(output), "files": names}, said, as_json=as_json)
+        return
+    repo, names = str(push_to_hub), export.exported(run, trust_changes=trust_changes)
+    for name in names:
+        console.print(f"{(run / name).stat().st_size:>15,} bytes  {plain(name)}", soft_wrap=True)
+    place = export.push_to_hub(run, repo, private=private, trust_changes=trust_changes) if yes else repo
+    said = f"{len(names)} files are in {plain(place)}" if yes else f"Nothing is sent to {plain(repo)} without --yes"
+    print_result({"output": place, "files": names, "sent": yes}, said, as_json=as_json)
 
 
 @app.command()

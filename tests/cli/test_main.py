@@ -17,6 +17,8 @@ import typer
 from rouge_score.rouge_scorer import RougeScorer
 
 from seqreg.cli import main as cli
+from seqreg.cli import predict
+from seqreg.errors import BadInput
 from seqreg.metrics import rouge
 from seqreg.workbench.config import cards
 from tests.helpers import sample_files
@@ -32,6 +34,28 @@ def seqreg(*words: str | Path, cwd: Path, code: int = 0, text: str | None = None
     result = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, input=text)
     assert result.returncode == code, result.stderr
     return result
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_closed_standard_stream_is_no_traceback(closed: int, tmp_path: Path) -> None:
+    """Cron and `>&-` close them."""
+    program = f"import os, sys; os.close({closed}); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    words = ["-m", "seqreg", "new-task", "pairs.csv"]
+    (tmp_path / "pairs.csv").write_text("source,target\na b,c\n")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", program, *words], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert (result.returncode, "Traceback" in result.stderr) == (0, False), result.stderr
+    assert (tmp_path / "pairs.yaml").read_text().startswith("# pairs.csv\n")
+
+
+def test_predicting_from_or_to_a_closed_stream_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, message in (("stdin", "the standard input is closed"), ("__stdout__", "the standard output is closed")):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, name, None)
+            with pytest.raises(BadInput, match=message):
+                predict.predict(tmp_path, "-", "-")
 
 
 def test_gigaword_from_a_local_file_to_a_plain_transformers_model(tmp_path: Path) -> None:

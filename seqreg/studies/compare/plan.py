@@ -182,7 +182,6 @@ class ComparisonPlan:
         return shlex.join([*words, *level, *keep, "--output", str(folder)])
 
     def write(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / PLAN, json.dumps(asdict(self), indent=1) + "\n")
 
 

@@ -18,12 +18,11 @@ from seqreg.studies.compare.arms import CHOOSING
 from seqreg.studies.compare.plan import ComparisonPlan, Job
 from seqreg.workbench.config.methods import BASELINE
 from seqreg.workbench.data import loading
-from seqreg.workbench.run import disk
 from seqreg.workbench.run.checkpoints import PREFIX
 from seqreg.workbench.run.launch import processes
 from seqreg.workbench.run.run_directory import locked
 from seqreg.workbench.scores.results import METRICS, deciding, main_split, scores_of
-from seqreg.workbench.text.atomic_files import REMOVED, writable, write_text
+from seqreg.workbench.text.atomic_files import REMOVED, writable, write_text, writing
 from seqreg.workbench.text.terminal import say
 
 KEEP = {
@@ -80,7 +79,7 @@ def compare(
     chosen = replace(chosen, keep_models=keep_models or (plan.read(folder).keep_models if exists else "best"))
     splits = loading.load(run.card, run.config.data)  # an error in the data is told once, not by every run
     _check_choosing(chosen, splits.evaluations(run.card))
-    with disk.writing(folder):
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
             _check_sources(chosen, folder)

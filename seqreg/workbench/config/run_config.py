@@ -18,7 +18,7 @@ from seqreg.workbench.config.other_names import RETIRED_TASKS
 from seqreg.workbench.config.overlay import Overlay
 from seqreg.workbench.config.schema import checked, texts
 from seqreg.workbench.config.settings import Config
-from seqreg.workbench.text.atomic_files import REMOVED, write_text
+from seqreg.workbench.text.atomic_files import REMOVED, inside, refuse_links_out, writable, write_text
 
 if TYPE_CHECKING:
     from seqreg.criterion import Criterion
@@ -56,7 +56,6 @@ class Run:
 
     def save(self, folder: Path) -> None:
         """Write config.yaml, which is a recipe again, and the card beside it."""
-        folder.mkdir(parents=True, exist_ok=True)
         config = {**self.config.model_dump(mode="json"), "task": "task.yaml"}
         write_text(folder / "config.yaml", overlay.dump(config))
         card = self.card.model_dump(mode="json", exclude_defaults=True)
@@ -322,7 +321,7 @@ def _card(stack: Overlay, recipe: Path) -> tuple[Card, Path]:
     is_file = isinstance(task, str) and task.endswith((".yaml", ".yml"))
     try:
         if is_file and stack.origin("task") != "command line":
-            task = str(lookup.inside(recipe.parent, task))
+            task = str(inside(recipe.parent, task))
         card, path = cards.load(task)
     except BadInput as error:
         raise BadInput(f"{stack.origin('task')}: task={task!r}: {error}") from None
@@ -466,9 +465,8 @@ def _check_paths(config: Config, keys: Sequence[str]) -> None:
     if "model.name" in keys and local and not os.path.isdir(model or ""):
         raise BadInput(f"model.name={model}: no such folder")
     for key, written in (("output", config.output), ("data.cache_dir", config.data.cache_dir)):
-        if key in keys and written is not None and Path(written).parts[:1] == ("~",):
-            home = f"{Path.home()}{written[1:]}"
-            raise BadInput(f"{key}={written}: a folder called ~ would be made here: write {home}")
+        if key in keys and written is not None:
+            writable(written, f"{key}=")
     for path in (config.output, *map(str, Path(config.output).parents)) if "output" in keys else ():
         if os.path.exists(path) and not os.path.isdir(path):
             raise BadInput(f"output={config.output}: {path} is a file and in the way: choose another")
@@ -478,6 +476,7 @@ def _check_run(folder: Path) -> None:
     if not os.path.isfile(folder / "config.yaml"):
         reason = "not a run of seqreg: it has no config.yaml" if os.path.isdir(folder) else "no such folder"
         raise BadInput(f"{folder}: {reason}")
+    refuse_links_out(folder)
 
 
 def check_trained(folder: Path) -> None:

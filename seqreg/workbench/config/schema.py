@@ -131,5 +131,10 @@ def known_encoding(encoding: str, option: str = "") -> str:
     except (LookupError, ValueError):  # also codecs that are none of text
         known = False
     if not known:
-        raise BadInput(f"{option} {encoding!r}: " * bool(option) + "expected utf-8, latin-1, cp1252 or the like")
+        raise BadInput(
+            f"{option} {encoding!r}: "
+            * bool(option)
+            + "expected utf-8, latin-1, cp1252 or the like; a file in UTF-16 is "
+            "told by its first bytes, and needs none"
+        )
     return encoding

@@ -31,6 +31,8 @@ VOCABULARY, CHARACTERS = "vocabulary:", "characters"
 """Tokenizers of single symbols: of a list in the model's config.json, or of all characters of the training text."""
 BUFFER_SIZE = 1000
 """Of the shuffle buffer of datasets, by default."""
+LAYERS = 1000
+"""The most layers of a model, more than any has."""
 
 
 class Lora(Section):
@@ -111,7 +113,7 @@ class Model(Section):
         for key, value in _pairs(self.settings):
             if key.startswith("_") or key in ("auto_map", "trust_remote_code") or ("attn" in key and "/" in str(value)):
                 raise ValueError(f"model.settings.{key}={value!r}: a recipe cannot name code to run")
-            most = 1000 if "layers" in key else 10**8
+            most = LAYERS if "layers" in key else 10**8
             if isinstance(value, (int, float)) and not abs(value) <= most:
                 raise ValueError(f"model.settings.{key}={value!r}: expected a finite number, at most {most:,}")
             if key.endswith(("layer", "layers", "heads")) and isinstance(value, int) and value < 0:

@@ -20,7 +20,7 @@ from seqreg.workbench.data.examples import Example, column_of, example, examples
 from seqreg.workbench.data.readers import Record
 from seqreg.workbench.data.stored_examples import OnDisk, StoredExamples, identity
 from seqreg.workbench.data.streaming import StreamedExamples
-from seqreg.workbench.text.atomic_files import regular
+from seqreg.workbench.text.atomic_files import check_file, regular
 
 ALIASES = {
     "validation": ("dev", "valid", "val", "validation_matched", "dev_matched"),
@@ -102,8 +102,7 @@ def _add_other(splits: Splits, card: Card, name: str, path: str | None, data: Da
 
 def _corpus(name: str, path: Path, data: Data) -> list[Example]:
     """The texts of a file: those between empty lines of a .txt file, else those of the column `text`."""
-    if not os.path.isfile(path):
-        raise BadInput(f"data.corpora.{name}={path}: no such file")
+    check_file(path, f"data.corpora.{name}=")
     if path.suffix == ".txt":
         lines = (line.rstrip() for _, line in readers.lines(regular(path), encoding=data.encoding or readers.UTF8))
         blocks = itertools.groupby(lines, key=bool)
@@ -134,8 +133,7 @@ def _splits(card: Card, data: Data, needs_train: bool) -> Splits:
         raise BadInput(f"{card.title}: give the file or folder of your data with data.path=FILE_OR_FOLDER")
     _carve(card, data, splits)
     if data.unlabelled is not None and needs_train:
-        if not os.path.isfile(data.unlabelled):
-            raise BadInput(f"data.unlabelled={data.unlabelled}: no such file")
+        check_file(data.unlabelled, "data.unlabelled=")
         splits.sets[UNLABELLED] = _texts(card, data, data.unlabelled)
     if data.replay is not None and needs_train:
         splits.sets[REPLAY] = _old_examples(card, data, data.replay)
@@ -231,8 +229,8 @@ def _local(card: Card, data: Data, needs_train: bool) -> Splits:
         raise BadInput(
             f"data.path={path}: data.streaming=true cannot split one file: give a folder that has train and validation"
         )
-    if os.path.isfile(path):
-        return _one_file(card, path, data)
+    if os.path.exists(path) and not os.path.isdir(path):
+        return _one_file(card, regular(path), data)
     if not os.path.isdir(path):
         raise BadInput(f"data.path={path}: no such file or folder")
     for pattern in card.files.names:
@@ -245,6 +243,11 @@ def _local(card: Card, data: Data, needs_train: bool) -> Splits:
         file = _file_of(path, name, card)
         if file is None:
             continue
+        others = [
+            other.name for ending in readers.ENDINGS if (other := file.with_suffix(ending)) != file and other.is_file()
+        ]
+        if others:
+            splits.notes.append(f"{file.name} is read, and not {', '.join(others)}: data.path=FILE names one alone")
         if name not in ("train", "validation", *card.evaluations):
             splits.notes.append(
                 f"{file.name} is there and not scored: this task is judged by {', '.join(card.evaluations)}"

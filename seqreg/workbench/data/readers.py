@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
+import io
 import itertools
 import json
 from collections import Counter
@@ -69,17 +71,22 @@ def read(
 
 
 def lines(path: Path, most: int = LINE, encoding: str = UTF8) -> Iterator[tuple[int, str]]:
-    """The lines of a text file, from 1; `most` bytes each."""
+    """The lines of a text file, from 1; `most` bytes each. A file that begins as UTF-16 does is read as that."""
     with path.open("rb") as file:
-        for number, line in enumerate(iter(lambda: file.readline(most + 1), b""), start=1):
-            if len(line) > most:
-                raise BadInput(f"{path}:{number}: a line of more than {most:,} bytes: is it text?")
-            try:
-                yield number, line.decode("utf-8-sig" if number == 1 and encoding == UTF8 else encoding)
-            except UnicodeDecodeError as error:
-                raise BadInput(
-                    f"{path}:{number}: not {encoding.upper()} (byte {error.start + 1} of the line)", key="encoding"
-                ) from None
+        wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        file.seek(0)
+        source: Any = io.TextIOWrapper(file, "utf-16", newline="\n") if wide else file
+        number, encoding = 0, "utf-16" if wide else encoding
+        try:
+            while line := source.readline(most + 1):
+                number += 1
+                if len(line) > most:
+                    raise BadInput(f"{path}:{number}: a line of more than {most:,} bytes: is it text?")
+                form = "utf-8-sig" if number == 1 and encoding == UTF8 else encoding
+                yield number, line if wide else line.decode(form)
+        except UnicodeDecodeError as error:
+            fault = f"not {encoding.upper()} (byte {error.start + 1} of the line)"
+            raise BadInput(f"{path}:{number + wide}: {fault}", key="encoding") from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> Record:
@@ -173,6 +180,8 @@ def _table(
     where, names = next(rows, ("", []))
     if len(names) > COLUMNS:
         raise BadInput(f"{where}: {len(names):,} columns: at most {COLUMNS:,}")
+    if len(names) == 1 != len(header) and any(sign in names[0] for sign in ",;\t|"):
+        raise BadInput(f"{where}: one column, {names[0][:80]!r}", key="delimiter")
     if header and len(names) == len(header) and not set(names) & set(known):
         yield where, dict(zip(header, names, strict=True))
         names = list(header)

@@ -21,6 +21,7 @@ from seqreg.workbench.config import run_config
 from seqreg.workbench.config.settings import EngineSettings
 from seqreg.workbench.run import checkpoints, nonfinite, rng, train
 from seqreg.workbench.run.record import RunRecord
+from seqreg.workbench.text.atomic_files import inside
 from seqreg.workbench.text.stored_json import CrashReport
 
 
@@ -48,8 +49,9 @@ def shown(replayed: Replayed) -> Group:
 
 def replay(folder: Path, *, trust: bool = False) -> Replayed:
     """The parts of the loss of every micro-batch of RUN/crash/step-N, and the first places that are not finite."""
-    report, rng_state, batches = nonfinite.read_crash(folder)
     home = folder.absolute().parent.parent
+    inside(home, f"{folder.absolute().parent.name}/{folder.absolute().name}")
+    report, rng_state, batches = nonfinite.read_crash(folder)
     run = run_config.load(home, trust=trust)
     run = replace(run, config=run.config.updated(engine=EngineSettings()))  # in this process alone
     weights = _weights(home, folder, report)

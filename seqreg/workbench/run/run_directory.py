@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import socket
 import stat
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from seqreg.workbench.config import overlay
 from seqreg.workbench.config.other_names import current
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.data.loading import Splits
-from seqreg.workbench.run import checkpoints, disk
+from seqreg.workbench.run import checkpoints
 from seqreg.workbench.run.record import (
     RECORD,
     ROWS,
@@ -34,15 +33,35 @@ from seqreg.workbench.run.record import (
     fingerprint,
     versions,
 )
-from seqreg.workbench.scores.results import SCORES, forget_scores
-from seqreg.workbench.text.atomic_files import ASIDE, REMOVED, open_own
+from seqreg.workbench.scores.results import METRICS, SCORES, forget_scores
+from seqreg.workbench.text.atomic_files import ASIDE, REMOVED, open_own, remove_files, write_text, writing
 from seqreg.workbench.text.terminal import first_process, say, warn
 
 LOCK = ".lock"
+_REPLACES = f"{ASIDE}replaces"
+"""A file that says which run replaces what is in its folder, and which files go."""
 _UNFINISHED = {LOCK, "config.yaml", "task.yaml", f"{ASIDE}{RECORD}", f"{ASIDE}config.yaml", f"{ASIDE}task.yaml"}
 """What a run that was killed in its first moments leaves."""
 _WRITTEN = (LOCK, "crash", checkpoints.PREFIX, checkpoints.OLD, ASIDE, "tensorboard", "evidence", SCORES)
 """Prefixes of the names that a run writes to, or into."""
+_OUTPUTS = (
+    RECORD, LOCK, REMOVED, METRICS, "config.yaml", "task.yaml", "README.md", "soup.json", "scores/*.json",
+    "scores/*/*.jsonl", "scores/*/*.txt", "predictions*.jsonl", "generated_predictions*.txt", "config.json",
+    "model*.safetensors*", "pytorch_model*.bin*",
+    f"{ASIDE}*", f"{checkpoints.PREFIX}[0-9]*", f"{checkpoints.OLD}*", f"spoilt-{checkpoints.PREFIX}*", "crash",
+    "tensorboard", "evidence/*.json", "evidence/*.jsonl", "evidence/*.svg", "evidence/*.png",
+)  # fmt: skip
+"""Patterns of all that a run and the studies of it write, but for further files of the model, which run.json names."""
+
+
+def written(folder: Path) -> list[str]:
+    """Names of what runs, soups and studies wrote to a folder; all else in it is somebody's own."""
+    try:
+        record = RunRecord.read(folder)
+    except BadInput:  # a spoilt one
+        record = None
+    names = {path.relative_to(folder).as_posix() for pattern in _OUTPUTS for path in folder.glob(pattern)}
+    return sorted(names.union(() if record is None else record.files))
 
 
 def check_output(folder: Path) -> None:
@@ -210,7 +229,7 @@ class RunDirectory:
         """Make the folder this run's own; returns the checkpoint to resume from, in all processes."""
         checkpoint: Path | None = None
         if first_process():
-            with disk.writing(self.folder):
+            with writing(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._lock()
                 if self._stored is None:
@@ -221,18 +240,21 @@ class RunDirectory:
         return None if checkpoint is None else Path(checkpoint)
 
     def _start(self) -> None:
-        """Start a new run; what is in the folder belonged to one that is to be replaced."""
+        """Start a new run; what an earlier run wrote goes, and files of nobody's stay."""
         if check_folder(self.folder, self.overwrite, False) is not None:
             raise BadInput(f"output={self.folder}: another process has started there: run the command again")
+        gone = [name for name in written(self.folder) if name not in (RECORD, LOCK)]
         if (self.folder / RECORD).exists():
+            write_text(self.folder / _REPLACES, json.dumps({"run": self.record.run, "gone": gone}))
             self.record.write(self.folder)  # first: nothing of the old run is taken for the new one's
-        for path in self.folder.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            elif path.name not in (RECORD, LOCK):
-                path.unlink()
+        self._clear(gone)
         self.run.save(self.folder)
         self.record.write(self.folder)
+
+    def _clear(self, gone: Sequence[str]) -> None:
+        """Remove files of an earlier run, and at last the note that they are to be removed."""
+        remove_files(self.folder, [name for name in gone if name != _REPLACES])
+        (self.folder / _REPLACES).unlink(missing_ok=True)
 
     def _resume(self, stored: RunRecord) -> Path | None:
         self.record = replace(
@@ -242,6 +264,9 @@ class RunDirectory:
             before=stored.before,
             retention=stored.retention,
         )
+        if (self.folder / _REPLACES).is_file():  # killed before the files of an earlier run were gone
+            note = json.loads((self.folder / _REPLACES).read_text(encoding="utf-8"))
+            self._clear(note["gone"] if note["run"] == stored.run else ())
         checkpoint = checkpoints.newest(self.folder, stored.run)
         if checkpoint is None and self.resume:
             raise BadInput(f"output={self.folder}: there is no checkpoint to resume from")
@@ -261,7 +286,7 @@ class RunDirectory:
         """Make changed settings the run's own, now that its checkpoint could be loaded with them."""
         if not self._settled:
             self._settled = True
-            with disk.writing(self.folder):
+            with writing(self.folder):
                 self.run.save(self.folder)
                 self.record.write(self.folder)
                 forget_scores(self.folder)  # of the run as it was
@@ -280,7 +305,7 @@ class RunDirectory:
         self.record = replace(self.record, **values)
         if first_process() and self._settled:
             self.check_own()
-            with disk.writing(self.folder):
+            with writing(self.folder):
                 self.record.write(self.folder)
 
     def _lock(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,14 +18,14 @@ from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.data import loading, models, weights
 from seqreg.workbench.data.loading import Splits
 from seqreg.workbench.run import blend as blending
-from seqreg.workbench.run import checkpoints, disk, ema
+from seqreg.workbench.run import checkpoints, ema
 from seqreg.workbench.run.blend import BEST, Blend, Blended, ToScored, Weights
 from seqreg.workbench.run.record import RunRecord, versions
-from seqreg.workbench.run.run_directory import LOCK, check_links, check_output, locked
+from seqreg.workbench.run.run_directory import check_links, check_output, written
 from seqreg.workbench.run.train import LoadedRun, make_trainer, measure, trained
 from seqreg.workbench.scores import results
 from seqreg.workbench.scores.evaluate import Scored, evaluate, with_average
-from seqreg.workbench.text.atomic_files import ASIDE, REMOVED, to_json, write_text
+from seqreg.workbench.text.atomic_files import ASIDE, REMOVED, finish, staged_folder, to_json, write_text
 from seqreg.workbench.text.terminal import say
 
 SOUP = "soup.json"
@@ -127,18 +126,16 @@ def make_soup(
     record = replace(new, settings=settings, versions=versions(), start=first.start, pretrained=first.pretrained)
     check_output(output)
     check_links(output)
+    finish(output)
     if _is_finished(output, record, judge) and not overwrite:
         say(f"{output}: finished, nothing to do (--overwrite makes it again)")
         return dict(json.loads((output / SOUP).read_text(encoding="utf-8")))
     begin = time.process_time(), time.perf_counter()
     parts = _Parts.load(runs, blend, judge)  # whatever is refused is refused before anything is written
-    with disk.writing(output):
-        output.mkdir(parents=True, exist_ok=True)
-        with locked(output):
-            for path in [path for path in output.iterdir() if path.name != LOCK]:
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-            record.write(output)
-            return _make(parts, output, record, blend, judge, begin)
+    old = [name for name in written(output) if not name.startswith((ASIDE, "evidence/"))]
+    size = sum(value.nbytes for value in parts.several[0].values())
+    with staged_folder(output, old, size) as stage:
+        return _make(parts, stage, record, blend, judge, begin)
 
 
 @dataclass(frozen=True)
@@ -175,7 +172,7 @@ class _Parts:
 def _is_finished(output: Path, record: RunRecord, judge: bool) -> bool:
     """Whether there is nothing left to do; refuses a folder that holds something else."""
     names = [path.name for path in output.iterdir()] if output.is_dir() else []
-    if not [name for name in names if name != LOCK and not name.startswith(ASIDE)]:
+    if not [name for name in names if not name.startswith(ASIDE)]:
         return False
     stored = RunRecord.read(output)
     if stored is None or MADE_OF not in stored.settings:
@@ -262,9 +259,8 @@ def _put(model: Any, values: Weights) -> None:
 
 def _write_model(loaded: LoadedRun, output: Path) -> dict[str, Any]:
     """Write the model and its tokenizer for `from_pretrained`; returns the listing of the files."""
-    aside = output / f"{ASIDE}model"
     if bad := weights.not_finite(loaded.model):
-        raise BadInput(f"{output}: {bad}: the weights of these runs cannot be blended")
-    loaded.model.save_pretrained(aside)
-    loaded.tokenizer.save_pretrained(aside)
-    return checkpoints.publish(aside, output)
+        raise BadInput(f"{bad}: the weights of these runs cannot be blended")
+    loaded.model.save_pretrained(output)
+    loaded.tokenizer.save_pretrained(output)
+    return checkpoints.listing(output)

@@ -29,7 +29,7 @@ from seqreg.workbench.data.batches import GroupedOrder
 from seqreg.workbench.data.encoding import Collator, Encoded, EncodedStream, Numbered, Packed, collator
 from seqreg.workbench.data.hardware import check_precision
 from seqreg.workbench.data.loading import REPLAY, UNLABELLED, Splits
-from seqreg.workbench.run import checkpoints, disk, launch, preflight, starting_model
+from seqreg.workbench.run import checkpoints, launch, preflight, starting_model
 from seqreg.workbench.run.checkpointing import RunOptions
 from seqreg.workbench.run.record import RECORD, RunRecord, check_model, inputs_of, made_with
 from seqreg.workbench.run.run_directory import RunDirectory
@@ -41,7 +41,7 @@ from seqreg.workbench.scores import corpora, results
 from seqreg.workbench.scores.drift import retention
 from seqreg.workbench.scores.evaluate import Scored, Scorer, evaluate, with_average
 from seqreg.workbench.scores.results import METRICS
-from seqreg.workbench.text.atomic_files import ASIDE, REMOVED
+from seqreg.workbench.text.atomic_files import ASIDE, REMOVED, writing
 from seqreg.workbench.text.escape import plain
 from seqreg.workbench.text.progress import Bars
 from seqreg.workbench.text.terminal import console, first_process, say, warn
@@ -105,7 +105,7 @@ def train(
         launch.check_environment(run.config.optimisation.precision)
         launch.check_trackers(run.config.logging.report_to)
         directory = RunDirectory(folder, run, stack, overwrite=overwrite, resume=resume, allowed=allow_change)
-        with disk.writing(folder):
+        with writing(folder):
             directory.check()
         splits = loading.load(run.card, run.config.data)
         directory.check_data(splits)
@@ -119,7 +119,7 @@ def train(
         scorer = Scorer(splits.sets["validation"], run, loaded.tokenizer)
         size = preflight.check_disk_space(run, loaded.model, folder)
         curves = TensorBoardWriter(folder / "tensorboard", run, scorer) if run.config.logging.tensorboard else None
-        with disk.writing(folder):
+        with writing(folder):
             trainer = make_trainer(
                 loaded, folder, scorer, directory=directory, signals=signals, checkpoint_bytes=size, tensorboard=curves
             )
@@ -163,7 +163,7 @@ def _train(trainer: Any, loaded: LoadedRun, directory: RunDirectory) -> dict[str
     if directory.record.before:
         scores = {"before": Scored(**dict[str, Any](directory.record.before)), **scores}
     size, hint = trainer.options.checkpoint_bytes, "; run the same command to resume"
-    with signals.deferred(), disk.writing(directory.folder, size, hint):
+    with signals.deferred(), writing(directory.folder, size, hint):
         return _finish(trainer, monitor, run, directory, scores, {"train": numbers, **sections})
 
 
@@ -483,9 +483,8 @@ def evaluate_run(
     scores, sections = _scored_again(run, folder, splits, names, against_start=file is None)
     if not first_process():
         return {}
-    with disk.writing(path.parent):
-        own = None if path == folder / METRICS else made
-        metrics = results.write_scores(path, run, with_average(scores, run.card), made_with=own, **sections)
+    own = None if path == folder / METRICS else made
+    metrics = results.write_scores(path, run, with_average(scores, run.card), made_with=own, **sections)
     for line in results.difference_lines(made):
         say(line)
     say(f"Scores are in {path}, predictions in {results.predictions_of(path)}")

@@ -21,8 +21,8 @@ from seqreg.metrics.texts import greater_is_better
 from seqreg.metrics.variety import VARIETY
 from seqreg.version import __version__
 from seqreg.workbench.config import overlay
-from seqreg.workbench.text.atomic_files import finite, to_json, write_text
-from seqreg.workbench.text.escape import code, one_line, plain, prose
+from seqreg.workbench.text.atomic_files import finite, inside, to_json, write_text
+from seqreg.workbench.text.escape import code, one_line, places, plain, prose, without_places
 
 if TYPE_CHECKING:
     from seqreg.workbench.config.run_config import Run
@@ -214,7 +214,6 @@ def write_scores(
     import transformers
 
     folder = predictions_of(path)
-    folder.mkdir(parents=True, exist_ok=True)
     metrics = _read(path) if path.is_file() else {}
     made_with = MadeWith() if made_with is None else made_with
     if made_with_of(metrics) != made_with:  # which nothing is added to
@@ -246,10 +245,10 @@ def _rounded(value: float | None) -> float | None:
 
 def _write_predictions(folder: Path, suffix: str, scored: Scored, texts: bool) -> None:
     lines = "".join(to_json(prediction, ensure_ascii=False) + "\n" for prediction in scored.predictions)
-    write_text(folder / f"predictions{suffix}.jsonl", lines)
+    write_text(inside(folder, f"predictions{suffix}.jsonl"), lines)
     if texts:  # one per line: a line break inside a text is written <n>
         lines = "".join(one_line(prediction["prediction"]) + "\n" for prediction in scored.predictions)
-        write_text(folder / f"generated_predictions{suffix}.txt", lines)
+        write_text(inside(folder, f"generated_predictions{suffix}.txt"), lines)
 
 
 def write_card(folder: Path, run: Run, metrics: Mapping[str, Any]) -> None:
@@ -272,7 +271,7 @@ def write_card(folder: Path, run: Run, metrics: Mapping[str, Any]) -> None:
         f"Trained with seed {config.seed} for {trained_steps(metrics)}. All settings are in config.yaml, which is a "
         "recipe: `seqreg train config.yaml`.", "",
     ]  # fmt: skip
-    write_text(folder / "README.md", "\n".join(page))
+    write_text(folder / "README.md", without_places("\n".join(page), places(config.model_dump())))
 
 
 def trained_steps(metrics: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable
@@ -202,11 +203,10 @@ def test_a_card_carries_the_form_of_its_files(tmp_path: Path) -> None:
         (["--delimiter", "¦¦"], "--delimiter '¦¦': expected one character, such as ; or \\t"),
         (["--delimiter", ""], "--delimiter '': expected one character"),
         (["--encoding", "latin1x"], "--encoding 'latin1x': expected utf-8, latin-1, cp1252 or the like"),
-        ([], "x.csv:2: not UTF-8 (byte 3 of the line): is there another encoding? Give --encoding"),
-        (["--encoding", "latin-1"], "x.csv:2: 2 cells, but the first line names 1 columns: is there another delimiter? "
-                                    "Give --delimiter"),
-        (["--encoding", "latin-1", "--delimiter", "|"], "x.csv: one column, 'label;text': is there another delimiter? "
-                                                        "Give --delimiter"),
+        (["--delimiter", ";"], "x.csv:2: not UTF-8 (byte 3 of the line): is there another encoding? Give --encoding"),
+        ([], "x.csv:1: one column, 'label;text': is there another delimiter? Give --delimiter"),
+        (["--encoding", "latin-1", "--delimiter", "|"], "x.csv:1: one column, 'label;text': is there another "
+                                                        "delimiter? Give --delimiter"),
     ],
 )  # fmt: skip
 def test_options_of_a_file_that_cannot_be_right(options: list[str], message: str, tmp_path: Path) -> None:
@@ -216,8 +216,42 @@ def test_options_of_a_file_that_cannot_be_right(options: list[str], message: str
     assert [path.name for path in tmp_path.iterdir()] == ["x.csv"]
 
 
+def test_a_file_in_utf_16_is_read_as_excel_writes_it(tmp_path: Path) -> None:
+    rows = [f"text {number} é is here,title {number}" for number in range(20)]
+    (tmp_path / "x.csv").write_text("\n".join(["source,target", *rows]) + "\n", encoding="utf-16")
+    run = resolved(f"data.path={tmp_path / 'x.csv'}")
+    assert loading.read_file(run.card, tmp_path / "x.csv")[3].source == "text 3 é is here"
+    (tmp_path / "x.csv").write_bytes((tmp_path / "x.csv").read_bytes()[:-1])
+    with pytest.raises(BadInput, match=r"x\.csv:21: not UTF-16"):
+        loading.read_file(run.card, tmp_path / "x.csv")
+
+
+def test_another_delimiter_is_named_before_missing_columns(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("source;target\none two;one\n")
+    run = resolved(f"data.path={tmp_path / 'x.csv'}")
+    with pytest.raises(BadInput, match=r"x\.csv:1: one column, 'source;target': .* Give data\.delimiter"):
+        loading.load(run.card, run.config.data)
+
+
+def test_a_pipe_is_called_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.jsonl")
+    run = resolved(f"data.path={tmp_path / 'x.jsonl'}")
+    with pytest.raises(BadInput, match=r"x\.jsonl: a pipe, a socket or a device"):
+        loading.load(run.card, run.config.data)
+
+
+def test_of_two_files_for_a_split_the_one_that_is_read_is_named(tmp_path: Path) -> None:
+    rows = [{"source": f"text {number} is here", "target": f"title {number}"} for number in range(20)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "train.csv").write_text("source,target\nother text,other\n")
+    run = resolved(f"data.path={tmp_path}")
+    splits = loading.load(run.card, run.config.data)
+    assert "train.jsonl is read, and not train.csv: data.path=FILE names one alone" in splits.notes
+    assert all("is here" in example.source for example in splits.sets["train"])
+
+
 def test_quotes_before_another_delimiter_are_asked_for_it(tmp_path: Path) -> None:
-    (tmp_path / "x.csv").write_text('text;label\n"a b";0\n')
+    (tmp_path / "x.csv").write_text('text\n"a b";0\n')
     message = "x.csv:2: not CSV: ',' expected after '\"': is there another delimiter? Give --delimiter"
     assert message in seqreg("new-task", "x.csv", cwd=tmp_path, code=2).stderr
 
