@@ -38,7 +38,7 @@ from seqreg.workbench.run import checkpoints
 from seqreg.workbench.run.launch import processes
 from seqreg.workbench.scores.results import METRICS, MadeWith, made_with_of, scores_of
 from seqreg.workbench.text import stored_json
-from seqreg.workbench.text.atomic_files import digest, to_json, write_text
+from seqreg.workbench.text.atomic_files import digest, inside, to_json, write_text
 from seqreg.workbench.text.stored_json import Outline
 from seqreg.workbench.text.terminal import warn
 
@@ -190,6 +190,8 @@ def check_model(folder: Path, record: RunRecord | None, *, trusted: bool = False
     Checked are all files that `from_pretrained` reads: weights, tokenizer, configurations, adapters.
     """
     files = {} if record is None else record.files
+    for name in files:
+        inside(folder, name)  # or it is refused, trusted or not
     found = [damage for name in files if (damage := checkpoints.damage(folder, {name: files[name]}))]
     found += [f"{name} was added" for name in _READ_FIRST if files and name not in files and (folder / name).exists()]
     for change in found:
