@@ -17,7 +17,7 @@ from seqreg.studies.results.study import STUDY, StudyRun
 from seqreg.studies.results.study_file import Study, StudyStep, parse
 from seqreg.version import __version__
 from seqreg.workbench.config.lookup import inside
-from seqreg.workbench.data import readers
+from seqreg.workbench.text import readers
 from seqreg.workbench.text.atomic_files import finite, write_text
 
 FORMAT = 1

@@ -28,13 +28,13 @@ from seqreg.workbench.config.other_names import current, current_settings
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.config.settings import flat, with_defaults
 from seqreg.workbench.data.loading import Splits
-from seqreg.workbench.data.readers import UTF8
 from seqreg.workbench.run import checkpoints, disk
 from seqreg.workbench.run.fingerprint import difference, fingerprint
 from seqreg.workbench.run.launch import processes
 from seqreg.workbench.scores.results import METRICS
 from seqreg.workbench.text import stored_json
 from seqreg.workbench.text.atomic_files import ASIDE, REMOVED, open_own, to_json, write_text
+from seqreg.workbench.text.readers import UTF8
 from seqreg.workbench.text.terminal import first_process, say, warn
 
 RECORD, LOCK = "run.json", ".lock"
