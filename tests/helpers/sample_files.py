@@ -50,6 +50,14 @@ def write(path: Path, found: list[dict[str, Any]]) -> Path:
     return path
 
 
+def own_text(path: Path) -> Path:
+    """A file that every recipe for people's own text can be trained on."""
+    texts = {name: f"{name} of" for name in ("text", "summary", "translation", "sentence1", "sentence2")}
+    found = [{name: f"{text} {n}" for name, text in texts.items()} for n in range(9)]
+    labels = [{"label": n % 2, "tokens": ["a", f"b{n}"], "tags": ["O", "B-X"]} for n in range(9)]
+    return write(path / "mine.jsonl", [{**row, **label} for row, label in zip(found, labels, strict=True)])
+
+
 def folder(path: Path, card: Card, train: int = 12, held: int = 4) -> Path:
     """A folder with a file for every split of a card."""
     for index, name in enumerate(dict.fromkeys(["train", "validation", *card.splits])):

@@ -177,12 +177,11 @@ class OwnFile:
         read = [key for key in ("source", "second") if key in usual and chosen[key] in (None, chosen[answer])]
         taken = [name for key, name in chosen.items() if key not in read]
         taken += [references] if isinstance(references, str) else references or []
-        found = sorted(self.prose(*taken), key=list(self.columns).index)
+        left = [name for name in self.columns if name not in taken]
+        found = left if len(left) == len(read) else sorted(self.prose(*taken), key=left.index)
         for place, key in enumerate(read):
-            left = [name for name in self.columns if name not in taken]
-            found = left if len(left) == 1 else found
-            chosen[key] = found[place] if len(found) == len(read) else ask(key, "which column is read?", left)
-            taken.append(chosen[key])
+            rest = [name for name in left if name not in chosen.values()]
+            chosen[key] = found[place] if len(found) == len(read) else ask(key, "which column is read?", rest)
         columns = {key: chosen[key] for key in ("source", "second", "target") if chosen.get(key)}
         for name in columns.values():
             if not self.texts(str(name)):

@@ -87,7 +87,7 @@ def _regularity(rows: list[list[str]]) -> tuple[float, int]:
 
 
 def _header(path: Path, encoding: str, delimiter: str | None) -> tuple[str, ...]:
-    """Letters for the columns of a table whose first line is a record: a cell is a number, empty, long or there twice."""
+    """Letters for the columns where the first line is a record: a cell is a number, empty, long or repeated."""
     first = next(iter(_rows(path, encoding, delimiter or ",")), [])
     names = [cell.strip() for cell in first]
     is_title = all(name and len(name) <= TITLE and "\n" not in name and not _is_number(name) for name in names)
