@@ -75,6 +75,7 @@ def tiny(architecture: str, path: Path) -> list[str]:
         "generation.min_length=0", "optimisation.max_steps=1", "optimisation.warmup_steps=0",
         "optimisation.per_device_train_batch_size=2", "optimisation.gradient_accumulation_steps=1",
         "evaluation.per_device_eval_batch_size=4", "evaluation.resamples=10", "evaluation.eval_steps=0",
+        "evaluation.eval_before_training=false",
         "checkpoints.save_steps=0",
         "logging.diagnostics_steps=0", "logging.logging_steps=1",
     ]  # fmt: skip

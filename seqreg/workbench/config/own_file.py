@@ -1,4 +1,4 @@
-"""A card for a file of one's own: what a card leaves open is found in the file."""
+"""Task cards made from a file: what a card leaves open is found in the records."""
 
 from __future__ import annotations
 
@@ -76,20 +76,20 @@ class OwnFile:
         return [value for value in values if isinstance(value, str)]
 
     def alike(self, name: str) -> list[str]:
-        """A column of texts and those that are called like it: "summary2" and "summary_2" are like "summary"."""
+        """Columns of texts with the name of a column but for a number at its end: summary, summary2, summary_2."""
         stem = name.rstrip("0123456789").rstrip("_ ")
         return [other for other in self.columns if re.fullmatch(rf"{re.escape(stem)}[_ ]?\d*", other, re.I) and
                 self.texts(other)]  # fmt: skip
 
     def prose(self, *used: str | None) -> list[str]:
-        """Columns whose texts have several words, the longest texts first; of those that are called alike the first."""
+        """Columns whose texts have several words, the longest texts first; of numbered columns only the first."""
         words = {name: [len(text.split()) for text in self.texts(name)] for name in self.columns if name not in used}
         mean = {name: sum(sizes) / len(sizes) for name, sizes in words.items() if sizes and max(sizes) > 1}
         found = sorted((name for name in mean if not self.may_be_label(name)), key=lambda name: -mean[name])
         return [name for name in found if name == next(iter(self.alike(name)), name)]
 
     def may_be_label(self, name: str) -> bool:
-        """Whether a column has few values, each several times."""
+        """Whether a column has few different values, each of them several times."""
         values = {str(value) for value in self.columns[name] if value not in (None, "")}
         return 2 <= len(values) <= min(CLASSES, self.count // 4)
 
