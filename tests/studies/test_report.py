@@ -94,9 +94,9 @@ def test_the_page_in_a_browser(folder: Path, browser: Browser) -> None:
     assert browser.run(back) != light
     browser.click("#theme")
     assert browser.run(back) == light
-    firsts = "[...document.querySelectorAll('#scores table')[0].tBodies[0].rows].map(row => row.cells[0].textContent)"
-    assert browser.run(firsts) == ["baseline", "r3f", "smart"]
-    browser.click("#scores table th:nth-child(4)")
+    firsts = "[...document.querySelectorAll('#verdict table')[0].tBodies[0].rows].map(row => row.cells[0].textContent)"
+    assert browser.run(firsts) == ["before training", "baseline", "r3f", "smart"]
+    browser.click("#verdict table th:nth-child(4)")
     assert browser.run(firsts)[0] == "r3f"
     browser.click("#repeat details summary")
     assert browser.run("document.querySelector('#repeat details').open")

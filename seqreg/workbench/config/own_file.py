@@ -81,7 +81,7 @@ class OwnFile:
         return [other for other in self.columns if re.fullmatch(rf"{re.escape(stem)}[_ ]?\d*", other, re.I) and
                 self.texts(other)]  # fmt: skip
 
-    def prose(self, *used: str | None) -> list[str]:
+    def prose(self, *used: Names | None) -> list[str]:
         """Columns whose texts have several words, the longest texts first; of numbered columns only the first."""
         words = {name: [len(text.split()) for text in self.texts(name)] for name in self.columns if name not in used}
         mean = {name: sum(sizes) / len(sizes) for name, sizes in words.items() if sizes and max(sizes) > 1}

@@ -181,8 +181,8 @@ class TensorBoardWriter(TrainerCallback):
             judged = main_split(scores, texts=True)
             for name, scored in scores.items():
                 for key, value in scored.metrics.items():
-                    at = (judged, 0) if name == BEFORE else (name, step)
-                    self.writer.add_scalar(f"trained/{at[0]}/{key}", value, at[1])
+                    split, when = (judged, 0) if name == BEFORE else (name, step)
+                    self.writer.add_scalar(f"trained/{split}/{key}", value, when)
             for key, value in drift_numbers(metrics).items():
                 for at, number in ((0, 1.0 if key == "cka" else 0.0), (step, value)):  # the start is itself
                     self.writer.add_scalar(f"trained_drift/{key}", number, at)
