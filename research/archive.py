@@ -16,7 +16,7 @@ from research.study import STUDY, StudyRun
 from research.study_file import Study, StudyStep, parse
 from seqreg.errors import BadInput
 from seqreg.version import __version__
-from seqreg.workbench.data import readers
+from seqreg.workbench.text import readers
 from seqreg.workbench.text.atomic_files import finite, inside, write_text
 
 FORMAT = 1

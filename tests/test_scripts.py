@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from seqreg.workbench.config import lookup, run_config
+from seqreg.workbench.config import lookup, overlay, run_config
 from tests.helpers import sample_files
 
 ROOT = Path(__file__).parents[1]
@@ -150,5 +150,6 @@ def test_the_environment_of_the_caller_counts(given: dict[str, str], offline: st
     assert clone.bash("recipes/gigaword.sh", "r3f", **given).stdout == f"{offline}\n"
 
 
-def test_every_recipe_has_a_script() -> None:
-    assert [f"{name}.sh" for name in lookup.names("recipes")] == SCRIPTS
+def test_every_recipe_of_a_dataset_has_a_script() -> None:
+    tasks = {name: overlay.read(lookup.find("recipes", name))["task"] for name in lookup.names("recipes")}
+    assert [f"{name}.sh" for name, task in tasks.items() if not task.startswith("own/")] == SCRIPTS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,9 @@ EXAMPLES = 1000
 """Of a split, that token statistics are taken from."""
 
 
+_CHOSEN = "what the card, the recipe and the command line chose; --json prints all settings"
+
+
 def relative_cost(cost: Cost) -> float:
     """Floating-point operations of a step with a term, over those of a plain one: a backward costs two forwards."""
     return (3 + cost.forwards + 2 * cost.backwards) / 3
@@ -33,6 +36,7 @@ class RunOutline:
 
     Args:
         settings: of the run
+        chosen: those that are not defaults, without those of terms
         data: one entry for every text of every split: numbers of tokens, and the share of texts that is truncated
         loss: its parts, with what they cost
         summary: the model, the steps and the output
@@ -40,13 +44,15 @@ class RunOutline:
 
     title: str
     settings: dict[str, Any]
+    chosen: dict[str, Any]
     data: list[dict[str, Any]]
     loss: list[dict[str, Any]]
     summary: dict[str, Any]
 
     def __rich__(self) -> Group:
-        settings = Syntax(overlay.dump(self.settings), "yaml", background_color="default", word_wrap=True)
-        return Group(settings, self._data_table(), self._loss_table(), self._sentence())
+        parts: list[Any] = [self._sentence(), self._loss_table(), *self._loss_settings(), self._data_table()]
+        chosen = Syntax(overlay.dump(self.chosen), "yaml", background_color="default", word_wrap=True)
+        return Group(*parts, _CHOSEN, chosen)
 
     def _data_table(self) -> Table:
         table = Table(title=plain(self.title), caption=f"tokens, of the first {EXAMPLES} examples of a split")
@@ -61,14 +67,17 @@ class RunOutline:
 
     def _loss_table(self) -> Table:
         table = Table(title="the loss")
-        for name in ("part", "settings", "extra forwards", "extra backwards", "cost of a step"):
-            table.add_column(name, justify="left" if name in ("part", "settings") else "right")
+        for name in ("part", "extra forwards", "extra backwards", "cost of a step"):
+            table.add_column(name, justify="left" if name == "part" else "right")
         for entry in self.loss:
-            part, settings = entry["part"], ", ".join(f"{key}={value}" for key, value in entry["settings"].items())
-            passes = ("", "") if part == "base" else (str(entry["forwards"]), str(entry["backwards"]))
-            shown = settings or ("" if part == "all" else "defaults")
-            table.add_row(plain(part), plain(shown), *passes, f"{entry['cost']:.2f}x")
+            passes = ("", "") if entry["part"] == "base" else (str(entry["forwards"]), str(entry["backwards"]))
+            table.add_row(plain(entry["part"]), *passes, f"{entry['cost']:.2f}x")
         return table
+
+    def _loss_settings(self) -> list[str]:
+        """A line per part of the loss, with all its settings."""
+        pairs = {entry["part"]: [f"{key}={value}" for key, value in entry["settings"].items()] for entry in self.loss}
+        return [plain(f"{part}: {', '.join(settings)}") for part, settings in pairs.items() if settings]
 
     def _sentence(self) -> str:
         run = self.summary
@@ -85,7 +94,8 @@ def check(run: Run) -> RunOutline:
     """Build everything but the trainer."""
     parts, config, card = prepare(run), run.config, run.card
     title = f"{card.title}, {config.data.path or card.rule}"
-    return RunOutline(title, config.model_dump(mode="json"), _data(parts), _loss(run), _summary(parts))
+    chosen = config.model_dump(mode="json", exclude_defaults=True, exclude={"terms"})
+    return RunOutline(title, config.model_dump(mode="json"), chosen, _data(parts), _loss(run), _summary(parts))
 
 
 def _data(parts: LoadedRun) -> list[dict[str, Any]]:
@@ -125,11 +135,17 @@ def _loss(run: Run) -> list[dict[str, Any]]:
     terms: tuple[Term, ...] = run.config.criterion().terms
     settings = {"loss": base.loss, "label_smoothing": base.label_smoothing, "smoothing": base.smoothing}
     entries = [_entry("base", settings, Cost(0, 0))]
-    entries += [_entry(t.name, {key: str(value) for key, value in t.settings().items()}, t.cost) for t in terms]
+    entries += [_entry(term.name, _term_settings(term), term.cost) for term in terms]
     if len(terms) > 1:
         total = Cost(sum(t.cost.forwards for t in terms), sum(t.cost.backwards for t in terms))
         entries.append(_entry("all", {}, total))
     return entries
+
+
+def _term_settings(term: Term) -> dict[str, str]:
+    """All settings of a term as they will be; its name is that of the part."""
+    values = {field.name: getattr(term, field.name) for field in fields(term) if field.name != "name"}
+    return {key: str(value) for key, value in values.items() if value is not None}
 
 
 def _entry(part: str, settings: dict[str, Any], cost: Cost) -> dict[str, Any]:

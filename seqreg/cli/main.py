@@ -27,9 +27,9 @@ app = typer.Typer(
 
     seqreg quickstart
 
-**Your own pairs of texts**, with a pretrained model:
+**Your own texts**, of a CSV, JSONL or Parquet file (also translate, classify, pairs, tag):
 
-    seqreg train gigaword --terms r3f task=text_pairs data.path=pairs.csv model.name=facebook/bart-base
+    seqreg train summarize --terms r3f data.path=mails.csv
 
 **What there is:** `seqreg list`, and `seqreg show NAME` for details. Any setting of a recipe can be changed with
 `key=value`; `seqreg check` prints them all.

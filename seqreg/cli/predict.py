@@ -17,10 +17,11 @@ from rich.progress import Progress
 from seqreg.errors import BadInput
 from seqreg.studies.common.trained_model import TrainedModel
 from seqreg.workbench.config.run_config import Run
-from seqreg.workbench.data import loading, readers
+from seqreg.workbench.data import loading
 from seqreg.workbench.data.examples import Example, example
 from seqreg.workbench.run.train import trained
 from seqreg.workbench.scores.evaluate import class_prediction, tag_texts
+from seqreg.workbench.text import readers
 from seqreg.workbench.text.atomic_files import check_file, to_json, writable, written_aside
 from seqreg.workbench.text.escape import one_line, plain
 from seqreg.workbench.text.progress import Bar, columns

@@ -13,7 +13,6 @@ from rich.table import Table
 from seqreg.cli.options import Json, out, print_result
 from seqreg.errors import BadInput, nearest
 from seqreg.workbench.config import cards, lookup, overlay
-from seqreg.workbench.data import readers
 from seqreg.workbench.scores.results import (
     METRICS,
     difference_lines,
@@ -22,6 +21,7 @@ from seqreg.workbench.scores.results import (
     score_table,
     scores_of,
 )
+from seqreg.workbench.text import readers
 from seqreg.workbench.text.atomic_files import regular
 from seqreg.workbench.text.escape import plain
 from seqreg.workbench.text.terminal import print_json

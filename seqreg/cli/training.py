@@ -22,10 +22,10 @@ from seqreg.cli.options import (
 )
 from seqreg.errors import BadInput, nearest
 from seqreg.workbench.config import run_config
-from seqreg.workbench.scores.results import METRICS, score_table
+from seqreg.workbench.scores.results import METRICS, nothing_learned, score_table
 from seqreg.workbench.text.atomic_files import ASIDE, check_file, writable
 from seqreg.workbench.text.escape import plain
-from seqreg.workbench.text.terminal import console, quiet
+from seqreg.workbench.text.terminal import console, first_process, quiet, say, warn
 
 app = typer.Typer()
 
@@ -67,10 +67,14 @@ def train(
 
     quiet()
     output = run.config.output
+    if run.machine and first_process():
+        say(run.machine)
     metrics = train.train(run, overwrite=overwrite, resume=resume, allow_change=allow_change or ())
     if not metrics:  # not the first process
         return
     print_result({**metrics, "output": output}, score_table({metrics["method"]: metrics}), as_json=as_json)
+    if lesson := nothing_learned(metrics):
+        warn(f"seqreg: warning: {lesson}")
     if run.note:
         console.print(run.note, soft_wrap=True)
     console.print(f"Everything is in {plain(output)}")
@@ -141,6 +145,8 @@ def check(
 
     quiet()
     outline = check.check(run)
+    if run.machine:
+        say(run.machine)
     print_result(outline, outline, as_json=as_json)
 
 

@@ -201,7 +201,8 @@ class R3F(ConsistencyTerm):
         scale = self.scale * (self._size(ctx, name, embeds, rows) if self.relative else absolute)
         complaint = too_small(scale, embeds, mask, dtype) if self.scale else None
         if complaint and self.unresolved == "error":
-            raise BadInput(f"{self.name}: {complaint}")
+            fix = f"scale=0.1 relative=True; in a recipe terms.{self.name}.scale=0.1 terms.{self.name}.relative=true"
+            raise BadInput(f"{self.name}: {complaint}: {fix}")
         if complaint:
             ctx.notes[self.name] = complaint
         return sample(self.noise, embeds, scale, None if self.padding else mask)

@@ -28,7 +28,7 @@ SHORT = [
     "optimisation.warmup_steps=0",
     "optimisation.per_device_train_batch_size=8",
     "optimisation.max_grad_norm=1.0", "optimisation.learning_rate=1e-3", "evaluation.per_device_eval_batch_size=32",
-    "evaluation.resamples=50",
+    "evaluation.resamples=50", "evaluation.eval_before_training=false",
     "logging.tensorboard=false", "logging.diagnostics_steps=0",
 ]  # fmt: skip
 

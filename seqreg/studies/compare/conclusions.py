@@ -43,6 +43,8 @@ from seqreg.workbench.text.escape import plain
 KIND = "compare"
 EXAMPLES = "examples.jsonl"
 CHANGES = "What the methods change"
+START = "before training"
+"""The row of the model that all runs started from."""
 _NONE = object()
 
 
@@ -71,7 +73,9 @@ def sentences(results: Results, values: dict[str, Any]) -> list[str]:
         total = len(plan.jobs(results.folder))
         lines.append(f"Preliminary: {len(unfinished)} of {total} runs are not finished{_stopped(unfinished)}.")
     lines += searched(values)
-    lines.append(f"{base} has {metric} {describe(methods[base])} on {values['split']}.")
+    start = "" if values["start"]["mean"] is None else f"; before training it is {values['start']['mean']:.2f}"
+    lines.append(f"{base} has {metric} {describe(methods[base])} on {values['split']}{start}.")
+    lines += [f"{name}: {stats['unlearned']}." for name, stats in methods.items() if stats["unlearned"]]
     lines += [_verdict(name, stats, values, plan.seeds) for name, stats in methods.items() if name != base]
     judged = [name for name, stats in methods.items() if not stats.get("missing") and not unjudged(stats, values)]
     lines += against_free(values, judged)
@@ -217,7 +221,9 @@ def tables_of(results: Results, values: dict[str, Any]) -> list[Table]:
 def _quality_table(values: dict[str, Any]) -> Table:
     columns = ["method", "seeds", "failed", "mean", "sd", "median", "max", "95% interval", "BCa interval"]
     columns += [f"minus {values['baseline']}", "95% interval of it", "p", "p (Holm)", "verdict"]
-    rows = [
+    start = values["start"]
+    rows = [[START, start["n"], None, start["mean"], start["sd"], *[None] * 2, *[""] * 7]] if start["n"] else []
+    rows += [
         [name, *(stats[key] for key in ("n", "failed", "mean", "sd", "median", "max")), pair(stats["student"]),
          pair(stats["interval"]), *_difference_cells(stats, values)]
         for name, stats in values["methods"].items()
@@ -327,6 +333,8 @@ def verdict_table(values: dict[str, Any]) -> rich.table.Table:
     table = rich.table.Table(title=plain(_title(values)), caption=plain(caption))
     for place, head in enumerate(["method", "seeds", "mean", "sd", "max", f"minus {base}", "p (Holm)", "time"]):
         table.add_column(plain(head), justify="right" if place else "left", no_wrap=place == 0)
+    if (start := values["start"])["n"]:
+        table.add_row(START, *(cell(start.get(key)) for key in ("n", "mean", "sd")), *[""] * 4)
     for name, stats in methods.items():
         plus, _, _, corrected, _ = _difference_cells(stats, values)
         if "difference" in stats:

@@ -69,6 +69,8 @@ def headline(results: Results, values: dict[str, Any]) -> str:
         for kind in _HEADLINES
         if kind in groups
     ]
+    unlearned = [name for name, stats in values["methods"].items() if stats["unlearned"]]
+    parts = [f"nothing was learned by {listed(unlearned)}", *parts] if unlearned else parts
     parts += [f"{listed(list(values['without']))} has no scores"] if len(values["without"]) == 1 else []
     parts += [f"{listed(list(values['without']))} have no scores"] if len(values["without"]) > 1 else []
     unfinished = any(method.open for method in results.methods.values())

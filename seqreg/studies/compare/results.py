@@ -15,9 +15,9 @@ from seqreg.metrics.variety import VARIETY
 from seqreg.studies.compare import jobs, plan
 from seqreg.studies.compare.jobs import JobState
 from seqreg.studies.compare.plan import ComparisonPlan, Job
-from seqreg.workbench.data import readers
 from seqreg.workbench.run.record import check_collected
 from seqreg.workbench.scores.results import cost, deciding, main_split, scores_examples
+from seqreg.workbench.text import readers
 
 PREDICTIONS = "predictions.jsonl"
 _NOT_SCORES = ("score", "loss", "rows", "seconds", *VARIETY)

@@ -21,6 +21,7 @@ from seqreg.studies.compare import drift
 from seqreg.studies.compare.arms import SOUPS
 from seqreg.studies.compare.results import MethodResults, Results
 from seqreg.studies.compare.search import Search
+from seqreg.workbench.scores.results import BEFORE, not_better
 from seqreg.workbench.text.atomic_files import to_json, write_text
 
 BOTH, TWO_LEVEL = "seeds and examples", "two-level bootstrap"
@@ -40,7 +41,7 @@ def measure(results: Results) -> dict[str, Any]:
     corrected = _corrected({name: test for name, test in tested.items() if name in family}, family)
     jobs = Counter(job.method for job in results.plan.jobs(results.folder))
     what, costs = results.costs()
-    methods = {}
+    methods, start = {}, _start(results)
     for method in results.scored:
         name, pairs = method.name, len(results.common_seeds(method.name))
         methods[name] = {
@@ -52,6 +53,7 @@ def measure(results: Results) -> dict[str, Any]:
             _relative_cost(costs[name], costs[base], results.common_seeds(name)),
             "collapse": _collapse(method, results), "planned": jobs[name], "free": name in results.plan.arms,
             "validation": results.validation(name), "choices": _choices(method),
+            "unlearned": not_better(results.metric, float(np.mean(list(results.scores(name).values()))), start["mean"]),
         }  # fmt: skip
         if name in tested:
             failed = {job.seed for some in (method, results.baseline) for job, _ in some.failed}
@@ -72,7 +74,7 @@ def measure(results: Results) -> dict[str, Any]:
         "metric": results.metric, "greater_is_better": results.greater_is_better, "split": results.split,
         "alpha": results.plan.alpha, "tests": len(family),
         "cost": what, "examples": results.examples, "examples_needed": statistics.EXAMPLES,
-        "baseline": base, "planned": len(seeds), "methods": methods,
+        "baseline": base, "planned": len(seeds), "start": start, "methods": methods,
         "without": {
             name: {"failed": len(method.failed), "open": len(method.open), "planned": jobs[name]}
             for name, method in results.methods.items() if not method.metrics
@@ -85,6 +87,16 @@ def measure(results: Results) -> dict[str, Any]:
             {method.name: method.metrics for method in results.scored}, base, {*SOUPS} & {*results.plan.arms}
         ),
     }  # fmt: skip
+
+
+def _start(results: Results) -> dict[str, Any]:
+    """The scores of the models that the runs of the baseline started from; no mean where they were not scored."""
+    found = [metrics["scores"].get(BEFORE, {}) for metrics in results.baseline.metrics.values()]
+    scores = [numbers[results.metric] for numbers in found if numbers.get(results.metric) is not None]
+    if not scores or results.split == "average":  # it was scored on one of the sets alone
+        return {"n": 0, "mean": None}
+    sd = float(np.std(scores, ddof=1)) if len(scores) > 1 else None
+    return {"n": len(scores), "mean": float(np.mean(scores)), "sd": sd, "scores": scores}
 
 
 def _corrected(tested: Mapping[str, Difference], planned: Sequence[str]) -> dict[str, float | None]:

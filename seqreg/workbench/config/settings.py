@@ -418,7 +418,8 @@ class EvaluationSettings(Section):
     Args:
         eval_steps: evaluate on the validation set every so many steps; 0 for the end alone
         per_device_eval_batch_size: examples in one pass on one device
-        eval_before_training: also evaluate the untrained model
+        eval_before_training: also evaluate the model that training starts from, on the set that the task is judged by:
+            what fine-tuning was worth is the difference
         load_best_model_at_end: keep the checkpoint with the best validation score instead of the last
         test_sets: score the trained model on the sets that it is judged by in the end too; false, as in the trials of a
             search, for the validation set alone
@@ -435,7 +436,7 @@ class EvaluationSettings(Section):
 
     eval_steps: Natural = 0
     per_device_eval_batch_size: Length = 16
-    eval_before_training: bool = False
+    eval_before_training: bool = True
     load_best_model_at_end: bool = False
     test_sets: bool = True
     drift_examples: Natural = 200

@@ -14,13 +14,14 @@ from seqreg.errors import BadInput
 from seqreg.workbench.config import cards
 from seqreg.workbench.config.cards import Card, HubSplit
 from seqreg.workbench.config.settings import Data, Replay
-from seqreg.workbench.data import arrow_cache, readers, stored_examples, synthetic_news
+from seqreg.workbench.data import arrow_cache, stored_examples, synthetic_news
 from seqreg.workbench.data import examples as examples_of_cards
 from seqreg.workbench.data.examples import Example, column_of, example, examples, names_of, text_of
-from seqreg.workbench.data.readers import Record
 from seqreg.workbench.data.stored_examples import OnDisk, StoredExamples, identity
 from seqreg.workbench.data.streaming import StreamedExamples
+from seqreg.workbench.text import readers
 from seqreg.workbench.text.atomic_files import check_file, regular
+from seqreg.workbench.text.readers import Record
 
 ALIASES = {
     "validation": ("dev", "valid", "val", "validation_matched", "dev_matched"),

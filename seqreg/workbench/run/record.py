@@ -32,13 +32,13 @@ from seqreg.workbench.data import arrow_cache, models
 from seqreg.workbench.data.encoding import tokenizer_digest
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.data.loading import HubExamples, Splits
-from seqreg.workbench.data.readers import UTF8
 from seqreg.workbench.data.stored_examples import StoredExamples
 from seqreg.workbench.run import checkpoints
 from seqreg.workbench.run.launch import processes
 from seqreg.workbench.scores.results import METRICS, MadeWith, made_with_of, scores_of
 from seqreg.workbench.text import stored_json
 from seqreg.workbench.text.atomic_files import digest, inside, to_json, write_text
+from seqreg.workbench.text.readers import UTF8
 from seqreg.workbench.text.stored_json import Outline
 from seqreg.workbench.text.terminal import warn
 

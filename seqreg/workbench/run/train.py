@@ -161,7 +161,7 @@ def _train(trainer: Any, loaded: LoadedRun, directory: RunDirectory) -> dict[str
         monitor = _without_adapters(monitor, loaded, directory.folder)
     scores, sections = _evaluate(trainer, loaded, monitor, directory.record)
     if directory.record.before:
-        scores = {"before": Scored(**dict[str, Any](directory.record.before)), **scores}
+        scores = {results.BEFORE: Scored(**dict[str, Any](directory.record.before)), **scores}
     size, hint = trainer.options.checkpoint_bytes, "; run the same command to resume"
     with signals.deferred(), writing(directory.folder, size, hint):
         return _finish(trainer, monitor, run, directory, scores, {"train": numbers, **sections})

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 METRICS, SCORES = "metrics.json", "scores"
 CPU, STEPS, WHOLE = "CPU time of the training steps", "wall time of the training steps", "wall time of the training"
+BEFORE = "before"
+"""The scores of the model that training started from, among those of the splits."""
+_TITLES = {BEFORE: "before training"}
 DRIFT = {
     "kl_trained_start": "KL(trained || start)",
     "kl_start_trained": "KL(start || trained)",
@@ -234,7 +237,7 @@ def write_scores(
     write_text(path, to_json(metrics, indent=2) + "\n")
     main = next((name for name in ("test", "validation") if name in splits), next(iter(splits), ""))
     for name, scored in splits.items():
-        if scored.predictions and name != "before":
+        if scored.predictions and name != BEFORE:
             _write_predictions(folder, "" if name == main else f"_{name}", scored, run.card.kind == "generation")
     return metrics
 
@@ -293,13 +296,15 @@ def trained_steps(metrics: Mapping[str, Any]) -> str:
 def score_lines(metrics: Mapping[str, Any]) -> list[str]:
     """Scores with intervals, then drift and retention, as tables in Markdown; of the contents of metrics.json."""
     lines = [
-        f"| {prose(split)} | {name} | {value:.2f} | {_interval(numbers['intervals'].get(name))} |"
+        f"| {prose(_TITLES.get(split, split))} | {name} | {value:.2f} | {_interval(numbers['intervals'].get(name))} |"
         for split, numbers in metrics["scores"].items()
         for name, value in numbers.items()
         if value is not None
         and (name in numbers["intervals"] or (split == "average" and name != "score" and isinstance(value, float)))
     ]
-    return ["| split | score | value (%) | interval |", "|---|---|---|---|", *lines, "", *_drift_page(metrics)]
+    lesson = nothing_learned(metrics)
+    told = [f"**{lesson[0].upper()}{lesson[1:]}.**", ""] if lesson else []
+    return [*told, "| split | score | value (%) | interval |", "|---|---|---|---|", *lines, "", *_drift_page(metrics)]
 
 
 def _drift_page(metrics: Mapping[str, Any]) -> list[str]:
@@ -359,8 +364,30 @@ def main_split(scores: Mapping[str, Any], texts: bool) -> str:
     """The split whose scores decide: the average over sets of a classifier, the test set, or what there is."""
     if "average" in scores and not texts:
         return "average"
-    named = [name for name in scores if name not in ("before", "average")]
+    named = [name for name in scores if name not in (BEFORE, "average")]
     return next((name for name in ("test", "validation") if name in named), named[0])
+
+
+def nothing_learned(metrics: Mapping[str, Any]) -> str:
+    """Why a run has learned nothing, in one sentence; "" where it has, or where the starting model was not scored."""
+    scores = metrics["scores"]
+    trained = {name: numbers for name, numbers in scores.items() if name not in (BEFORE, "average")}
+    if not trained:
+        return ""
+    split = main_split(trained, texts=True)
+    key = deciding(metrics, split)
+    return not_better(key, trained[split].get(key), scores.get(BEFORE, {}).get(key))
+
+
+def not_better(key: str, after: float | None, before: float | None) -> str:
+    """Why a score says that nothing was learned: it is at the floor, or not better than before training."""
+    if after is None:
+        return ""
+    if (after == 0 and (before is None or after <= before)) if greater_is_better(key) else after >= 100:
+        return f"nothing was learned: {key} is {after:.2f}, the worst that there is"
+    if before is None or (after > before if greater_is_better(key) else after < before):
+        return ""
+    return f"nothing was learned: {key} is {after:.2f} after training and was {before:.2f} before"
 
 
 def score_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -372,7 +399,11 @@ def score_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
         table.add_column(plain(name), justify="right")
     for split, key in _lines(list(runs.values())):
         cells = [_cell(metrics["scores"].get(split, {}), key, len(runs) == 1) for metrics in runs.values()]
-        table.add_row(plain(split), plain(key) + ("" if greater_is_better(key) else " (lower is better)"), *cells)
+        table.add_row(
+            plain(_TITLES.get(split, split)),
+            plain(key) + ("" if greater_is_better(key) else " (lower is better)"),
+            *cells,
+        )
     _add_drift(table, list(runs.values()))
     seconds = [metrics.get("train", {}).get("seconds") for metrics in runs.values()]
     if all(seconds):

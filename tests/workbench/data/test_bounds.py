@@ -10,8 +10,8 @@ import pytest
 from seqreg.errors import BadInput
 from seqreg.metrics.rouge.score import rouge
 from seqreg.workbench.config import cards
-from seqreg.workbench.data import readers
 from seqreg.workbench.data.examples import Example, example
+from seqreg.workbench.text import readers
 from tests.bad_input.table import refused, run, tiny
 from tests.helpers import sample_files
 

@@ -53,7 +53,7 @@ def read(
         raise BadInput(f"{path}: {options}delimiter={delimiter!r}: only CSV files have one to choose")
     try:
         if ending in (".csv", ".tsv"):
-            yield from _table(_cells(regular(path), ending, delimiter or ",", encoding), header, known)
+            yield from _table(cells(regular(path), ending, delimiter or ",", encoding), header, known)
         elif ending == ".json":
             yield from _json(regular(path), encoding, mapping)
         elif ending == ".jsonl":
@@ -73,10 +73,11 @@ def read(
 def lines(path: Path, most: int = LINE, encoding: str = UTF8) -> Iterator[tuple[int, str]]:
     """The lines of a text file, from 1; `most` bytes each. A file that begins as UTF-16 does is read as that."""
     with path.open("rb") as file:
-        wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        marked = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
         file.seek(0)
-        source: Any = io.TextIOWrapper(file, "utf-16", newline="\n") if wide else file
-        number, encoding = 0, "utf-16" if wide else encoding
+        number, wide = 0, marked or is_utf16(encoding)
+        encoding = encoding if is_utf16(encoding) or not marked else "utf-16"
+        source: Any = io.TextIOWrapper(file, encoding, newline="\n") if wide else file
         try:
             while line := source.readline(most + 1):
                 number += 1
@@ -87,6 +88,15 @@ def lines(path: Path, most: int = LINE, encoding: str = UTF8) -> Iterator[tuple[
         except UnicodeDecodeError as error:
             fault = f"not {encoding.upper()} (byte {error.start + 1} of the line)"
             raise BadInput(f"{path}:{number + wide}: {fault}", key="encoding") from None
+
+
+def is_utf16(encoding: str) -> bool:
+    """Whether a character of a text is two bytes or four, so that lines are not found by their last byte.
+
+    >>> is_utf16("UTF-16"), is_utf16("utf_16_le"), is_utf16("utf-8")
+    (True, True, False)
+    """
+    return encoding.lower().replace("_", "-").startswith("utf-16")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> Record:
@@ -150,6 +160,19 @@ def _json(path: Path, encoding: str, mapping: Sequence[str] | None = None) -> It
         yield where, _object(record, where)
 
 
+def json_list(text: str) -> Any:
+    """What a cell of a table holds as JSON; None if it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def are_texts(value: Any) -> bool:
+    """Whether it is a list of texts, at least one."""
+    return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
+
+
 def _conll(path: Path, header: Sequence[str], encoding: str) -> Iterator[tuple[str, Record]]:
     """A word per line, its columns apart by tabs or spaces, and an empty line after a text: lists by column.
 
@@ -195,16 +218,16 @@ def _table(
         yield where, dict(zip(names, cells, strict=True))
 
 
-def _cells(path: Path, ending: str, delimiter: str, encoding: str) -> Iterator[tuple[str, list[str]]]:
+def cells(path: Path, ending: str, delimiter: str, encoding: str) -> Iterator[tuple[str, list[str]]]:
     """Cells of every line: CSV with quotes; TSV without, as GLUE is distributed."""
     csv.field_size_limit(LINE)
     texts, tabs = (line for _, line in lines(path, encoding=encoding)), ending == ".tsv"
     way: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"delimiter": delimiter, "strict": True}
     reader = csv.reader(texts, **way)
     try:
-        for cells in reader:
-            if cells:
-                yield f"{path}:{reader.line_num}", cells
+        for row in reader:
+            if row:
+                yield f"{path}:{reader.line_num}", row
     except csv.Error as error:
         key = "delimiter" if "expected after" in str(error) else ""  # a quote that ends before the delimiter
         raise BadInput(f"{path}:{reader.line_num}: not {'TSV' if tabs else 'CSV'}: {error}", key=key) from None
