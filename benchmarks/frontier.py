@@ -207,7 +207,7 @@ def value(term: Term, model: Any, batch: Mapping[str, Any]) -> Tensor:
     declared = term.loss(evaluation, [evaluation.run(extra) for extra in extras])
     assert isinstance(declared, (Part, WeightedSum))
     parts = declared.parts if isinstance(declared, WeightedSum) else ((1.0, declared),)
-    return evaluate(parts, evaluation)[0]
+    return evaluate([(factor, part, evaluation) for factor, part in parts])[0]
 
 
 def _flops(model: Any, batch: Batch, *terms: Term) -> int:

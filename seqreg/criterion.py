@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from seqreg.advice import Advisor
-from seqreg.context import Context, Evaluation, Stream
+from seqreg.context import Context, Count, Evaluation, Stream
 from seqreg.engines.detect import check_group, refusal
 from seqreg.errors import BadInput
 from seqreg.forward import Pass
@@ -154,12 +154,15 @@ def joined(contexts: Sequence[Context]) -> list[Context]:
 
 def _sum(reports: Sequence[LossReport]) -> LossReport:
     """The loss of all streams of a micro-batch."""
-    merged = [
-        functools.reduce(operator.or_, (dict(getattr(report, name)) for report in reports))
-        for name in ("parts", "values", "weights", "paths", "tasks")
-    ]
-    total = functools.reduce(operator.add, (report.total for report in reports))
-    return LossReport(total, *merged, clean=next((report.clean for report in reports if report.clean), None))
+
+    def merged(name: str) -> Any:
+        return {key: value for report in reports for key, value in getattr(report, name).items()}
+
+    return LossReport(
+        functools.reduce(operator.add, (report.total for report in reports)),
+        **{name: merged(name) for name in ("parts", "values", "weights", "paths", "tasks")},
+        clean=next((report.clean for report in reports if report.clean), None),
+    )
 
 
 class Criterion:
@@ -342,7 +345,8 @@ class Criterion:
         active = [(term, weight) for term, weight in weighted if weight > 0]
         numbers: dict[str, float] = {}
         with ctx.observed() as observed, torch.no_grad(), observed.forward.one_step():
-            alone = replace(observed, count=None)  # whatever its share in the optimizer step
+            own = Count.of(ctx.mask, ctx.forward.targets, ctx.stream)
+            alone = replace(observed, count=own)  # whatever its share in the optimizer step
             evaluation, passes = self._evaluation(alone, active, memory=copy.deepcopy(self.memory))
             evaluation = evaluation.averaged_on_stream()
             base = float(BaseLoss(evaluation.clean).value(evaluation)) if ctx.labelled else 0.0

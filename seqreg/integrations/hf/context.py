@@ -388,9 +388,9 @@ def _unlabelled_positions(module: Any, task: hf.ModelTask, batch: Mapping[str, A
     if task == "classification":
         return torch.ones(len(ids), dtype=torch.bool, device=ids.device), torch.zeros_like(ids[:, 0])
     if task != "seq2seq":
-        mask = target_positions(batch, ids, task)
-        assert mask is not None  # the mask of tokens has the shape of their ids
-        return mask, ids
+        positions = target_positions(batch, ids, task)
+        assert positions is not None  # the mask of tokens has the shape of their ids
+        return positions, ids
     if isinstance(given, Tensor):
         mask = given != hf.special(module, "pad_token_id")
         mask[:, 0] = True  # some models start with their padding token
@@ -530,7 +530,7 @@ def count(
 
     def contexts() -> Iterator[Context]:
         for name, some in streams.items():
-            options = {} if name == "labelled" else {"stream": name}
+            options: dict[str, Any] = {} if name == "labelled" else {"stream": name}
             for batch in some:
                 yield (build_context or context)(model, batch, count=total, **options)
 

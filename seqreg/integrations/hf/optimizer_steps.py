@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from seqreg.errors import BadInput
 from seqreg.integrations.hf.context import ContextBuilder, context, count
-from seqreg.integrations.hf.streams import endless
+from seqreg.integrations.hf.streams import FurtherStream, endless
 
 
 def optimizer_steps(
@@ -49,7 +49,7 @@ def optimizer_steps(
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise BadInput(f"gradient_accumulation_steps={size!r}: expected a whole number >= 1")
     batches = iter(loader)
-    streams: dict[str, Iterable[Mapping[str, Any]] | None] = {"replay": replay, "unlabelled": unlabelled}
+    streams: dict[FurtherStream, Iterable[Mapping[str, Any]] | None] = {"replay": replay, "unlabelled": unlabelled}
     further = {name: endless(given, name) for name, given in streams.items() if given is not None}
     for step in itertools.count(first):
         group = list(itertools.islice(batches, size))
