@@ -392,7 +392,8 @@ def _unlabelled_positions(module: Any, task: hf.ModelTask, batch: Mapping[str, A
         assert positions is not None  # the mask of tokens has the shape of their ids
         return positions, ids
     if isinstance(given, Tensor):
-        mask = given != hf.special(module, "pad_token_id")
+        pad = hf.special(module, "pad_token_id")
+        mask = torch.ones_like(given, dtype=torch.bool) if pad is None else given.ne(pad)
         mask[:, 0] = True  # some models start with their padding token
         mask = batch["decoder_attention_mask"].bool() if "decoder_attention_mask" in batch else mask
         return mask, given.masked_fill(~mask, IGNORE)

@@ -105,9 +105,8 @@ class _TargetWriter:
                 places = order[first : first + size]
                 batch = self.collate([self._source(texts[place]) for place in places])
                 inputs = {key: value.to(device) for key, value in batch.items() if isinstance(value, torch.Tensor)}
-                limit: dict[str, Any] = {
-                    "max_length": self.run.config.data.max_target_length + 1
-                }  # and the token it starts from
+                # and the token that the decoder starts from
+                limit: dict[str, Any] = {"max_length": self.run.config.data.max_target_length + 1}
                 for place, row in zip(places, streams.written_targets(self.model, [inputs], **limit), strict=True):
                     rows[place] = row
                 bar.at(first + len(places))
