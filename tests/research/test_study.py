@@ -34,7 +34,7 @@ RESULTS = ROOT / "docs" / "results"
 
 def first_method_alone(study: Study) -> Study:
     """A study cut to the baseline and one method, without search and arms: what is tried is that every command runs."""
-    steps = [step.updated(methods=step.methods[:1], agreement=[], arms=[], search=0) for step in study.steps]
+    steps = [step.updated(methods=step.methods[:1], agreement=[], arms=[], search=0, grid=[]) for step in study.steps]
     cut = study.updated(steps=steps)
     names = {name for step in steps if step.of is None for name in study_file.method_names(cut, step)}
     return cut.updated(
@@ -65,7 +65,8 @@ def test_every_file_is_a_study(name: str) -> None:
                 assert study.primary_of(study.step(step.name)), f"{step.name} would test everything"
                 comparison.make(
                     str(step.recipe), methods, "2", variants=run.variants_of(step), settings=run.settings_of(step),
-                    baseline=step.baseline, primary=run.study.primary_of(step),
+                    baseline=step.baseline, primary=run.study.primary_of(step), search=step.search if step.grid else 0,
+                    grid=step.grid,
                 )  # fmt: skip
             elif step.to is not None:
                 cards.load(step.to)

@@ -1,4 +1,4 @@
-"""Searches with equal coverage: which trials there are, what they may see, what is chosen, and in which order all is run."""
+"""Searches with equal coverage: which trials there are, what they may see, what is chosen, in which order they run."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def test_a_trial_never_computes_a_test_score(
         record = jobs.finished_record(job)
         assert record is not None
         plans.check_record(plan, job, record)
-        with pytest.raises(BadInput, match="was trained with .*, and is filed under r3f"):
+        with pytest.raises(BadInput, match=r"was trained with .*, and is filed under r3f"):
             plans.check_record(plan, plan.jobs(tmp_path / "c")[1], record)
 
 

@@ -21,10 +21,12 @@ def searched(values: dict[str, Any]) -> list[str]:
         f"{name}: {', '.join(search['trials'][name][place]['settings']) or 'its recipe as it is'}"
         for name, place in search["chosen"].items()
     ]
+    spaces = search.get("spaces", {})  # none in comparisons of seqreg 0.1, which had as many trials for all
     return [
-        f"Every trained method had at most {search['budget']} trials on the validation set, with seeds that no run "
-        f"here has ({', '.join(map(str, search['seeds']))}); test sets were not scored in them. "
-        f"{' '.join(covered(search.get('spaces', {})))} Chosen: {'; '.join(chosen)}."
+        f"Every trained method had {'at most ' if spaces else ''}{search['budget']} trials on the validation set, with "
+        f"seeds that no run here has ({', '.join(map(str, search['seeds']))}); test sets were not scored in them. "
+        f"Chosen: {'; '.join(chosen)}.",
+        *covered(spaces),
     ]
 
 
