@@ -124,12 +124,15 @@ def _of_robustness(files: Files, methods: Sequence[str], measures: Sequence[str]
     for seed, values, names in _by_seed(files, "robustness"):
         runs = dict(zip(dict.fromkeys(row["run"] for row in values["rows"]), names, strict=True))
         groups: dict[tuple[str, str], list[float]] = {}
+        shares: dict[tuple[str, str], list[float]] = {}
         for row in values["rows"]:
             plain = {"none": "unperturbed", "order": "order", "source": "source"}
             what = plain.get(row["noise"], f"{row['noise']} {row['level']:g}")
             groups.setdefault((what, runs[row["run"]]), []).append(row["score"])
-        for (what, method), scores in groups.items():
-            yield what, method, seed, float(np.mean(scores))
+            if row.get("most_common") is not None:
+                shares.setdefault((f"most common answer, {what}", runs[row["run"]]), []).append(row["most_common"])
+        for (what, method), numbers in (*groups.items(), *shares.items()):
+            yield what, method, seed, float(np.mean(numbers))
 
 
 _NUMBERS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 import subprocess
@@ -159,6 +160,8 @@ class StudyRun:
             sources = [filled(source, self.places) for source in file.sources]
             lines = _lines(sources[0], (0, 1)) if file.header else []
             lines += [line for source in sources for line in _lines(source, file.lines)]
+            if file.replace is not None:
+                lines = [re.sub(*file.replace, line, count=1) for line in lines]
             write(lookup.inside(self.output / "data", file.to), "".join(lines))
         for step in self.steps():
             if step.command == "chain":

@@ -84,15 +84,21 @@ class PreparedFile(Section):
         source: the file or files; their lines follow each other
         lines: the first, and the one after the last, of every source
         header: put the first line of the first source before all
+        replace: a regular expression, and the text that takes the place of its first match in every line
     """
 
     to: str
     source: str | list[str]
     lines: Annotated[list[Natural], Field(min_length=2, max_length=2)] | None = None
     header: bool = False
+    replace: Annotated[list[str], Field(min_length=2, max_length=2)] | None = None
 
     @model_validator(mode="after")
     def _has_lines(self) -> PreparedFile:
+        try:
+            re.compile(self.replace[0] if self.replace else "")
+        except re.error as error:
+            raise ValueError(f"replace: {self.replace}: no regular expression ({error})") from None
         if self.lines is not None and self.lines[0] >= self.lines[1]:
             raise ValueError(f"lines={self.lines}: expected the first, and a later one after the last")
         return self

@@ -338,6 +338,10 @@ def robustness(
         str, typer.Option(help="Radii of the adversarial ascent, as shares of the embeddings' norm.")
     ] = "0.01,0.03,0.1",
     draws: Annotated[int, typer.Option(min=1, max=1000, help="How often every noise is drawn.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, max=1000, help="Steps of the adversarial ascent.")] = 5,
+    restarts: Annotated[
+        int, typer.Option(min=1, max=1000, help="Ascents from different starts; of every example the worst counts.")
+    ] = 1,
     split: Split = None,
     limit: Limit = 500,
     output: Output = None,
@@ -363,8 +367,8 @@ def robustness(
     quiet()
     where = output_folder(folders, output)
     finding = study.robustness(
-        folders, noises=noise or study.DEFAULT, **levels, draws=draws, split=split, limit=limit, output=where,
-        overrides=settings, trust=trust,
+        folders, noises=noise or study.DEFAULT, **levels, draws=draws, steps=steps, restarts=restarts, split=split,
+        limit=limit, output=where, overrides=settings, trust=trust,
     )  # fmt: skip
     finding.show(where, as_json=as_json)
 
