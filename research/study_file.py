@@ -130,6 +130,19 @@ class Relation(Section):
         return [self.y] if isinstance(self.y, str) else self.y
 
 
+class Curve(Section):
+    """What methods gain over the baseline in several comparisons, over a number of the baseline.
+
+    Args:
+        x: a dotted key of metrics.json, mean over the baseline's seeds
+        of: the steps, and the label of their points
+    """
+
+    title: str
+    x: str
+    of: dict[str, str] = Field(min_length=1)
+
+
 class StudyStep(Section):
     """One command of a study; which keys it may have depends on the command.
 
@@ -206,6 +219,7 @@ class Study(Section):
         files: made before the first step
         steps: in their order
         relations: rank correlations over the runs of several steps
+        curves: drawn first in the figure
         not_shown: what this study cannot show, for its page
         notes: free text for its page, written when the results are known
     """
@@ -219,6 +233,7 @@ class Study(Section):
     files: list[PreparedFile] = []
     steps: list[StudyStep] = Field(min_length=1)
     relations: list[Relation] = []
+    curves: list[Curve] = []
     not_shown: list[str] = []
     notes: str = ""
 
@@ -248,6 +263,9 @@ class Study(Section):
             everything |= {arm for step in self.steps for arm in step.arms}
             if name not in everything:
                 raise ValueError(f"primary: {name!r} is no method of any step; {nearest(name, everything)}")
+        for name in (name for curve in self.curves for name in curve.of):
+            if name not in names:
+                raise ValueError(f"curves: no step {name!r}; {nearest(name, names)}")
         return self
 
     def step(self, name: str) -> StudyStep:

@@ -60,6 +60,7 @@ def measure(results: Results) -> dict[str, Any]:
                 "difference": asdict(change), "holm": corrected.get(name), "pairs": pairs,
                 "described": name not in family,
                 "reachable": statistics.reachable(pairs, len(family)),
+                "detectable": _detectable(results, name, tested[name].test == TWO_LEVEL) if name in family else None,
                 "missing": statistics.missing(pairs, results.plan.alpha, len(family)),
                 "waiting": len(seeds) - pairs - len(failed),
             }  # fmt: skip
@@ -85,6 +86,18 @@ def measure(results: Results) -> dict[str, Any]:
             {method.name: method.metrics for method in results.scored}, base, {*SOUPS} & {*results.plan.arms}
         ),
     }  # fmt: skip
+
+
+def _detectable(results: Results, name: str, paired: bool) -> float | None:
+    """The smallest difference to the baseline that is found with 80% power; None without a spread over seeds."""
+    base, seeds = results.plan.baseline, results.common_seeds(name)
+    first, second = (np.array([results.scores(some)[seed] for seed in seeds]) for some in (base, name))
+    if len(seeds) < 2:
+        return None
+    variances = [np.var(second - first, ddof=1)] if paired else [np.var(some, ddof=1) for some in (first, second)]
+    sd = math.sqrt(sum(variances) / 2)  # of pairs as `detectable` takes it: their differences vary by sqrt(2) sd
+    options = {"alpha": results.plan.alpha, "paired": paired}
+    return statistics.detectable(sd, len(seeds), len(results.plan.tested), **options) if sd else None
 
 
 def _corrected(tested: Mapping[str, Difference], planned: Sequence[str]) -> dict[str, float | None]:
