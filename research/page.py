@@ -398,7 +398,7 @@ def _curve_panel(found: StudyResults, curve: Curve) -> figures.CurvePanel:
 
 def draw(found: StudyResults, path: Path) -> None:
     """The figure of a study."""
-    panels = [(curve.title, _curve_panel(found, curve)) for curve in found.study.curves]
+    panels: list[figures.Panel] = [(curve.title, _curve_panel(found, curve)) for curve in found.study.curves]
     order = _order(found.study)
     for result in found.steps:
         if result.finding is not None:

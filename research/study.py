@@ -161,7 +161,8 @@ class StudyRun:
             lines = _lines(sources[0], (0, 1)) if file.header else []
             lines += [line for source in sources for line in _lines(source, file.lines)]
             if file.replace is not None:
-                lines = [re.sub(*file.replace, line, count=1) for line in lines]
+                pattern, by = file.replace
+                lines = [re.sub(pattern, by, line, count=1) for line in lines]
             write(lookup.inside(self.output / "data", file.to), "".join(lines))
         for step in self.steps():
             if step.command == "chain":

@@ -73,7 +73,7 @@ def test_a_grid_reaches_the_methods_that_have_its_key() -> None:
     assert spaces["r3f"] == {
         LEARNING_RATE: [1e-4, 2e-4], "terms.r3f.weight": [0.1, 5.0, 20.0], "terms.r3f.noise": ["normal", "uniform"]
     }  # fmt: skip
-    several = search.begun(runs, 9, ["r3f:model.settings=[{}, {dropout: 0.2, attention_dropout: 0.2}]"], [1]).spaces
+    several = search.begun(runs, 10, ["r3f:model.settings=[{}, {dropout: 0.2, attention_dropout: 0.2}]"], [1]).spaces
     assert several["r3f"]["model.settings"][1:] == [{}, {"dropout": 0.2, "attention_dropout": 0.2}]
 
 

@@ -352,9 +352,8 @@ def settle(folder: Path, plan: ComparisonPlan, extend: bool) -> ComparisonPlan:
     if (old.seeds, old.methods) == (plan.seeds, plan.methods):
         return replace(old, primary=plan.primary, primary_late=True) if late else old
     before = [*old.extended, {"seeds": old.seeds, "methods": old.methods}]
-    search = replace(old.search, **{  # what was tried and chosen stays
-        key: {**getattr(plan.search, key), **getattr(old.search, key)} for key in ("spaces", "trials")
-    })  # fmt: skip
+    new, kept = plan.search, old.search  # what was tried and chosen stays
+    search = replace(kept, spaces={**new.spaces, **kept.spaces}, trials={**new.trials, **kept.trials})
     return replace(plan, extended=before, search=search, primary_late=late or old.primary_late)
 
 

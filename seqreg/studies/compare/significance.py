@@ -96,8 +96,9 @@ def _detectable(results: Results, name: str, paired: bool) -> float | None:
         return None
     variances = [np.var(second - first, ddof=1)] if paired else [np.var(some, ddof=1) for some in (first, second)]
     sd = math.sqrt(sum(variances) / 2)  # of pairs as `detectable` takes it: their differences vary by sqrt(2) sd
-    options = {"alpha": results.plan.alpha, "paired": paired}
-    return statistics.detectable(sd, len(seeds), len(results.plan.tested), **options) if sd else None
+    if not sd:
+        return None
+    return statistics.detectable(sd, len(seeds), len(results.plan.tested), alpha=results.plan.alpha, paired=paired)
 
 
 def _corrected(tested: Mapping[str, Difference], planned: Sequence[str]) -> dict[str, float | None]:

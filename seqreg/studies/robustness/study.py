@@ -203,9 +203,10 @@ def examine(
         answers = worst([answer(model, one.texts(examples), one.change(grid.steps), done, what) for one in starts])
         clean = clean or answers
         score, same = _score(answers.outputs, examples, model), agreement(answers.outputs, clean.outputs, model)
-        numbers = {"score": score, "agreement": same, "loss": answers.loss}
         common = most_common(answers.outputs, model)
-        scores.append(ConditionScore(name, **asdict(condition), **numbers, most_common=common))
+        scores.append(
+            ConditionScore(name, condition.noise, condition.level, condition.seed, score, same, answers.loss, common)
+        )
     return scores
 
 

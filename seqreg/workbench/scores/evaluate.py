@@ -257,7 +257,7 @@ def _calibration(outputs: Any, labels: Sequence[int | float | None], card: Card)
     """NLL without label smoothing, Brier score, and ECE in percent with 15 bins; nothing without labels of classes."""
     if card.labels is None or not len(labels) or None in labels or not np.isfinite(outputs).all():
         return {}
-    numbers = Outcomes.of(outputs, labels).summary(15)
+    numbers = Outcomes.of(outputs, np.asarray(labels)).summary(15)
     return {"nll": numbers["nll"], "brier": numbers["brier"], "ece": 100 * numbers["ece"]}
 
 
