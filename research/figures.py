@@ -14,10 +14,8 @@ from research.measurements import MethodMean
 from seqreg.studies.common.figures import figure, look
 
 Panel = tuple[str, Any]
-"""A title, and what is drawn: values of a comparison, its costs, means by measure, or a relation."""
+"""A title, and what is drawn: values of a comparison, its costs, one measure, a relation, or a curve."""
 _DPI_WIDTH = 6.0
-_LINEAR, _FAR = 3, 12
-"""Standard deviations up to which an axis is linear, where a difference is further than the second."""
 _TITLE = 46
 """Characters of a line of a title."""
 _VIOLIN = 8
@@ -40,6 +38,39 @@ class RelationPanel:
     y: str
 
 
+@dataclass(frozen=True)
+class MeasurePanel:
+    """One measure of all methods of a step.
+
+    Args:
+        order: all methods of the study, whose places give their colours
+    """
+
+    name: str
+    means: Sequence[MethodMean]
+    order: Sequence[str]
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """A method in one step: its difference to the baseline in points of the score, and a number of the baseline."""
+
+    x: float
+    difference: float
+    interval: Sequence[float] | None
+    tested: bool
+    label: str
+
+
+@dataclass(frozen=True)
+class CurvePanel:
+    """Points of every method over several steps; `x` is the key of metrics.json that they are drawn over."""
+
+    points: Mapping[str, Sequence[CurvePoint]]
+    x: str
+    order: Sequence[str]
+
+
 def draw(panels: Sequence[Panel], path: Path) -> None:
     """Draw all panels, two in a row."""
     across = min(2, len(panels))
@@ -54,10 +85,12 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
                 _points(axes, content)
             elif isinstance(content, CostPanel):
                 _costs(axes, content.values)
-            elif "methods" in content:
+            elif isinstance(content, Mapping):
                 _seeds(axes, content)
+            elif isinstance(content, CurvePanel):
+                _curve(axes, content)
             else:
-                _measures(axes, content)
+                _measure(axes, content)
 
 
 def _seeds(axes: Any, values: Mapping[str, Any]) -> None:
@@ -107,38 +140,33 @@ def _legend(axes: Any) -> None:
         axes.legend(fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def _measures(axes: Any, means: Mapping[str, Sequence[MethodMean]]) -> None:
-    """Differences to the baseline by measure; measures differ in scale, so that each has its own: its pooled sd."""
-    trained = {name: [mean for mean in some if mean.method != "pretrained"] for name, some in means.items()}
-    methods = list(dict.fromkeys(mean.method for some in trained.values() for mean in some if mean.difference))
-    furthest = 0.0
-    for place, some in enumerate(trained.values()):
-        spread = float(np.sqrt(np.mean([mean.sd**2 for mean in some if mean.sd]))) if any(m.sd for m in some) else 1.0
-        for mean in some:
-            if mean.difference is None:
-                continue
-            index = methods.index(mean.method)
-            x = place + 0.6 * (index / max(1, len(methods) - 1) - 0.5)
-            ends = mean.difference.interval
-            interval = None if ends is None else [end / spread for end in ends]
-            change = mean.difference.difference / spread
-            furthest = max(furthest, abs(change))
-            _difference(axes, x, change, interval, index + 1, mean.holm is not None)
-    for index, name in enumerate(methods):
-        axes.plot([], [], linestyle="", label=name, **look(index + 1))
-    axes.axhline(0, color="black", linewidth=1)
-    for place in range(1, len(means)):
-        axes.axvline(place - 0.5, color="black", linewidth=0.5, alpha=0.2)
-    axes.set_xticks(range(len(means)), list(map(words, means)), rotation=40, ha="right", fontsize=9)
-    axes.grid(visible=False, axis="x")
-    axes.set_ylabel("minus baseline, in pooled sd")
-    if furthest > _FAR:
-        axes.set_yscale("symlog", linthresh=_LINEAR, linscale=1.5)
-        axes.set_ylim(-2 * furthest, 2 * furthest)
-        ticks = [_LINEAR * sign * 10**power for power in range(3) for sign in (-1, 1)]
-        axes.set_yticks([0, *(tick for tick in ticks if abs(tick) < 2 * furthest)])
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.set_ylabel(f"minus baseline, in pooled sd\n(logarithmic beyond {_LINEAR})")
+def _measure(axes: Any, panel: MeasurePanel) -> None:
+    """The differences of all methods to the baseline in one measure, in its units, with the methods' names."""
+    shown = [mean for mean in panel.means if mean.difference is not None and mean.method != "pretrained"]
+    for place, mean in enumerate(shown):
+        change = mean.difference
+        assert change is not None
+        _difference(
+            axes, place, change.difference, change.interval, panel.order.index(mean.method), mean.holm is not None
+        )
+    axes.axhline(0, color="black", linewidth=1, linestyle=":")
+    axes.set_xticks(range(len(shown)), [mean.method for mean in shown], rotation=40, ha="right", fontsize=10)
+    axes.set_ylabel(f"{words(panel.name)},\nminus baseline")
+
+
+def _curve(axes: Any, panel: CurvePanel) -> None:
+    """What every method gains over the baseline, by a number of the baseline, such as its training loss."""
+    for name, points in panel.points.items():
+        style = look(panel.order.index(name))
+        x, y = [point.x for point in points], [point.difference for point in points]
+        axes.plot(x, y, color=style["color"], linewidth=1, alpha=0.5)
+        for point in points:
+            _difference(axes, point.x, point.difference, point.interval, panel.order.index(name), point.tested)
+            axes.annotate(point.label, (point.x, point.difference), (4, 4), textcoords="offset points", fontsize=7)
+        axes.plot([], [], linestyle="", label=name, **style)
+    axes.axhline(0, color="black", linewidth=1, linestyle=":")
+    axes.set_xlabel(f"{words(panel.x)} of the baseline")
+    axes.set_ylabel("minus baseline, in points of the score")
     _legend(axes)
 
 
@@ -146,6 +174,7 @@ _WORDS = {
     "drift.kl_start_trained": "KL from the start, new task",
     "drift.cka": "CKA to the start, new task",
     "drift.weight_distance": "distance of the weights to the start",
+    "train.last_nll": "training NLL at the end",
 }
 
 

@@ -124,12 +124,15 @@ def _of_robustness(files: Files, methods: Sequence[str], measures: Sequence[str]
     for seed, values, names in _by_seed(files, "robustness"):
         runs = dict(zip(dict.fromkeys(row["run"] for row in values["rows"]), names, strict=True))
         groups: dict[tuple[str, str], list[float]] = {}
+        shares: dict[tuple[str, str], list[float]] = {}
         for row in values["rows"]:
             plain = {"none": "unperturbed", "order": "order", "source": "source"}
             what = plain.get(row["noise"], f"{row['noise']} {row['level']:g}")
             groups.setdefault((what, runs[row["run"]]), []).append(row["score"])
-        for (what, method), scores in groups.items():
-            yield what, method, seed, float(np.mean(scores))
+            if row.get("most_common") is not None:
+                shares.setdefault((f"most common answer, {what}", runs[row["run"]]), []).append(row["most_common"])
+        for (what, method), numbers in (*groups.items(), *shares.items()):
+            yield what, method, seed, float(np.mean(numbers))
 
 
 _NUMBERS = {
@@ -163,6 +166,8 @@ class MethodMean:
 
     def verdict(self, alpha: float = 0.05) -> str:
         """In a word or two; "" where nothing is tested."""
+        if self.difference is not None and self.difference.difference == 0 and self.difference.interval == (0.0, 0.0):
+            return "not measured: every run has the same value"
         if self.holm is None or self.difference is None:
             return "described and not tested" if self.difference is not None else ""
         if self.missing:
@@ -185,7 +190,7 @@ def compared(
                 )  # fmt: skip
     tested = [key for key in differences if key[1] in primary and is_one(key[0], judged)]
     planned = max(len(tested), len(primary) * len([name for name in found if is_one(name, judged)]))
-    known = [differences[key].p for key in tested]
+    known = [differences[key].p if differences[key].interval != (0.0, 0.0) else None for key in tested]
     corrected = statistics.holm([1.0 if p is None else p for p in known] + [1.0] * (planned - len(tested)))
     holm = {key: corrected[place] for place, key in enumerate(tested) if known[place] is not None}
     means: dict[str, list[MethodMean]] = {}

@@ -15,7 +15,7 @@ import numpy as np
 from research import figures, measurements
 from research.archive import ENDING, Archive, ArchivedStep, answers, restore
 from research.measurements import MethodMean, RankCorrelation
-from research.study_file import Relation, Study, StudyStep, method_names
+from research.study_file import Curve, Relation, Study, StudyStep, method_names
 from seqreg.errors import BadInput
 from seqreg.studies.common.findings import Finding, Table
 from seqreg.studies.common.markdown import markdown_table
@@ -24,7 +24,7 @@ from seqreg.workbench.text.escape import fenced, prose
 
 Judge = Callable[[Path], Finding]
 """Judges the folder of a comparison: `seqreg.studies.compare.conclusions.judge`."""
-PROSE = ("title", "question", "mirrors", "differs", "not_shown", "notes")
+PROSE = ("title", "question", "mirrors", "differs", "curves", "not_shown", "notes")
 """What a page takes from the study's file as it is now; the rest must be as it was when the study was run."""
 _MANY = 8
 """Methods above which a comparison has a panel for what they cost."""
@@ -34,10 +34,11 @@ _CAPTION = (
     "tables."
 )
 _CAPTION_OF_MEASURES = (
-    " Measures that share a panel are differences to the baseline, each over its standard deviation over seeds, pooled "
-    "over methods: one method of large spread makes others look alike. Up is more, which is worse of losses and errors."
+    " Panels of other numbers show differences to the baseline in the units of the number. Up is more, which is worse "
+    "of losses and errors."
 )
-_COLUMNS = ("method", "seeds", "failed", "mean", "sd", "median", "max", "95% interval of it", "p (Holm)", "verdict")
+_COLUMNS = ("method", "seeds", "failed", "mean", "sd", "median", "max", "95% interval of it", "p (Holm)",
+            "found with 80% power", "verdict")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -370,17 +371,45 @@ def _relation_panel(
     return title, figures.RelationPanel(points, relation.x, next(measured, ""))
 
 
+def _order(study: Study) -> list[str]:
+    """All methods and arms of a study, as they are first named: their places give them their colours."""
+    steps = [step for step in study.steps if step.command in ("compare", "chain")]
+    return list(dict.fromkeys(name for step in steps for name in (*method_names(study, step), *step.arms)))
+
+
+def _curve_panel(found: StudyResults, curve: Curve) -> figures.CurvePanel:
+    """The differences of the steps of a curve that were run."""
+    points: dict[str, list[figures.CurvePoint]] = {}
+    for result in found.steps:
+        if result.step.name not in curve.of or result.finding is None:
+            continue
+        values = result.finding.values
+        numbers = _values(found.archive, found.study, result.step, [curve.x]).get(values["baseline"], {})
+        for name, stats in values["methods"].items() if numbers else ():
+            if "difference" in stats:
+                change, label = stats["difference"], curve.of[result.step.name]
+                x, tested = float(np.mean(list(numbers.values()))), not stats.get("described")
+                point = figures.CurvePoint(x, change["difference"], change["interval"], tested, label)
+                points.setdefault(name, []).append(point)
+    for some in points.values():
+        some.sort(key=lambda point: point.x)
+    return figures.CurvePanel(points, curve.x, _order(found.study))
+
+
 def draw(found: StudyResults, path: Path) -> None:
     """The figure of a study."""
-    panels: list[figures.Panel] = []
+    panels: list[figures.Panel] = [(curve.title, _curve_panel(found, curve)) for curve in found.study.curves]
+    order = _order(found.study)
     for result in found.steps:
         if result.finding is not None:
             panels.append((result.step.heading, result.finding.values))
             if len(result.finding.values["methods"]) > _MANY:
                 panels.append((f"{result.step.heading}: cost", figures.CostPanel(result.finding.values)))
         if result.means:
-            beside = ": other numbers" if result.finding is not None else ""
-            panels.append((f"{result.step.heading}{beside}", result.means))
+            panels += [
+                (f"{result.step.heading}: {figures.words(name)}", figures.MeasurePanel(name, means, order))
+                for name, means in result.means.items() if any(mean.difference for mean in means)
+            ]  # fmt: skip
     panels += [
         _relation_panel(found, found.study.step(step), relation, correlation)
         for relation, correlation in found.relations if correlation is not None and relation.drawn

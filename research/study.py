@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 import subprocess
@@ -125,6 +126,7 @@ class StudyRun:
         primary = study.primary_of(step)
         words += ["--primary", ",".join(primary)] if primary else []
         words += [*_each("--arm", step.arms), *(["--search", str(step.search)] if step.search else [])]
+        words += _each("--grid", step.grid)
         words += [*(["--extend"] if self.extend else []), *self.options_of(step), "-o", str(self.output / step.name)]
         return StudyCommand(step, words, (len(methods) + 1) * (len(seeds) + step.search))
 
@@ -158,6 +160,9 @@ class StudyRun:
             sources = [filled(source, self.places) for source in file.sources]
             lines = _lines(sources[0], (0, 1)) if file.header else []
             lines += [line for source in sources for line in _lines(source, file.lines)]
+            if file.replace is not None:
+                pattern, by = file.replace
+                lines = [re.sub(pattern, by, line, count=1) for line in lines]
             write(inside(self.output / "data", file.to), "".join(lines))
         for step in self.steps():
             if step.command == "chain":

@@ -22,7 +22,7 @@ _OF = ("of", "settings", "options", "measures", "judged")
 _KEYS = {
     "train": ("recipe", "variants", "settings", "methods"),
     "compare": ("recipe", "variants", "settings", "methods", "methods_of", "baseline", "primary", "arms", "search",
-                "keep_models", "options", "agreement", "measures", "judged"),
+                "grid", "keep_models", "options", "agreement", "measures", "judged"),
     "chain": ("chain", "settings", "methods", "methods_of", "primary", "cycles", "options", "measures", "judged"),
     "probe": (*_OF, "tasks"),
     "shift": (*_OF, "to", "shares"),
@@ -84,15 +84,21 @@ class PreparedFile(Section):
         source: the file or files; their lines follow each other
         lines: the first, and the one after the last, of every source
         header: put the first line of the first source before all
+        replace: a regular expression, and the text that takes the place of its first match in every line
     """
 
     to: str
     source: str | list[str]
     lines: Annotated[list[Natural], Field(min_length=2, max_length=2)] | None = None
     header: bool = False
+    replace: Annotated[list[str], Field(min_length=2, max_length=2)] | None = None
 
     @model_validator(mode="after")
     def _has_lines(self) -> PreparedFile:
+        try:
+            re.compile(self.replace[0] if self.replace else "")
+        except re.error as error:
+            raise ValueError(f"replace: {self.replace}: no regular expression ({error})") from None
         if self.lines is not None and self.lines[0] >= self.lines[1]:
             raise ValueError(f"lines={self.lines}: expected the first, and a later one after the last")
         return self
@@ -124,6 +130,19 @@ class Relation(Section):
         return [self.y] if isinstance(self.y, str) else self.y
 
 
+class Curve(Section):
+    """What methods gain over the baseline in several comparisons, over a number of the baseline.
+
+    Args:
+        x: a dotted key of metrics.json, mean over the baseline's seeds
+        of: the steps, and the label of their points
+    """
+
+    title: str
+    x: str
+    of: dict[str, str] = Field(min_length=1)
+
+
 class StudyStep(Section):
     """One command of a study; which keys it may have depends on the command.
 
@@ -132,7 +151,7 @@ class StudyStep(Section):
         command: of seqreg
         recipe, variants, settings: as on the command line
         methods: as for `--terms`, the baseline left out; `methods_of`: those of another step
-        baseline, arms, search, keep_models: the options of `seqreg compare`
+        baseline, arms, search, grid, keep_models: the options of `seqreg compare`
         primary: the methods whose difference is tested; by default those of the study that the step has
         agreement: pairs of methods; the share of equal predictions with equal seeds is shown
         chain, cycles: the runs of a chain, and how often
@@ -157,6 +176,7 @@ class StudyStep(Section):
     primary: list[str] | None = None
     arms: list[str] = []
     search: Natural = 0
+    grid: list[str] = []
     keep_models: Literal["best", "all", "none"] = "none"
     agreement: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = []
     chain: list[ChainPart] = []
@@ -199,6 +219,7 @@ class Study(Section):
         files: made before the first step
         steps: in their order
         relations: rank correlations over the runs of several steps
+        curves: drawn first in the figure
         not_shown: what this study cannot show, for its page
         notes: free text for its page, written when the results are known
     """
@@ -212,6 +233,7 @@ class Study(Section):
     files: list[PreparedFile] = []
     steps: list[StudyStep] = Field(min_length=1)
     relations: list[Relation] = []
+    curves: list[Curve] = []
     not_shown: list[str] = []
     notes: str = ""
 
@@ -241,6 +263,9 @@ class Study(Section):
             everything |= {arm for step in self.steps for arm in step.arms}
             if name not in everything:
                 raise ValueError(f"primary: {name!r} is no method of any step; {nearest(name, everything)}")
+        for name in (name for curve in self.curves for name in curve.of):
+            if name not in names:
+                raise ValueError(f"curves: no step {name!r}; {nearest(name, names)}")
         return self
 
     def step(self, name: str) -> StudyStep:

@@ -34,7 +34,7 @@ RESULTS = ROOT / "docs" / "results"
 
 def first_method_alone(study: Study) -> Study:
     """A study cut to the baseline and one method, without search and arms: what is tried is that every command runs."""
-    steps = [step.updated(methods=step.methods[:1], agreement=[], arms=[], search=0) for step in study.steps]
+    steps = [step.updated(methods=step.methods[:1], agreement=[], arms=[], search=0, grid=[]) for step in study.steps]
     cut = study.updated(steps=steps)
     names = {name for step in steps if step.of is None for name in study_file.method_names(cut, step)}
     return cut.updated(
@@ -65,7 +65,8 @@ def test_every_file_is_a_study(name: str) -> None:
                 assert study.primary_of(study.step(step.name)), f"{step.name} would test everything"
                 comparison.make(
                     str(step.recipe), methods, "2", variants=run.variants_of(step), settings=run.settings_of(step),
-                    baseline=step.baseline, primary=run.study.primary_of(step),
+                    baseline=step.baseline, primary=run.study.primary_of(step), search=step.search if step.grid else 0,
+                    grid=step.grid,
                 )  # fmt: skip
             elif step.to is not None:
                 cards.load(step.to)
@@ -371,7 +372,7 @@ def test_every_comparison_with_plain_fine_tuning_is_counted_once() -> None:
 
 
 def test_a_figure_shows_every_measure_and_which_differences_are_tested(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A panel for the other numbers of a comparison, titles that tell panels apart, hollow for what is not tested."""
+    """A panel for every other number, in its units, titles that tell panels apart, hollow for what is not tested."""
     from matplotlib.figure import Figure
 
     drawn: list[figures.Panel] = []
@@ -380,7 +381,7 @@ def test_a_figure_shows_every_measure_and_which_differences_are_tested(monkeypat
         page.draw(committed(name), Path("unused.png"))
     titles = [title for title, _ in drawn]
     assert len(set(titles)) == len(titles)
-    assert "SST-2, AdvGLUE and counterfactual reviews: other numbers" in titles
+    assert "SST-2, AdvGLUE and counterfactual reviews: advglue-sst2: accuracy" in titles
     panels = dict(drawn)
     relation, costs, measures = Figure().add_subplot(), Figure().add_subplot(), Figure().add_subplot()
     figures._points(relation, panels["KL from the start and loss on the old task: From SST-2 to reviews"])
@@ -391,16 +392,56 @@ def test_a_figure_shows_every_measure_and_which_differences_are_tested(monkeypat
     figures._costs(costs, panels["From SST-2 to reviews: cost"].values)
     assert not costs.texts  # names at points with equal costs would overlap
     assert [text.get_text() for text in costs.get_legend().get_texts()][-2:] == ["anchor", "hard_anchor"]
-    figures._measures(measures, panels["Similarity to the pretrained model"])
+    panel = panels["Similarity to the pretrained model: CKA to the pretrained"]
+    figures._measure(measures, panel)
+    changes = [mean.difference for mean in panel.means if mean.method not in ("baseline", "pretrained")]
+    points = [line.get_ydata()[0] for line in measures.lines if len(line.get_xdata()) == 1]
+    assert points == [change.difference for change in changes]  # in the units of the measure
+    assert [tick.get_text() for tick in measures.get_xticklabels()] == ["uegr", "more_dropout", "smart", "freelb"]
     faces = [
         line.get_markerfacecolor()
         for line in measures.lines
         if line.get_linestyle() == "None" and len(line.get_xdata())
     ]
-    assert faces.count("white") == 2 * 4 - 2  # two measures, four methods; of CKA two methods are tested
-    far = Figure().add_subplot()
-    figures._measures(far, panels["From American to British pronunciation: other numbers"])
-    assert far.get_yscale() == "symlog"
+    assert faces.count("white") == 4 - 2  # of four methods two are tested
+
+
+def test_a_curve_shows_what_methods_gain_over_a_number_of_the_baseline() -> None:
+    """A point per method and step, with its interval and its label, sorted by the baseline's number."""
+    from matplotlib.figure import Figure
+
+    name = "few_sample_glue"
+    archive = archived.read(RESULTS / "data" / f"{name}{archived.ENDING}")
+    curve = study_file.Curve(title="c", x="train.loss", of={"sst2": "SST-2", "qnli": "QNLI"})
+    study = study_file.read(name).updated(curves=[curve])
+    found = page.results(archive, study, judge)
+    panel = page._curve_panel(found, curve)
+    assert {method: len(points) for method, points in panel.points.items()} == {
+        "longer": 2, "r3f": 2, "r4f": 2, "smart": 2, "sift": 1, "freelb": 1, "rdrop": 1, "jachess": 2, "uegr": 1,
+        "anchor": 1, "wise": 2,
+    }  # fmt: skip
+    for step in found.steps:
+        if step.finding is not None:
+            methods = step.finding.values["methods"]
+            for method, points in panel.points.items():
+                changes = [one.difference for one in points if one.label == curve.of[step.step.name]]
+                assert changes == ([methods[method]["difference"]["difference"]] if method in methods else [])
+    for points in panel.points.values():
+        assert [one.x for one in points] == sorted(one.x for one in points)
+    axes = Figure().add_subplot()
+    figures._curve(axes, panel)
+    assert [text.get_text() for text in axes.texts].count("QNLI") == 6
+    assert axes.get_ylabel() == "minus baseline, in points of the score"
+    with pytest.raises(BadInput, match="curves: no step 'sst3'"):
+        study_file.parse(
+            {**overlay.parse(TOY, "here"), "curves": [{"title": "c", "x": "y", "of": {"sst3": "3"}}]}, "here"
+        )
+
+
+def test_one_value_everywhere_is_not_measured() -> None:
+    found = {"probe": {name: dict.fromkeys(range(5), 68.9) for name in ("baseline", "r3f")}}
+    (_, mean) = measurements.compared(found, "baseline", ["r3f"], ["probe"])["probe"]
+    assert (mean.holm, mean.verdict()) == (None, "not measured: every run has the same value")
 
 
 def test_commands_are_the_words_of_the_command_line() -> None:

@@ -144,7 +144,8 @@ def models(folder: Path) -> Path:
         decoder_start_token_id=tokenizer.pad_token_id, **ids,
     )  # fmt: skip
     for name, model in (
-        ("bert-mini", transformers.BertModel(bert)), ("flan-t5-small", transformers.T5ForConditionalGeneration(t5))
+        ("bert-mini", transformers.BertModel(bert)), ("minilm-l6", transformers.BertModel(bert)),
+        ("flan-t5-small", transformers.T5ForConditionalGeneration(t5))
     ):  # fmt: skip
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)

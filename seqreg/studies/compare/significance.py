@@ -62,6 +62,7 @@ def measure(results: Results) -> dict[str, Any]:
                 "difference": asdict(change), "holm": corrected.get(name), "pairs": pairs,
                 "described": name not in family,
                 "reachable": statistics.reachable(pairs, len(family)),
+                "detectable": _detectable(results, name, tested[name].test == TWO_LEVEL) if name in family else None,
                 "missing": statistics.missing(pairs, results.plan.alpha, len(family)),
                 "waiting": len(seeds) - pairs - len(failed),
             }  # fmt: skip
@@ -97,6 +98,19 @@ def _start(results: Results) -> dict[str, Any]:
         return {"n": 0, "mean": None}
     sd = float(np.std(scores, ddof=1)) if len(scores) > 1 else None
     return {"n": len(scores), "mean": float(np.mean(scores)), "sd": sd, "scores": scores}
+
+
+def _detectable(results: Results, name: str, paired: bool) -> float | None:
+    """The smallest difference to the baseline that is found with 80% power; None without a spread over seeds."""
+    base, seeds = results.plan.baseline, results.common_seeds(name)
+    first, second = (np.array([results.scores(some)[seed] for seed in seeds]) for some in (base, name))
+    if len(seeds) < 2:
+        return None
+    variances = [np.var(second - first, ddof=1)] if paired else [np.var(some, ddof=1) for some in (first, second)]
+    sd = math.sqrt(sum(variances) / 2)  # of pairs as `detectable` takes it: their differences vary by sqrt(2) sd
+    if not sd:
+        return None
+    return statistics.detectable(sd, len(seeds), len(results.plan.tested), alpha=results.plan.alpha, paired=paired)
 
 
 def _corrected(tested: Mapping[str, Difference], planned: Sequence[str]) -> dict[str, float | None]:
@@ -144,7 +158,7 @@ def _search(search: Search) -> dict[str, Any]:
     if not search.budget:
         return {}
     stored = asdict(search)
-    return {**{key: stored[key] for key in ("budget", "trials", "scores", "chosen")}, "seeds": search.seeds}
+    return {**{key: stored[key] for key in ("budget", "spaces", "trials", "scores", "chosen")}, "seeds": search.seeds}
 
 
 def difference(results: Results, name: str, metric: str | None = None, base: str = "") -> Difference:
