@@ -77,10 +77,18 @@ def compare(
     search: Annotated[
         int,
         typer.Option(
-            help="Trials of every trained method, the baseline too, over what its recipe declares under `search:` and "
-            "learning rates. The validation set chooses; seeds and test sets of the runs are not touched."
+            help="The most trials of every trained method, the baseline too: all learning rates, then at the best of "
+            "them every value that its recipe declares under `search:`, then combinations. The validation set chooses; "
+            "seeds and test sets of the runs are not touched."
         ),
     ] = 0,
+    grid: Annotated[
+        Optional[list[str]],
+        typer.Option(
+            help="Values for --search instead of the recipe's: `KEY=[VALUE, ...]` for all methods that have the key, "
+            "`METHOD:KEY=[VALUE, ...]` for one; may be repeated."
+        ),
+    ] = None,
     plan: Annotated[
         bool,
         typer.Option(
@@ -126,13 +134,13 @@ def compare(
     The same command again resumes a comparison that was stopped. `seqreg report FOLDER` then writes a page about it.
 
     A term is worth its cost if it beats what is free: `--arm`. A tuned term against a baseline that was not tuned says
-    nothing: `--search` gives both the same trials. The protocol: docs/evaluation.md.
+    nothing: `--search` tunes both on validation. The protocol: docs/evaluation.md.
 
     seqreg compare quickstart -t r3f -t smart --seeds 5 --output runs/compare
 
     seqreg compare quickstart -t r3f -t strong=r3f:weight=1.0 -t mine/term.yaml terms.r3f.noise=uniform
 
-    seqreg compare glue -v sst2 -t r3f --arm wise --arm ema --arm soup --search 8 --seeds 10 --plan
+    seqreg compare glue -v sst2 -t r3f --arm wise --arm ema --arm soup --search 12 --seeds 10 --plan
 
     seqreg compare gigaword -t r3f -t r3f+rdrop --seeds 3,7,11,13,17 --launcher "sbatch --wrap={}"
 
@@ -142,14 +150,14 @@ def compare(
         raise BadInput("--json and --launcher: there is no result yet; use --json with --collect, when all have ended")
     others = [setting for setting in settings or () if not setting.startswith("terms")]
     run_config.resolve(recipe, variants=variant or (), overrides=others, paths=["data.path", "model.name"])
-    if search < 0 or search == 1:
-        raise BadInput(f"--search {search}: expected how many trials every method has, from 2; 0 for no search")
+    if not 0 <= search <= 1000:
+        raise BadInput(f"--search {search}: expected the most trials of a method, up to 1000; 0 for no search")
     if sd is not None and not plan:
         raise BadInput(f"--sd {sd:g}: only --plan reads it")
     tested = [name for name in (primary or "").split(",") if name]
     if plan:
         options = {"variants": variant or [], "settings": settings or [], "alpha": alpha, "baseline": baseline}
-        options |= {"arms": arm or [], "search": search, "primary": tested}
+        options |= {"arms": arm or [], "search": search, "grid": grid or [], "primary": tested}
         _print_plan(output, sd, as_json, recipe, terms or [], seeds, **options)
         return
     from seqreg.studies.compare import conclusions, drift, study
@@ -157,7 +165,7 @@ def compare(
     quiet()
     finished = study.compare(
         recipe, terms or [], seeds, output, variants=variant or [], settings=settings or [], alpha=alpha,
-        baseline=baseline, arms=arm or [], search=search, at_a_time=jobs,
+        baseline=baseline, arms=arm or [], search=search, grid=grid or [], at_a_time=jobs,
         launcher=launcher, collect=collect, extend=extend, retry=retry,
         keep_models=keep_models, primary=tested, nproc=nproc, trust=trust,
     )  # fmt: skip

@@ -132,7 +132,7 @@ def _search(search: Search) -> dict[str, Any]:
     if not search.budget:
         return {}
     stored = asdict(search)
-    return {**{key: stored[key] for key in ("budget", "trials", "scores", "chosen")}, "seeds": search.seeds}
+    return {**{key: stored[key] for key in ("budget", "spaces", "trials", "scores", "chosen")}, "seeds": search.seeds}
 
 
 def difference(results: Results, name: str, metric: str | None = None, base: str = "") -> Difference:

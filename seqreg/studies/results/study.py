@@ -125,6 +125,7 @@ class StudyRun:
         primary = study.primary_of(step)
         words += ["--primary", ",".join(primary)] if primary else []
         words += [*_each("--arm", step.arms), *(["--search", str(step.search)] if step.search else [])]
+        words += _each("--grid", step.grid)
         words += [*(["--extend"] if self.extend else []), *self.options_of(step), "-o", str(self.output / step.name)]
         return StudyCommand(step, words, (len(methods) + 1) * (len(seeds) + step.search))
 

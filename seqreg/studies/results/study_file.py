@@ -21,7 +21,7 @@ _OF = ("of", "settings", "options", "measures", "judged")
 _KEYS = {
     "train": ("recipe", "variants", "settings", "methods"),
     "compare": ("recipe", "variants", "settings", "methods", "methods_of", "baseline", "primary", "arms", "search",
-                "keep_models", "options", "agreement", "measures", "judged"),
+                "grid", "keep_models", "options", "agreement", "measures", "judged"),
     "chain": ("chain", "settings", "methods", "methods_of", "primary", "cycles", "options", "measures", "judged"),
     "probe": (*_OF, "tasks"),
     "shift": (*_OF, "to", "shares"),
@@ -131,7 +131,7 @@ class StudyStep(Section):
         command: of seqreg
         recipe, variants, settings: as on the command line
         methods: as for `--terms`, the baseline left out; `methods_of`: those of another step
-        baseline, arms, search, keep_models: the options of `seqreg compare`
+        baseline, arms, search, grid, keep_models: the options of `seqreg compare`
         primary: the methods whose difference is tested; by default those of the study that the step has
         agreement: pairs of methods; the share of equal predictions with equal seeds is shown
         chain, cycles: the runs of a chain, and how often
@@ -156,6 +156,7 @@ class StudyStep(Section):
     primary: list[str] | None = None
     arms: list[str] = []
     search: Natural = 0
+    grid: list[str] = []
     keep_models: Literal["best", "all", "none"] = "none"
     agreement: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = []
     chain: list[ChainPart] = []

@@ -153,7 +153,7 @@ def _train(trainer: Any, loaded: LoadedRun, directory: RunDirectory) -> dict[str
         "steps": trainer.state.global_step, "stopped_early": early,
         "best_step": trainer.state.best_global_step, "model_step": kept, "seconds": seconds,
         "cpu_seconds": trainer.cpu_seconds, "step_seconds": trainer.step_seconds, "device": trainer.args.device.type,
-        "loss": trainer.mean_loss(), "tokens": trainer.state.num_input_tokens_seen,
+        "loss": trainer.mean_loss(), "last_nll": trainer.last_nll(), "tokens": trainer.state.num_input_tokens_seen,
         **_sizes(loaded.model), **trainer.nonfinite.numbers(),
     }  # fmt: skip
     if run.config.model.lora is not None:
