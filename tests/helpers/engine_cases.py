@@ -154,7 +154,8 @@ def settled(criterion: Criterion, model: str) -> None:
     stacks = ("encoder", "decoder") if model in ("bart", "t5") else ("encoder",) if model == "roberta" else ("decoder",)
     if criterion.terms and criterion.terms[0].name == "jachess":
         names = [*(f"{stack}.1" for stack in stacks), "logits"]
-        criterion.load_state_dict({f"jachess/{name}": torch.tensor(400.0) for name in names})
+        start = {"jachess/rms": torch.tensor(0.1), **{f"jachess/{name}": torch.tensor(400.0) for name in names}}
+        criterion.load_state_dict(start)
 
 
 def terms_of(case: Case) -> tuple[Term, ...]:
