@@ -157,7 +157,9 @@ def test_every_term_has_a_card_with_its_measured_cost() -> None:
         for variant in bench_steps.variants(presets=False)
     }
     measured = {name: counted[name] / counted[bench_steps.HF] for name in term_names()}
-    assert [path.stem for path in CARDS] == term_names() == sorted(measured)
+    cards = [path.stem for path in CARDS]
+    assert [name for name in cards if name in measured] == term_names() == sorted(measured)
+    assert set(cards) <= set(lookup.names("recipes/terms"))
     for path in CARDS:
         text = path.read_text()
         term = build_term(path.stem)

@@ -76,12 +76,9 @@ def test_padding_of_a_term_is_that_of_its_attack() -> None:
     assert not SMART().attack.padding
 
 
-def test_batches_that_a_term_counts_on_are_known() -> None:
-    class Misspelt(ConfidencePenalty):
-        counts_on = "labeled"  # type: ignore[assignment]
-
-    with pytest.raises(BadInput, match="counts_on='labeled': choose from labelled, unlabelled, both"):
-        Criterion(Misspelt())
+def test_examples_that_a_term_counts_on_are_known() -> None:
+    with pytest.raises(BadInput, match="on='labeled'.*did you mean 'labelled'"):
+        ConfidencePenalty(on="labeled")  # type: ignore[arg-type]
 
 
 def test_the_public_members_of_a_term_are_few() -> None:

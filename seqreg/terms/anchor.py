@@ -96,6 +96,7 @@ class Anchor(ConsistencyTerm):
         "llamafactory": {"divergence": "kl", "weight": 0.1},
         "nemo_rl": {"divergence": "k3"},
         "asft_paper": {"divergence": "reverse_kl"},
+        "lwf": {"on": "unlabelled", "weight": 1.0},
     }
 
     def __post_init__(self) -> None:

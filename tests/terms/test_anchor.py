@@ -441,7 +441,7 @@ def test_what_a_model_cannot_give_is_refused(tmp_path: Path) -> None:
             criterion(context(regression, rows, step=0))
     assert Criterion(Anchor(divergence="mse"))(context(regression, rows, step=0)).values["anchor"] >= 0
     unknown = Context(_Clean(torch.zeros(1, 2, 3), torch.ones(1, 2, 3)), torch.tensor([[1, 2]]), kind="tokens")
-    with pytest.raises(BadInput, match="use on='labels'"):
+    with pytest.raises(BadInput, match="use positions='labels'"):
         Criterion(Anchor(positions="all"))(unknown)
 
 

@@ -152,7 +152,7 @@ def _pairs(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 class Replay(Section):
-    """Old examples that training goes on learning, so that an old skill is kept.
+    """Old examples that are mixed into training, so that an old skill is kept.
 
     Args:
         task: the card of the old task, such as glue/sst2; that of the run by default

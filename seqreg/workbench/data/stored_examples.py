@@ -18,6 +18,7 @@ from seqreg.workbench.data import arrow_cache, examples
 from seqreg.workbench.data.arrow_cache import TableWriter
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.text import readers
+from seqreg.workbench.text.atomic_files import regular
 
 IN_MEMORY = 64_000_000
 """Bytes of a file up to which its examples are held in memory."""
@@ -138,7 +139,7 @@ def store(
         settings: what is read, and how, beside the card
         read: appends the examples of the file, and returns the notes
     """
-    digest = arrow_cache.file_digest(path)
+    digest = arrow_cache.file_digest(regular(path))
     rules = [card.model_dump(mode="json"), settings, path.suffix, digest]
     key = arrow_cache.key_of("examples", rules, code=(examples, readers))
 

@@ -99,7 +99,7 @@ def test_every_option_of_the_trainers_and_of_r4f_is_a_key() -> None:
         for one in inspect.signature(RegularizedTrainer.__init__).parameters.values()
         if one.kind is one.KEYWORD_ONLY
     }
-    assert own == {*TRAINER, "build_context"}  # which is code
+    assert own == {*TRAINER, "build_context", "strict"}  # code, and what --allow-change says of a run
     known = json.loads(json.dumps(resolved().model_dump()))
     for key in TRAINER.values():
         inside: Any = known

@@ -43,8 +43,8 @@ def test_what_there_is() -> None:
     assert {"cnn_dailymail", "gigaword", "reddit_tifu", "glue", "ner", "xnli", "xsum", "quickstart", "sft"} == set(
         RECIPES
     )
-    assert sorted([*term_names(), "asft", "r4f", "roast"]) == TERMS
-    assert len(COMBINATIONS) * (len(TERMS) + 1) == 41 * 16
+    assert sorted([*term_names(), "asft", "lwf", "r4f", "roast"]) == TERMS
+    assert len(COMBINATIONS) * (len(TERMS) + 1) == 41 * 17
 
 
 def allowed(recipe: str, chosen: list[str], term: str | None) -> bool:
@@ -61,7 +61,8 @@ def test_every_recipe_resolves_with_every_term(recipe: str) -> None:
     warnings.simplefilter("error")  # and no recipe uses a retired name
     for chosen in variants(recipe):
         for term in [None, *TERMS]:
-            run = run_config.resolve(recipe, terms=[term] if term else [], variants=chosen)
+            texts = ["data.unlabelled=texts.jsonl"] if term == "lwf" else []
+            run = run_config.resolve(recipe, terms=[term] if term else [], variants=chosen, overrides=texts)
             assert len(run.config.terms) == (term is not None)
             assert run.config.criterion().label_smoothing == run.config.loss.label_smoothing
 
@@ -107,6 +108,9 @@ def test_one_step_and_one_generation(recipe: str, chosen: list[str], term: str |
     )
     data = sample_files.folder(tmp_path / "data", plain.card, train=2, held=2)
     settings = sample_files.tiny(str(architecture), data)
+    if term == "lwf":
+        texts = sample_files.write(tmp_path / "texts.jsonl", sample_files.rows(plain.card, 2, seed=9))
+        settings = [*settings, f"data.unlabelled={texts}", f"data.cache_dir={tmp_path / 'cache'}"]
     run = run_config.resolve(recipe, terms=[term] if term else [], variants=chosen, overrides=settings)
     if not allowed(recipe, chosen, term):
         with pytest.raises(BadInput, match=r"regression head|classification head|no LayerNorm on its embed"):
@@ -127,7 +131,8 @@ def test_one_step_and_one_generation(recipe: str, chosen: list[str], term: str |
 def test_every_term_resolves_with_a_file_of_ones_own(recipe: str, tmp_path: Path) -> None:
     data = [f"data.path={sample_files.own_text(tmp_path)}"]
     for term in [None, *TERMS]:
-        run = run_config.resolve(recipe, terms=[term] if term else [], overrides=data)
+        texts = ["data.unlabelled=texts.jsonl"] if term == "lwf" else []
+        run = run_config.resolve(recipe, terms=[term] if term else [], overrides=[*data, *texts])
     assert run.config.output == f"runs/{recipe}-mine/{TERMS[-1]}"
 
 

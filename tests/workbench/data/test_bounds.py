@@ -34,7 +34,7 @@ def test_numbers_in_settings_are_bounded(setting: str, tmp_path: Path) -> None:
 
 
 def test_numbers_in_terms_are_bounded(tmp_path: Path) -> None:
-    for term, key in (("smart", "steps"), ("freelb", "steps"), ("uegr", "passes")):
+    for term, key in (("smart", "attack.steps"), ("freelb", "attack.steps"), ("uegr", "passes")):
         words = tiny(tmp_path, "-t", term, f"terms.{term}.{key}=1000000000")
         refused(tmp_path, rf"terms.{term}.{key}=1000000000: .*at most 1000", *words)
 
@@ -151,7 +151,7 @@ def test_parts_of_a_recipe_of_the_wrong_type_are_refused(recipe: str, message: s
 
 
 MODULES = {
-    "abstract": ("from seqreg import Term\nclass Mine(Term): pass\n", "Mine is abstract: it lacks __call__, cost"),
+    "abstract": ("from seqreg import Term\nclass Mine(Term): pass\n", "Mine is abstract: it lacks cost, loss"),
     "divides": ("1 / 0\n", "cannot be imported: ZeroDivisionError: division by zero"),
     "spells": ("def\n", "cannot be imported: SyntaxError"),
     "leaves": ("raise SystemExit(0)\n", "cannot be imported: SystemExit"),

@@ -210,12 +210,11 @@ def test_a_card_carries_the_form_of_its_files(tmp_path: Path) -> None:
         (["--delimiter", "¦¦"], "--delimiter '¦¦': expected one character, such as ; or \\t"),
         (["--delimiter", ""], "--delimiter '': expected one character"),
         (["--encoding", "latin1x"], "--encoding 'latin1x': expected utf-8, latin-1, cp1252 or the like"),
-        (["--encoding", "utf-8"], "x.csv:2: not UTF-8 (byte 3 of the line): is there another encoding? "
-                                  "Give --encoding"),
-        (["--delimiter", ","], "x.csv:2: 2 cells, but the first line names 1 columns: is there another delimiter? "
-                               "Give --delimiter"),
-        (["--encoding", "latin-1", "--delimiter", "|"], "x.csv: one column, 'label;text': is there another delimiter? "
-                                                        "Give --delimiter"),
+        (["--encoding", "utf-8", "--delimiter", ";"], "x.csv:2: not UTF-8 (byte 3 of the line): is there another "
+                                                      "encoding? Give --encoding"),
+        (["--delimiter", ","], "x.csv:1: one column, 'label;text': is there another delimiter? Give --delimiter"),
+        (["--encoding", "latin-1", "--delimiter", "|"], "x.csv:1: one column, 'label;text': is there another "
+                                                        "delimiter? Give --delimiter"),
     ],
 )  # fmt: skip
 def test_options_of_a_file_that_cannot_be_right(options: list[str], message: str, tmp_path: Path) -> None:

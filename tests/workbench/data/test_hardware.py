@@ -75,7 +75,7 @@ def test_scripts_and_what_they_start_inherit_it(tmp_path: Path) -> None:
     tools = tmp_path / "checkout" / "tools"
     tools.mkdir(parents=True)
     shutil.copy(ROOT / "tools" / "environment.sh", tools)
-    for name in ("setup.cfg", "constraints.txt", "pyproject.toml"):
+    for name in ("setup.cfg", "setup.py", "constraints.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path / "checkout")
     fake = tmp_path / "environment" / "bin"
     fake.mkdir(parents=True)
