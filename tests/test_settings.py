@@ -77,7 +77,7 @@ def test_padding_of_a_term_is_that_of_its_attack() -> None:
 
 
 def test_examples_that_a_term_counts_on_are_known() -> None:
-    with pytest.raises(BadInput, match="on='labeled'.*did you mean 'labelled'"):
+    with pytest.raises(BadInput, match=r"on='labeled'.*did you mean 'labelled'"):
         ConfidencePenalty(on="labeled")  # type: ignore[arg-type]
 
 

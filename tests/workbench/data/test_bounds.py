@@ -60,7 +60,7 @@ def test_files_without_end_are_refused(tmp_path: Path) -> None:
         refused(tmp_path, "a pipe, a socket or a device: expected a file", "rouge", name, "good.txt")
         refused(tmp_path, "a pipe, a socket or a device: expected a file", "rouge", "good.txt", name)
     for name in ("pipe.jsonl", "zero.jsonl"):
-        refused(tmp_path, "no such file", "train", *PAIR, f"data.path={name}")
+        refused(tmp_path, "a pipe, a socket or a device: expected a file", "train", *PAIR, f"data.path={name}")
     refused(tmp_path, "a folder: expected a file", "rouge", ".", "good.txt")
     with (tmp_path / "sparse.jsonl").open("wb") as file:
         file.truncate(1 << 38)
