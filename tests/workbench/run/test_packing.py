@@ -150,8 +150,8 @@ def test_a_run_from_the_command_line(home: Path) -> None:
         ([*PACKED, "model.name=bloom"], "BloomForCausalLM does not keep them apart: leave it out"),
         (["data.padding_free=true", "model.name=bloom"], "BloomForCausalLM does not keep them apart: leave it out"),
         ([*PACKED, "loss.per=sequence"], "the criterion: per='sequence': rows are packed"),
-        ([*PACKED, "--terms", "vat"], "vat: over='sentence': rows are packed"),
-        (["data.padding_free=true", "--terms", "freelb"], "freelb: over='sentence': rows are packed"),
+        ([*PACKED, "--terms", "vat"], "vat: attack.over='sentence': rows are packed"),
+        (["data.padding_free=true", "--terms", "freelb"], "freelb: attack.over='sentence': rows are packed"),
         (["data.sample_packing=true"], "data.packing"),
     ],
 )
