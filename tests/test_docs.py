@@ -160,7 +160,7 @@ def test_every_term_has_a_card_with_its_measured_cost() -> None:
     cards = [path.stem for path in CARDS]
     assert [name for name in cards if name in measured] == term_names() == sorted(measured)
     assert set(cards) <= set(lookup.names("recipes/terms"))
-    for path in CARDS:
+    for path in [path for path in CARDS if path.stem in measured]:
         text = path.read_text()
         term = build_term(path.stem)
         stated = f"{term.cost.forwards} extra forwards and {term.cost.backwards} extra backwards"
