@@ -199,7 +199,9 @@ class Criterion:
             for term, weight in weighted:
                 if weight > 0 or callable(term.weight):
                     term.prepare(evaluation)
-            return self._report(evaluation, active, {term.name: weight for term, weight in weighted})
+            report = self._report(evaluation, active, {term.name: weight for term, weight in weighted})
+            ctx.forward.take_loss(report.total)
+            return report
 
     def _report(
         self, ctx: Evaluation, active: Sequence[tuple[Term, float]], weights: Mapping[str, float]

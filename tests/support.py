@@ -25,7 +25,13 @@ COLUMNS = {
         "as above with `MixedPrecisionPolicy(param_dtype=torch.bfloat16)`, against bf16 weights",
     ),
     "FSDP1": (MATRIX, "`FullyShardedDataParallel(use_orig_params=True)`, as above"),
-    "ZeRO": (REFUSED.format("deepspeed"), "DeepSpeed 0.19.8 itself, stages 1, 2 and 3, on two ranks"),
+    "ZeRO-1": (
+        MATRIX,
+        "DeepSpeed 0.19.8 itself, stage 1, two ranks, as DDP; more in `tests/engines/test_deepspeed.py`",
+    ),
+    "ZeRO-2": (MATRIX, "stage 2, as above"),
+    "ZeRO-2, bf16": (MATRIX, "stage 2 with `bf16: {enabled: true}`, against bf16 weights"),
+    "ZeRO-3": (MATRIX, "stage 3, no parameter kept whole, as above"),
     "TP": (REFUSED.format("tensor_parallelism"), "`from_pretrained(..., tp_plan='auto')` on two ranks"),
     "compile": (
         CONDITIONS,
@@ -54,20 +60,20 @@ COLUMNS = {
     ),
 }
 TABLE = """
-base     F F F E R R F F F F F F F F F F F F F
-r3f      F F F E R R F F F F F F F F F F F F F
-smart    F F R E R R F F F F F F F F F F R F F
-bregman  F F F R R R F F F F F F F F F F F F F
-anchor   F F F R R R F F F F F F F F F F F F F
-sift     F F R E R R F F F F F F F F F F F F F
-alum     F F R E R R F F F F F F F F F F R F F
-vat      F F R E R R F F F F F F F F F F R R F
-freelb   F F R E R R F F F F F F F F F F R R F
-rdrop    F F F E R R F F F F F F F F F F F F F
-neftune  F F F E R R F F F F F F F F F F F F F
-jachess  F F R E R R F F F F F F F F F F R F F
-uegr     E E R E R R E E E E E E E E R E R R E
-r4f      E E E E R R E E E E R E R E E E E R E
+base     F F F E F F F E R F F F F F F F F F F F F F
+r3f      F F F E F F F E R F F F F F F F F F F F F F
+smart    F F R E F F R E R F F F F F F F F F F R F F
+bregman  F F F R F F F R R F F F F F F F F F F F F F
+anchor   F F F R F F F R R F F F F F F F F F F F F F
+sift     F F R E F F R E R F F F F F F F F F F F F F
+alum     F F R E F F R E R F F F F F F F F F F R F F
+vat      F F R E F F R E R F F F F F F F F F F R R F
+freelb   F F R E F F R E R F F F F F F F F F F R R F
+rdrop    F F F E F F F E R F F F F F F F F F F F F F
+neftune  F F F E F F F E R F F F F F F F F F F F F F
+jachess  F F R E F F R E R F F F F F F F F F F R F F
+uegr     E E R E E E R E R E E E E E E E E R E R R E
+r4f      E E E E E E E E R E E E E R E R E E E E R E
 """
 """A letter a column, in their order; see `STATUS`."""
 
@@ -119,9 +125,26 @@ optimizer's step evaluate by the criterion, `criterion(context(model, batch))`, 
 whole after a pass of your own without a backward, and the step does not reach them.
 `seqreg bench --engine fsdp2` measures the fused head against a plain one.
 
-DeepSpeed ends every backward pass through the outputs of its engine by reducing the gradients of the parameters. An
-ascent takes gradients of its perturbation through the same outputs, and there are none to reduce: stages 1 and 2 stop
-in `reduce_ipg_grads`. So all stages are refused, and not each term by itself.
+DeepSpeed: give `context`, `count` and `optimizer_steps` the engine that `deepspeed.initialize` or `accelerator.prepare`
+made, and call `engine.backward(report.total)` and `engine.step()`, or `accelerator.backward(report.total)`. An engine
+that is called reduces gradients whenever a gradient passes its outputs, also that of a perturbation; so passes are made
+on the model inside it, and the engine is told of the loss. Stages 0 to 2 keep the head fused; under stage 3 logits are
+held, and terms that make a pass with other weights are refused. Equal to one process, to rounding, under all stages:
+accumulation with a last step of fewer micro-batches, clipping, optimizer and parameters offloaded to the CPU,
+Accelerate. A Trainer with `deepspeed=` and `attach` makes the steps of DDP, and resumes to the same bits. DeepSpeed's
+checkpoints resume on one and four ranks after `python -m deepspeed.checkpoint.ds_to_universal`: save them with
+`client_state={"criterion": criterion.state_dict(), "universal_checkpoint_info": {"universal_checkpoint_version": 0.2}}`
+and load them with `{"checkpoint": {"load_universal": true}}` (`tests/engines/test_deepspeed.py`). DeepSpeed names a
+checkpoint the latest before all ranks have written it: where ranks may be killed, save with `save_latest=False`, and
+write its `latest` when `save_checkpoint` has returned (`tests/helpers/zero_run.py`, killed by `tests/faults.py`).
+DeepSpeed clips gradients to a norm of 1 where its configuration has no `gradient_clipping`. Refused: layerdrop,
+selective updates, unlabelled data and R4F heads in a Trainer, `loss_context`, and pipeline, tensor and sequence
+parallelism of DeepSpeed.
+
+DeepSpeed without a GPU: Accelerate counts one process under `accelerate launch`, also with `use_cpu: true`, and
+DeepSpeed stops: "Check batch related parameters. train_batch_size is not equal to ...". Call
+`accelerate.PartialState(cpu=True)` before `Accelerator()`; `Accelerator(cpu=True)` gives DDP instead, without a word. A
+Trainer needs `use_cpu=True`; without it every rank would read the same examples, which is refused.
 
 Trainers: `shard(model)` of `seqreg.integrations.hf` before a `RegularizedTrainer` is made, or `attach` is called, and
 `engine.name=fsdp2` in a recipe ([several processes](recipes.md#several-processes-and-nodes)), give the gradient of one

@@ -10,11 +10,15 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from seqreg.engines import deepspeed
 from seqreg.errors import BadInput
 
-Engine = Literal["", "DDP", "FSDP2", "FSDP1", "DeepSpeed", "tensor parallelism"]
-"""What spreads a model over ranks; empty where nothing does."""
+Engine = Literal["", "DDP", "ZeRO-0", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP2", "FSDP1", "tensor parallelism"]
+"""What spreads a model over ranks; empty where nothing does. ZeRO is DeepSpeed's."""
+WHOLE_WEIGHTS: tuple[Engine, ...] = ("", "DDP", "ZeRO-0", "ZeRO-1", "ZeRO-2")
+"""Engines under which every rank holds all weights."""
 
+_ZERO: tuple[Engine, ...] = ("ZeRO-0", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 _FSDP = "torch.distributed.fsdp"
 USE_FSDP2 = "use FSDP2 (torch.distributed.fsdp.fully_shard) or DistributedDataParallel"
 
@@ -66,8 +70,10 @@ def engine_of(model: nn.Module) -> Engine:
         check_held(model, _inside(fsdp1), "FSDP1")
         return "FSDP1"
     parameters = list(model.parameters())
-    if type(model).__module__.startswith("deepspeed") or any(hasattr(each, "ds_id") for each in parameters):
-        return "DeepSpeed"
+    if deepspeed.is_deepspeed(model):
+        return _ZERO[deepspeed.stage(model)]
+    if any(hasattr(each, "ds_id") for each in parameters):
+        return "ZeRO-3"
     planned = any(getattr(module, "_tp_size", None) not in (None, 1) for module in modules)
     if planned or any(is_sharded(each) for each in parameters):
         return "tensor parallelism"
@@ -112,14 +118,23 @@ def check_engine(model: nn.Module, asked: str) -> None:
         )
 
 
+def check_processes(counted: int) -> None:
+    """Refuse to train several ranks that Accelerate takes for one process each: all would read the same examples."""
+    if (ranks := world_size()) != counted:
+        raise BadInput(
+            f"gradients are averaged over {ranks} ranks, and Accelerate counts {counted}: without GPUs set "
+            "use_cpu=True, or call accelerate.PartialState(cpu=True) before Accelerator()"
+        )
+
+
 def refusal(engine: Engine, *, other_weights: bool = False) -> str:
     """Why a loss or a term is refused under an engine, and what to use; empty where it is exact.
 
     Args:
         other_weights: whether it makes a pass with weights other than the model's own
     """
-    if engine in ("DeepSpeed", "tensor parallelism"):
+    if engine == "tensor parallelism":
         return f"{engine} has not been shown to give the gradient of one process: {USE_FSDP2}"
-    if engine == "FSDP1" and other_weights:
-        return f"FSDP1 cannot exchange weights for a pass: {USE_FSDP2}"
+    if engine in ("FSDP1", "ZeRO-3") and other_weights:
+        return f"{engine} cannot exchange weights for a pass: {USE_FSDP2}"
     return ""

@@ -41,6 +41,8 @@ class ModuleForward(Forward):
     ) -> None:
         self.module, self.outputs, self.layers = module, outputs, layers
         self.engine, self.shards = engine_of(module), Shards.of(module)
+        if self.engine.startswith("ZeRO"):
+            raise BadInput(f"{self.engine}: DeepSpeed cannot be told of the loss of any module: use DDP or FSDP2")
         self.stacks = {"encoder": Stack(embedding, embedding)}
         self.sites = {"encoder": PerturbationSite(mask=None if token_mask is None else token_mask.bool())}
 

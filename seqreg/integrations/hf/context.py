@@ -17,7 +17,8 @@ from transformers import EncoderDecoderModel, PreTrainedModel
 
 from seqreg import spectral_norm
 from seqreg.context import Context, Count, Kind
-from seqreg.engines.detect import Engine, check_group, engine_of, refusal, world_size
+from seqreg.engines import deepspeed
+from seqreg.engines.detect import WHOLE_WEIGHTS, Engine, check_group, check_processes, engine_of, refusal, world_size
 from seqreg.engines.shards import Shards, kept_whole
 from seqreg.errors import BadInput
 from seqreg.forward import Forward, Pass, Perturbation, PerturbationSite, Point
@@ -41,7 +42,7 @@ class HFForward(Forward):
     def __init__(
         self, model: nn.Module, inputs: Mapping[str, Any], task: hf.ModelTask, labels: Tensor | None = None
     ) -> None:
-        self.model, self.inputs, self.task = model, dict(inputs), task
+        self.wrapped, self.inputs, self.task = model, dict(inputs), task
         module = hf.unwrap(model)
         self.module, self.config = module, module.config
         self.stacks = hf.stacks(module)
@@ -51,10 +52,11 @@ class HFForward(Forward):
             self._check_classifier()
         self.sites = {name: self._site(name, stack, labels) for name, stack in self.stacks.items()}
         self.engine, self.shards = engine_of(model), Shards.of(model)
+        self.model: nn.Module = model.module if deepspeed.is_deepspeed(model) else model  # type: ignore[assignment]
         self.targets = None if labels is None else target_positions(self.inputs, labels, task)
         self.reentrant = hf.uses_reentrant_checkpointing(module)
         self.drops_layers = module.training and hf.drops_layers(module)
-        if self.drops_layers and self.engine in ("FSDP2", "FSDP1"):
+        if self.drops_layers and self.engine not in ("", "DDP"):
             raise BadInput(
                 f"{self.engine}: layerdrop skips layers that other ranks gather: set the model's layerdrop to 0"
             )
@@ -66,20 +68,19 @@ class HFForward(Forward):
         self.recomputes = module.training and module.is_gradient_checkpointing
         if task in ("seq2seq", "causal") or hf.takes_cache(module):
             self.inputs.setdefault("use_cache", False)
-        self.head = None if task == "classification" else head_of(model, module, self.shards)
+        self.head = None if task == "classification" else head_of(self.model, module, self.shards)
         self.lora = LoraHead(self.head) if hasattr(self.head, "lora_A") else None
         self.head_owner = None if self.head is None or self.shards is None else self.shards.owner(self.head)
         self.batch_size = None if self.packed or hf.routes(module, self.inputs) else _batch_size(self.inputs)
         self.lookups = self._lookups(self.inputs)
         self.kept_inputs: dict[tuple[str, Point], LayerInput] = {}
-        self.adapted = reference.adapted(model)
+        self.adapted = reference.adapted(self.model)
         self.adapters = self.adapted is not None
         if task in ("causal", "tokens"):
             reference.check_no_virtual_tokens(self.adapted)
-        possible = task == "seq2seq" and model is module and not self.packed and not self.recomputes
-        self.reuse = (
-            EncoderReuse.of(module, self.stacks) if possible and not self.drops_layers and self.shards is None else None
-        )
+        possible = task == "seq2seq" and self.model is module and not self.packed and not self.recomputes
+        whole = not self.drops_layers and self.engine in WHOLE_WEIGHTS
+        self.reuse = EncoderReuse.of(module, self.stacks) if possible and whole else None
 
     def _check_classifier(self) -> None:
         if self.packed:
@@ -91,7 +92,7 @@ class HFForward(Forward):
     def keep_input(self, site: str, layer: int) -> None:
         if (site, layer) in self.kept_inputs:
             return
-        if self.drops_layers or self.recomputes or self.engine not in ("", "DDP"):
+        if self.drops_layers or self.recomputes or self.engine not in WHOLE_WEIGHTS:
             fault = "layerdrop" if self.drops_layers else "gradient checkpointing" if self.recomputes else self.engine
             raise BadInput(f"layer={layer}: passes cannot begin at a layer under {fault}: leave layer out")
         layers = hf.layers(self.stacks[site])
@@ -132,6 +133,7 @@ class HFForward(Forward):
             if self.reuse is not None and self._masks is not None and not (hidden and shifts):
                 inputs = exits.enter_context(self.reuse(inputs, self._masks, shifts))
             alone = self.observing and self.shards is None  # FSDP2 gathers in the forward of what it was called on
+            exits.enter_context(deepspeed.autocast(self.wrapped))
             try:
                 output = (self.module if alone else self.model)(**inputs, **options)
             except (KeyError, IndexError) as error:
@@ -521,12 +523,15 @@ def count(
     known = [(one.labels, one.sequences, unknown if one.positions is None else one.positions) for one in here]
     totals = torch.tensor(known, dtype=torch.float64).reshape(-1, 3).sum(0)
     ranks = world_size()
+    if accelerator is not None:
+        check_processes(accelerator.num_processes)
     if ranks > 1:
         totals = totals.to(next(model.parameters()).device)
         torch.distributed.all_reduce(totals)
     labels, sequences, positions = totals.tolist()
-    world = ranks * (1 if accelerator is None else accelerator.gradient_accumulation_steps)
-    total = Count(labels, sequences, world, None if math.isnan(positions) else positions)
+    divided = deepspeed.is_deepspeed(model) or accelerator is None
+    pieces = deepspeed.accumulation_steps(model) if divided else accelerator.gradient_accumulation_steps
+    total = Count(labels, sequences, ranks * pieces, None if math.isnan(positions) else positions)
     make = build_context or context
     return dataclasses.replace(total, contexts=lambda: (make(model, batch, count=total) for batch in batches))
 

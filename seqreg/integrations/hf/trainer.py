@@ -22,7 +22,7 @@ from seqreg import spectral_norm
 from seqreg.context import Context, Count, Evaluation
 from seqreg.criterion import Criterion, LossReport
 from seqreg.engines import checkpoint as sharded
-from seqreg.engines.detect import check_engine, engine_of, is_sharded
+from seqreg.engines.detect import check_engine, check_processes, engine_of, is_sharded
 from seqreg.engines.shards import whole_state
 from seqreg.errors import BadInput
 from seqreg.integrations.hf.callbacks import CheckedStep, UnlabelledStepCallback, UpdateCallback
@@ -121,6 +121,8 @@ class RegularizedTrainer(Trainer):
         if alternating and unlabeled_dataset is None:
             raise BadInput(f"{alternating[0]}: mode='alternate' needs unlabeled_dataset=")
         if unlabeled_dataset is not None:
+            if self.is_deepspeed_enabled:
+                raise BadInput("unlabeled_dataset: its optimizer steps have not been tried with DeepSpeed: use DDP")
             if build_context is not None:
                 raise BadInput("unlabeled_dataset and build_context=: unlabelled batches are those of hf.context alone")
             if not is_indexed(unlabeled_dataset) or not len(unlabeled_dataset):
@@ -196,6 +198,7 @@ class RegularizedTrainer(Trainer):
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[Any, Any]:
         samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        check_processes(self.args.world_size)
         step_count = count(self.model, samples, build_context=self.build_context) if samples else None
         if step_count is not None and type(self).compute_loss is not RegularizedTrainer.compute_loss:
             step_count = replace(step_count, contexts=None)  # it may take something out of its inputs first
