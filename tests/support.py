@@ -125,6 +125,13 @@ optimizer's step evaluate by the criterion, `criterion(context(model, batch))`, 
 whole after a pass of your own without a backward, and the step does not reach them.
 `seqreg bench --engine fsdp2` measures the fused head against a plain one.
 
+FSDP2 that others set up: a loop under `accelerate launch` with `fsdp_version: 2`, and a Trainer with `fsdp=True` and
+`fsdp_config` of version 2, make the steps of one process and of DDP, and such a Trainer resumes to the same bits
+(`tests/engines/test_fsdp2_launchers.py`, where Accelerate is told that ranks of gloo are GPUs: on CPUs it gives DDP).
+What a Trainer with `fsdp=` gets besides FSDP2 is refused. Accelerate 1.15 itself fails on models whose stacks share one
+embedding (BART): "Parameter 'model.shared.weight' is shared with a parameter already managed by another FSDP group".
+Use `shard(model)` of `seqreg.integrations.hf` for those.
+
 DeepSpeed: give `context`, `count` and `optimizer_steps` the engine that `deepspeed.initialize` or `accelerator.prepare`
 made, and call `engine.backward(report.total)` and `engine.step()`, or `accelerator.backward(report.total)`. An engine
 that is called reduces gradients whenever a gradient passes its outputs, also that of a perturbation; so passes are made

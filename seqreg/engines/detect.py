@@ -110,7 +110,9 @@ def check_engine(model: nn.Module, asked: str) -> None:
         asked: the setting that asks for FSDP, as the user wrote it; empty where none does
     """
     engine = engine_of(model)
-    if asked and engine not in ("FSDP2", "FSDP1"):
+    if asked and engine == "FSDP1":
+        raise BadInput(f"{asked} gave FSDP1, whose trainers have not been tried: set fsdp_version to 2")
+    if asked and engine != "FSDP2":
         got = engine or "a model that nothing shards"
         raise BadInput(
             f"{asked} asks for FSDP, and Accelerate gave {got}: on CPUs it does so; leave it out, or call fully_shard "

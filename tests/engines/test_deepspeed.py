@@ -6,7 +6,6 @@ import copy
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import accelerate
@@ -23,9 +22,9 @@ from seqreg.integrations.module import loss_context
 from seqreg.terms.bregman import Bregman
 from seqreg.terms.jachess import JacHess
 from seqreg.terms.r3f import R3F
-from seqreg.terms.smart import SMART
 from tests.helpers import tiny_models, zero
-from tests.helpers.engine_cases import Result, alone, on_ranks
+from tests.helpers.engine_cases import Result, on_ranks
+from tests.helpers.engine_steps import TERMS, apart, make, micro_batches, one_process
 from tests.integrations.test_hf_context import fixed_noise
 from tests.integrations.test_trainer import losses, trainer
 
@@ -39,13 +38,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "zero_force_ds_cpu_optimizer": False,
     },
 }
-TERMS = (R3F(weight=0.5, scale=0.1), SMART(relative=False))
-MICRO = 5
-"""Micro-batches of a rank: the last of three optimizer steps of two has one."""
-
-
-def micro_batches(rank: int) -> list[dict[str, Tensor]]:
-    return [tiny_models.batch("bart", rows=2, seed=10 * rank + piece) for piece in range(MICRO)]
 
 
 def weights(module: Any) -> dict[str, Tensor]:
@@ -55,34 +47,12 @@ def weights(module: Any) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in found.items()}
 
 
-def apart(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    assert found.keys() == expected.keys()
-    moved = sum(float((found[name] - expected[name]).square().sum()) for name in expected)
-    return (moved / sum(float(tensor.square().sum()) for tensor in expected.values())) ** 0.5
-
-
-def one_process(world: int, clipping: float) -> dict[str, Tensor]:
-    """What gradient descent on all micro-batches of all ranks comes to."""
-    net = tiny_models.dropout_off(tiny_models.make("bart"))
-    optimizer, criterion = torch.optim.SGD(net.parameters(), lr=0.5), Criterion(*TERMS, label_smoothing=0.1)
-    for step, first in enumerate(range(0, MICRO, 2)):
-        pieces = [piece for rank in range(world) for piece in micro_batches(rank)[first : first + 2]]
-        net.zero_grad()
-        whole = alone(SimpleNamespace(model="bart"), pieces)  # type: ignore[arg-type]
-        for piece in pieces:
-            criterion(context(net, piece, step=step, count=whole)).total.backward()
-        if clipping:
-            torch.nn.utils.clip_grad_norm_(net.parameters(), clipping)
-        optimizer.step()
-    return weights(net)
-
-
 def _steps(rank: int, world: int, *, stage: int, name: str) -> float:
     """How far three steps of an engine are from those of one process."""
     settings = copy.deepcopy(SETTINGS[name])
     with pytest.MonkeyPatch.context() as patch:
         fixed_noise(patch)
-        net = tiny_models.dropout_off(tiny_models.make("bart"))
+        net = make()
         engine = zero.initialize(net, stage=stage, gradient_accumulation_steps=2, **settings)
         criterion = Criterion(*TERMS, label_smoothing=0.1)
         for _, contexts in optimizer_steps(engine, micro_batches(rank)):
@@ -102,7 +72,7 @@ def _through_accelerate(rank: int, world: int, *, stage: int) -> float:
     accelerator = accelerate.Accelerator(deepspeed_plugin=plugin, gradient_accumulation_steps=2)
     with pytest.MonkeyPatch.context() as patch:
         fixed_noise(patch)
-        net = tiny_models.dropout_off(tiny_models.make("bart"))
+        net = make()
         optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.5)
         engine, optimizer = accelerator.prepare(net, optimizer)
         assert engine_of(engine) == f"ZeRO-{stage}"
@@ -114,7 +84,7 @@ def _through_accelerate(rank: int, world: int, *, stage: int) -> float:
             optimizer.step()
             optimizer.zero_grad()
         assert engine.global_steps == 3
-        return apart(weights(net), one_process(world, 0.0))
+        return apart(weights(net), one_process(world))
 
 
 def _trainers(rank: int, world: int, *, folder: Path, stages: Sequence[int]) -> dict[str, Any]:
