@@ -330,10 +330,9 @@ def _check(ctx: Context, active: Sequence[tuple[Term, float]], per: str) -> None
     forward = ctx.forward
     if forward.packed and per == "sequence":
         raise BadInput(f"the criterion: per={per!r}: {packed_fix('per')}")
-    if ctx.training and (reason := refusal(forward.engine)):
-        raise BadInput(f"{', '.join(term.name for term, _ in active) or 'the loss'}: {reason}")
     for term, _ in active:
-        if reason := refusal(forward.engine, other_weights=term.other_weights):
+        kinds = [cls.__name__ for cls in type(term).__mro__]
+        if reason := refusal(forward.engine, other_weights=term.other_weights, kinds=kinds):
             raise BadInput(f"{term.name}: {reason}")
         if forward.packed:
             term.check_packed()

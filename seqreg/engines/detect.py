@@ -74,8 +74,13 @@ def engine_of(model: nn.Module) -> Engine:
         return _ZERO[deepspeed.stage(model)]
     if any(hasattr(each, "ds_id") for each in parameters):
         return "ZeRO-3"
-    planned = any(getattr(module, "_tp_size", None) not in (None, 1) for module in modules)
-    if planned or any(is_sharded(each) for each in parameters):
+    cut = {size for module in modules if (size := getattr(module, "_tp_size", None)) not in (None, 1)}
+    if cut or any(is_sharded(each) for each in parameters):
+        if cut - {world_size()}:
+            raise BadInput(
+                f"the model is cut over {cut.pop()} of {world_size()} ranks: tensor parallelism is exact over all "
+                "ranks alone, not beside data parallelism"
+            )
         return "tensor parallelism"
     if ddp:
         if (ranks := ddp[0].process_group.size()) != world_size():
@@ -129,14 +134,19 @@ def check_processes(counted: int) -> None:
         )
 
 
-def refusal(engine: Engine, *, other_weights: bool = False) -> str:
+INEXACT = ("JacHess", "UEGR")
+"""Terms whose differences or dropout masks are others where tensor parallelism cuts a layer."""
+
+
+def refusal(engine: Engine, *, other_weights: bool = False, kinds: Iterable[str] = ()) -> str:
     """Why a loss or a term is refused under an engine, and what to use; empty where it is exact.
 
     Args:
         other_weights: whether it makes a pass with weights other than the model's own
+        kinds: names of the classes of the term
     """
-    if engine == "tensor parallelism":
-        return f"{engine} has not been shown to give the gradient of one process: {USE_FSDP2}"
-    if engine in ("FSDP1", "ZeRO-3") and other_weights:
+    if engine in ("FSDP1", "ZeRO-3", "tensor parallelism") and other_weights:
         return f"{engine} cannot exchange weights for a pass: {USE_FSDP2}"
+    if engine == "tensor parallelism" and any(kind in INEXACT for kind in kinds):
+        return f"{engine} does not give its gradient of one process: {USE_FSDP2}"
     return ""

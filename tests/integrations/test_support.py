@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from seqreg import BadInput, Criterion, spectral_norm
-from seqreg.engines.detect import engine_of
 from seqreg.integrations.hf import context, count, r4f
 from seqreg.term import Term
 from seqreg.terms.neftune import NEFTune
@@ -357,17 +356,11 @@ def test_r4f_is_not_put_on_an_adapted_head() -> None:
         r4f(CLASSIFIERS["LoRA on head"].adapted(tiny_models.make("roberta")))
 
 
-@pytest.mark.parametrize("term", TERMS)
-def test_tensor_parallelism_is_refused(term: str) -> None:
+def test_tensor_parallelism_beside_data_parallelism_is_refused() -> None:
     model = llama()
     model._tp_size = 2  # as transformers marks a model with a tp_plan
-    assert engine_of(model) == "tensor parallelism"
-    named = "the loss" if term == "base" else term
-    with pytest.raises(BadInput, match=rf"^{named}: tensor parallelism has not been shown.*use FSDP2"):
-        Criterion(*TERMS[term]())(context(model, tiny_models.batch("llama"), step=0))
-    assert support.expected(term, "TP") == "refused"
-    with torch.no_grad():  # its loss on held-out data is what it is
-        Criterion(*TERMS[term]())(context(model.eval(), tiny_models.batch("llama"), step=0))
+    with pytest.raises(BadInput, match="the model is cut over 2 of 1 ranks: tensor parallelism is exact over all"):
+        context(model, tiny_models.batch("llama"), step=0)
 
 
 def test_the_page_is_what_the_tests_say() -> None:

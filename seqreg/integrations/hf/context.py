@@ -17,8 +17,8 @@ from transformers import EncoderDecoderModel, PreTrainedModel
 
 from seqreg import spectral_norm
 from seqreg.context import Context, Count, Kind
-from seqreg.engines import deepspeed
-from seqreg.engines.detect import WHOLE_WEIGHTS, Engine, check_group, check_processes, engine_of, refusal, world_size
+from seqreg.engines import deepspeed, tensor_parallel
+from seqreg.engines.detect import WHOLE_WEIGHTS, Engine, check_group, check_processes, engine_of, world_size
 from seqreg.engines.shards import Shards, kept_whole
 from seqreg.errors import BadInput
 from seqreg.forward import Forward, Pass, Perturbation, PerturbationSite, Point
@@ -53,6 +53,8 @@ class HFForward(Forward):
         self.sites = {name: self._site(name, stack, labels) for name, stack in self.stacks.items()}
         self.engine, self.shards = engine_of(model), Shards.of(model)
         self.model: nn.Module = model.module if deepspeed.is_deepspeed(model) else model  # type: ignore[assignment]
+        if self.engine == "tensor parallelism" and spectral_norm.raw_state(module):
+            raise BadInput("r4f: tensor parallelism cuts the head, whose norm is that of all of it: use FSDP2 or DDP")
         self.targets = None if labels is None else target_positions(self.inputs, labels, task)
         self.reentrant = hf.uses_reentrant_checkpointing(module)
         self.drops_layers = module.training and hf.drops_layers(module)
@@ -199,6 +201,8 @@ class HFForward(Forward):
 
     @contextlib.contextmanager
     def one_step(self) -> Iterator[None]:
+        if self.engine == "tensor parallelism":
+            tensor_parallel.share_generators(self._device)
         with kept_whole(self.head_owner, "reshard_after_backward"), super().one_step():
             yield
 
@@ -543,5 +547,5 @@ def _label_mask(labels: Tensor, model: Any, task: hf.ModelTask) -> Tensor:
 
 
 def _several_ranks(model: nn.Module, engine: Engine) -> bool:
-    """Whether the gradients of several ranks become one, under an engine that is not refused anyway."""
-    return world_size() > 1 and not refusal(engine) and (bool(engine) or not isinstance(model, PreTrainedModel))
+    """Whether the gradients of several ranks become one."""
+    return world_size() > 1 and (bool(engine) or not isinstance(model, PreTrainedModel))

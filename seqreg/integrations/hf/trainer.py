@@ -109,7 +109,10 @@ class RegularizedTrainer(Trainer):
     ) -> None:
         """All that a trainer with a criterion has beyond the one that it is made from; called once."""
         check_criterion(criterion)
-        self.sharded = engine_of(self.model) == "FSDP2"
+        engine = engine_of(self.model)
+        if engine == "tensor parallelism":
+            raise BadInput("tensor parallelism has not been tried in a Trainer: use a loop of your own, DDP or FSDP2")
+        self.sharded = engine == "FSDP2"
         """Whether the model was sharded, by `seqreg.integrations.hf.shard`, before the trainer was made."""
         self._check_settings(update)
         if self.sharded:
