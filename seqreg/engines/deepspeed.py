@@ -22,6 +22,11 @@ def is_deepspeed(model: nn.Module) -> bool:
     return type(model).__module__.startswith("deepspeed.")
 
 
+def _loaded(module: str) -> Any:
+    """A module of DeepSpeed, which whoever made an engine has imported."""
+    return sys.modules[f"deepspeed.runtime.{module}"]
+
+
 def stage(engine: Any) -> int:
     """The stage of ZeRO: 0 shards nothing, 1 the optimizer's state, 2 gradients too, 3 weights too."""
     if not hasattr(sys.modules.get("deepspeed.runtime.utils"), "register_output_backward_hooks"):
@@ -43,16 +48,14 @@ def autocast(model: Any) -> contextlib.AbstractContextManager[Any]:
     """The autocast that an engine makes its passes in, for one on the model inside."""
     if not is_deepspeed(model):
         return contextlib.nullcontext()
-    from deepspeed.runtime.torch_autocast import autocast_if_enabled
-
-    return autocast_if_enabled(model)  # type: ignore[no-any-return]
+    return _loaded("torch_autocast").autocast_if_enabled(model)  # type: ignore[no-any-return]
 
 
 def take_loss(model: Any, loss: Tensor) -> None:
     """Tell an engine that a backward pass will begin at a loss, as its own forward does of its output."""
     if is_deepspeed(model) and loss.requires_grad:
-        from deepspeed.runtime.utils import register_output_backward_hooks
-
         if hasattr(model.optimizer, "clear_backward_seen_flag"):
             model.optimizer.clear_backward_seen_flag()
-        register_output_backward_hooks(loss, model._backward_prologue, model._backward_prologue_per_tensor)
+        _loaded("utils").register_output_backward_hooks(
+            loss, model._backward_prologue, model._backward_prologue_per_tensor
+        )
