@@ -3,12 +3,10 @@
 python examples/own_model.py
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
-from seqreg import Context, Criterion, Forward, Pass, Perturbation, PerturbationSite
+from seqreg import Context, Criterion, Forward, Pass, PassRequest, PerturbationSite
 from seqreg.terms.r3f import R3F
 from seqreg.terms.smart import SMART
 
@@ -34,9 +32,9 @@ class TaggerForward(Forward):
         self.module, self.tokens = model, tokens
         self.sites = {"encoder": PerturbationSite(mask=tokens != 0)}  # True on real tokens
 
-    def run(self, shifts: Sequence[Perturbation], *, hidden: bool, rows: Tensor | None = None) -> Pass:
+    def run(self, request: PassRequest) -> Pass:
         embeds = self.module.embedding(self.tokens)
-        for shift in shifts:
+        for shift in request.shifts:
             delta = shift.delta["encoder"]
             embeds = embeds + (delta(embeds) if callable(delta) else delta)
         return Pass(self.module(embeds), {("encoder", "embedding"): embeds})

@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any
 from seqreg.version import __version__
 
 if TYPE_CHECKING:
+    from seqreg.ascent import Ascent
     from seqreg.build import build_criterion, build_term
     from seqreg.context import Context, Count, Evaluation
     from seqreg.criterion import Criterion, LossReport
     from seqreg.errors import BadInput
-    from seqreg.forward import Forward, Pass, Perturbation, PerturbationSite
+    from seqreg.forward import ExtraPass, Forward, Pass, PassRequest, Perturbation, PerturbationSite
     from seqreg.objective import Consistency
     from seqreg.schedules import Every, StartAt, Warmup
-    from seqreg.term import Cost, Term
+    from seqreg.term import Cost, Hints, Passes, Term
 
 __all__ = [
+    "Ascent",
     "BadInput",
     "Consistency",
     "Context",
@@ -26,15 +28,20 @@ __all__ = [
     "Criterion",
     "Evaluation",
     "Every",
+    "ExtraPass",
     "Forward",
+    "Hints",
     "LossReport",
     "Pass",
+    "PassRequest",
+    "Passes",
     "Perturbation",
     "PerturbationSite",
     "StartAt",
     "Term",
     "Warmup",
     "__version__",
+    "advise",
     "attach",
     "build_criterion",
     "build_term",
@@ -42,15 +49,17 @@ __all__ = [
 ]
 
 _HOMES = {
+    "ascent": ("Ascent",),
     "build": ("build_criterion", "build_term"),
     "context": ("Context", "Count", "Evaluation"),
     "criterion": ("Criterion", "LossReport"),
     "errors": ("BadInput",),
     "objective": ("Consistency",),
     "schedules": ("Every", "StartAt", "Warmup"),
-    "term": ("Cost", "Term"),
+    "term": ("Cost", "Hints", "Passes", "Term"),
     "integrations.hf": ("attach", "regularized"),
-    "forward": ("Forward", "Perturbation", "PerturbationSite", "Pass"),
+    "integrations.hf.term_advice": ("advise",),
+    "forward": ("ExtraPass", "Forward", "Pass", "PassRequest", "Perturbation", "PerturbationSite"),
 }
 
 

@@ -41,12 +41,12 @@ class Advisor:
             return
         self._base = task
         meant = size if callable(term.weight) else abs(amount)  # a schedule may begin at next to nothing
-        if self._seen[term.name] == 1 and not term.starts_at_zero and negligible(meant, base, task):
+        if self._seen[term.name] == 1 and not term.hints.starts_at_zero and negligible(meant, base, task):
             text = f"it is {meant:.1e} beside a base loss of {task:.3g}, so it does nothing on this model and batch"
-            self.say(term.name, "nothing", f"{text}: {term.remedy}")
+            self.say(term.name, "nothing", f"{text}: {term.hints.remedy}")
         if amount > task:
             text = f"it is {amount:.3g}, {amount / task:.1f} times the base loss of {task:.3g}"
-            self.say(term.name, "too much", f"{text}, and may undo what pre-training learned: {term.gentler}")
+            self.say(term.name, "too much", f"{text}, and may undo what pre-training learned: {term.hints.gentler}")
 
     def say(self, name: str, what: str, text: str, category: type[Warning] = Advice) -> None:
         """Warn, if this criterion has not said so before; what another one has said does not count."""

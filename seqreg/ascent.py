@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -14,13 +14,13 @@ from torch import Tensor
 from seqreg import diagnostics
 from seqreg.context import Evaluation, Per, Where
 from seqreg.divergences import Divergence
-from seqreg.errors import refuse
-from seqreg.forward import Dropout, Pass, Perturbation, Point
+from seqreg.forward import Dropout, ExtraPass, Pass, Perturbation, Point
 from seqreg.fused.block import Detach
 from seqreg.losses import at_least_float32
 from seqreg.noise import Noise, Norm, Over, norm, project, rms, sample, too_small
 from seqreg.objective import Consistency, keep_logits
-from seqreg.term import Cost, Term
+from seqreg.settings import Settings
+from seqreg.term import ConsistencyTerm, Cost, Hints, Passes
 
 Inject = Literal["scaled", "word", "layernorm", "normalised"]
 Deltas = Mapping[str, Tensor]
@@ -67,8 +67,11 @@ class AscentResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ascent:
+class Ascent(Settings):
     """Gradient ascent on a perturbation: start from noise, follow the gradient, stay inside a ball.
+
+    Terms hold one: `SMART(attack=Ascent(steps=2))`. A setting that is left out has the default of the term that holds
+    it, or of its preset.
 
     Args:
         where: "input" (the encoder, or the only stack), "encoder", "decoder" or "both"
@@ -111,17 +114,15 @@ class Ascent:
     embedding_grad: bool = True
     padding: bool = False
 
-    name = "ascent"
-    """Whose settings these are, for errors: no setting itself."""
-
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 1 <= self.steps <= 1000:
-            refuse(self, "steps", "expected a whole number >= 1, and at most 1000")
+            self.refuse("steps", "expected a whole number >= 1, and at most 1000")
         for setting in ("scale", "step_size", "radius"):
             if getattr(self, setting) <= 0:
-                refuse(self, setting, "expected a number > 0")
+                self.refuse(setting, "expected a number > 0")
         if self.stabiliser < 0:
-            refuse(self, "stabiliser", "expected a number >= 0")
+            self.refuse("stabiliser", "expected a number >= 0")
 
     @property
     def point(self) -> Point:
@@ -133,7 +134,7 @@ class Ascent:
     def _embeds(self, name: str, clean: Pass) -> Tensor:
         """What a site consumed, where the perturbation is added."""
         if self.point == "layernorm" and (name, self.point) not in list(clean.embeds):
-            refuse(self, "inject", f"the {name} has no LayerNorm on its embeddings: use 'scaled' or 'word'")
+            self.refuse("inject", f"the {name} has no LayerNorm on its embeddings: use 'scaled' or 'word'")
         return clean.embeds[name, self.point].detach()
 
     def bounds(self, ctx: Evaluation, name: str, clean: Pass) -> Bounds:
@@ -151,10 +152,10 @@ class Ascent:
         share = 1.0 if self.relative else 1 / entries
         reach = torch.as_tensor(unit * (self.scale if self.projection == "none" else self.radius * share))
         if complaint := too_small(float(reach.max()), embeds, real, clean.dtype):
-            refuse(self, "scale" if self.projection == "none" else "radius", complaint)
+            self.refuse("scale" if self.projection == "none" else "radius", complaint)
         if complaint := too_small(float(torch.as_tensor(self.scale * start).max()), embeds, real, embeds.dtype):
             fix = "load the weights in float32 and train under autocast, where the ascent is made in float32"
-            refuse(self, "scale", f"the start is lost: {complaint} ({fix})")
+            self.refuse("scale", f"the start is lost: {complaint} ({fix})")
         mask = None if self.padding else real
         step = ball * factor if self.rule == "raw" else ball  # a word embedding's gradient is larger by the factor
         return Bounds(mask, self.scale * start, self.step_size * step, self.radius * ball)
@@ -204,7 +205,15 @@ class Ascent:
             }
         return AscentResult(start, deltas, gradients, {name: here.radius for name, here in bounds.items()})
 
-    def ascent_diagnostics(self, result: AscentResult) -> dict[str, float]:
+    def extra_pass(self, ctx: Evaluation, objective: Callable[[Pass], Tensor]) -> ExtraPass:
+        """A pass at the end of an ascent on `objective`, for `Term.declare`."""
+        return ExtraPass(
+            perturbation=lambda clean: self.shift(self.ascend(ctx, clean, objective).final),
+            dropout=self.dropout,
+            ascends=True,
+        )
+
+    def diagnostics(self, result: AscentResult) -> dict[str, float]:
         """The largest |delta| over the radius, and the cosines of the perturbation with its start and last gradient."""
         sizes = {name: norm(delta, self.norm, self.over) for name, delta in result.final.items()}
         reach = torch.cat([(size / result.radius[name]).flatten() for name, size in sizes.items()])
@@ -239,28 +248,14 @@ def _precisely(ctx: Evaluation, clean: Pass, dropout: Dropout) -> Iterator[Pass]
             yield ctx.forward(dropout="off" if dropout == "off" else "shared", grad=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Adversarial(Ascent, Term):
-    """A term that ascends; its settings are those of `Ascent`."""
-
-    remedy: ClassVar[str] = "raise radius and step_size"
-    gentler: ClassVar[str] = "lower radius and step_size, or weight"
-
-    def __post_init__(self) -> None:
-        Term.__post_init__(self)
-        Ascent.__post_init__(self)
-
-    @property
-    def uses_inner_gradient(self) -> bool:
-        return True
-
-    @property
-    def pass_dropout(self) -> Dropout:
-        return self.dropout
+ADVERSARIAL = Hints(
+    remedy="raise attack.radius and attack.step_size", gentler="lower attack.radius and attack.step_size, or weight"
+)
+"""What a user is told about a term that holds an attack."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdversarialConsistency(Adversarial):
+class AdversarialConsistency(ConsistencyTerm):
     """Find the nearby input where the outputs differ most, and ask them to agree.
 
     Under autocast the ascent is made in float32, with one more clean pass to start from: near the clean input a
@@ -274,6 +269,7 @@ class AdversarialConsistency(Adversarial):
         grad: the sides that learn: "both", "clean", "perturbed", or "students" (the right side of each KL)
         per: averaged per "token", per "sequence" (summed over its tokens), or as released code does
         padding: also perturb padded positions, and count those without a label
+        attack: how that input is found, see `Ascent`
     """
 
     inner: Divergence = "symmetric_kl"
@@ -281,23 +277,36 @@ class AdversarialConsistency(Adversarial):
     divergence: Divergence = "symmetric_kl"
     grad: Grad = "both"
     per: Per = "token"
+    padding: bool = False
+    attack: Ascent = Ascent()
+
+    hints: ClassVar[Hints] = ADVERSARIAL
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.padding:
+            object.__setattr__(self, "attack", self.attack._changed(padding=True))
 
     @property
     def cost(self) -> Cost:
-        quiet = 1 if self.dropout == "off" else 0
+        quiet = 1 if self.attack.dropout == "off" else 0
         last = {"both": 1 + quiet, "perturbed": 1, "clean": quiet, "students": 1 + quiet}[self.grad]
-        return Cost(self.steps + 1 + quiet, self.steps + last)
+        return Cost(self.attack.steps + 1 + quiet, self.attack.steps + last)
 
-    def __call__(self, ctx: Evaluation) -> Consistency:
-        clean = ctx.reference(self.dropout)
-        shift = self.shift(self.attack(ctx, clean).final)
-        return self.consistency(clean, ctx.forward(shift, dropout=self.dropout, grad=self.grad != "clean"))
+    def declare(self, ctx: Evaluation) -> Passes:
+        worst = ExtraPass(
+            perturbation=lambda clean: self.attack.shift(self.worst(ctx, clean).final),
+            dropout=self.attack.dropout,
+            grad=self.grad != "clean",
+            ascends=True,
+        )
+        return Passes(worst)
 
-    @property
-    def shares_dropout(self) -> bool:
-        return self.dropout != "off"  # under autocast the ascent starts from the clean pass, replayed in float32
+    def loss(self, ctx: Evaluation, passes: Sequence[Pass]) -> Consistency:
+        return self.consistency(ctx.reference(self.attack.dropout), passes[0])
 
-    def attack(self, ctx: Evaluation, clean: Pass) -> AscentResult:
+    def worst(self, ctx: Evaluation, clean: Pass) -> AscentResult:
+        """Find the perturbation at which the output differs most from that of the clean pass."""
         if ctx.kind == "regression" and self.inner != "mse":
             self.refuse("inner", "a KL is 0 on a regression head: use inner='mse' and divergence='mse'")
 
@@ -306,19 +315,20 @@ class AdversarialConsistency(Adversarial):
 
         counted = torch.ones_like(ctx.mask) if self.padding else ctx.mask
         divisor = {"sum": 1, "token": max(int(counted.sum()), 1), "sequence": len(counted)}[self.inner_per]
-        with _precisely(ctx, clean, self.dropout) as reference:
+        with _precisely(ctx, clean, self.attack.dropout) as reference:
             keep_logits(ctx, reference, counted)
-            return self.ascend(ctx, clean, objective)
+            return self.attack.ascend(ctx, clean, objective)
 
     def diagnostics(self, ctx: Evaluation) -> dict[str, float]:
-        """See `seqreg.diagnostics` and `Ascent.ascent_diagnostics`."""
-        clean = ctx.reference(self.dropout)
-        ascent = self.attack(ctx, clean)
-        shift = self.shift(ascent.final)
+        """See `seqreg.diagnostics` and `Ascent.diagnostics`."""
+        dropout = self.attack.dropout
+        clean = ctx.reference(dropout)
+        ascent = self.worst(ctx, clean)
+        shift = self.attack.shift(ascent.final)
         return {
-            **self.ascent_diagnostics(ascent),
+            **self.attack.diagnostics(ascent),
             **diagnostics.size(ctx, clean, shift),
-            **diagnostics.sources(ctx, clean, shift, self.dropout, lambda a, b: self.consistency(a, b).value(ctx)),
+            **diagnostics.sources(ctx, clean, shift, dropout, lambda a, b: self.consistency(a, b).value(ctx)),
         }
 
     def consistency(self, clean: Pass, view: Pass) -> Consistency:

@@ -6,10 +6,11 @@ is the only place that reduces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import cached_property
-from typing import Literal
+import contextlib
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -20,8 +21,12 @@ from seqreg.losses import IGNORE, Base, at_least_float32
 from seqreg.overrides import Memory
 
 Per = Literal["token", "sequence", "fairseq", "sum"]
-On = Literal["labels", "all"]
+Positions = Literal["labels", "all"]
 """The positions that count: those with a label, or all real target positions (`Forward.targets`)."""
+Stream = Literal["labelled", "unlabelled", "replay"]
+"""Where the examples of a batch come from: the new task, texts without labels, or labelled examples of an old task."""
+On = Literal["labelled", "unlabelled", "both"]
+"""The examples that a term counts on: those with labels (old ones too), those without, or all."""
 Where = Literal["input", "encoder", "decoder", "both"]
 Kind = Literal["tokens", "classes", "regression"]
 OutputLoss = Callable[[Tensor], Tensor]
@@ -39,6 +44,8 @@ class Count:
             under Accelerate); the loss is multiplied by it
         positions: real target positions, with a label or without (see `Forward.targets`); None where they are not known
         contexts: makes the contexts of all micro-batches of this rank; None where they are not known
+        replay: the part of these numbers that old examples have; None where the step has none
+        unlabelled: what texts without labels add, in the same units: positions in place of labels; None without them
     """
 
     labels: float
@@ -46,13 +53,62 @@ class Count:
     grad_divisor: int = 1
     positions: float | None = None
     contexts: Callable[[], Iterable[Context]] | None = field(default=None, compare=False, repr=False)
+    replay: Count | None = None
+    unlabelled: Count | None = None
+    of_batch: bool = field(default=False, compare=False)
+    """Whether this is the count of single batches, and not known to be that of a step."""
 
     @classmethod
-    def of(cls, mask: Tensor, targets: Tensor | None = None) -> Count:
+    def of(cls, mask: Tensor, targets: Tensor | None = None, stream: Stream = "labelled") -> Count:
         """The count of a single batch on a single rank."""
         positions = None if targets is None else float(targets.sum())
         rows = mask.reshape(mask.shape[0], -1).any(-1)
-        return cls(float(mask.sum()), float(rows.sum()), positions=positions)
+        here = cls(float(mask.sum()), float(rows.sum()), positions=positions, of_batch=True)
+        if stream == "unlabelled":
+            return cls(0.0, 0.0, positions=0.0, unlabelled=here, of_batch=True)
+        return replace(here, replay=here) if stream == "replay" else here
+
+    def __add__(self, other: Count) -> Count:
+        """The count of both, where each is of a part of one optimizer step."""
+        known = self.positions is not None and other.positions is not None
+        return Count(
+            self.labels + other.labels,
+            self.sequences + other.sequences,
+            self.grad_divisor,
+            self.positions + other.positions if known else None,  # type: ignore[operator]
+            replay=_both(self.replay, other.replay),
+            unlabelled=_both(self.unlabelled, other.unlabelled),
+            of_batch=self.of_batch and other.of_batch,
+        )
+
+    def of_stream(self, stream: Stream) -> Count:
+        """The part of the count that one stream has."""
+        if stream == "labelled" and self.replay is not None:
+            old = self.replay
+            part = self + Count(-old.labels, -old.sequences, positions=_negative(old.positions))
+        else:
+            found = self if stream == "labelled" else self.replay if stream == "replay" else self.unlabelled
+            if found is None:
+                raise BadInput(
+                    f"the count of this step has no {stream} examples: pass count=count(model, batches, {stream}=[...])"
+                )
+            part = found
+        return replace(part, grad_divisor=self.grad_divisor, contexts=self.contexts)
+
+    def averaged_on(self, on: On) -> Count:
+        """What a term averages over that counts on these examples."""
+        if on == "labelled":
+            return self
+        unlabelled = self.of_stream("unlabelled")
+        return unlabelled if on == "unlabelled" else replace(self + unlabelled, contexts=self.contexts)
+
+
+def _both(first: Count | None, second: Count | None) -> Count | None:
+    return first + second if first is not None and second is not None else first or second
+
+
+def _negative(number: float | None) -> float | None:
+    return None if number is None else -number
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -61,14 +117,14 @@ class Context:
 
     Args:
         forward: runs the model
-        labels: targets, `IGNORE` where there is none; None for unlabelled data, on which only terms that need no labels
-            count, over the positions of `mask`                     # [B, T] or [B]
+        labels: targets, `IGNORE` where there is none; None for texts without labels, on which only terms that need no
+            labels count, over the positions of `mask`              # [B, T] or [B]
         kind: "tokens" (a distribution per position), "classes" (one per row) or "regression"
         mask: the positions that count; those with a label by default
         step: the optimizer step, from 0; None if it was not given, which schedules do not accept
         count: what one optimizer step averages over; this batch alone by default
         training: whether terms are on
-        labelled: False where `labels` only say that there are none
+        stream: where the examples come from; "unlabelled" without labels
         loss: the base loss, in place of that of the labels: a function of the outputs of a pass that gives one number
             at every position of `mask`; `labels` may then be None
     """
@@ -80,7 +136,7 @@ class Context:
     step: int | None
     count: Count
     training: bool
-    labelled: bool
+    stream: Stream
     loss: OutputLoss | None
 
     def __init__(
@@ -93,14 +149,17 @@ class Context:
         step: int | None = None,
         count: Count | None = None,
         training: bool = True,
-        labelled: bool = True,
+        stream: Stream = "labelled",
         loss: OutputLoss | None = None,
     ) -> None:
         if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
             raise BadInput(f"step={step!r}: expected the number of the optimizer step, from 0")
         if count is not None and not isinstance(count, Count):
             raise BadInput(f"count={count!r}: expected what seqreg.integrations.hf.count(model, batches) gives")
-        labelled = labelled and (labels is not None or loss is not None)
+        if stream not in get_args(Stream):
+            raise BadInput(f"stream={stream!r}: choose {', '.join(get_args(Stream))}")
+        if labels is None and loss is None:
+            stream = "unlabelled"
         if labels is None:
             if mask is None:
                 raise BadInput("without labels, a mask must say which positions count")
@@ -109,10 +168,20 @@ class Context:
             mask = torch.ones(len(labels), dtype=torch.bool, device=labels.device)
         elif mask is None:
             mask = labels != IGNORE
-        count = count or Count.of(mask, forward.targets)
-        values = (forward, labels, mask, kind, step, count, training, labelled, loss)
-        for one, value in zip(fields(Context), values, strict=True):
-            object.__setattr__(self, one.name, value)
+        count = count or Count.of(mask, forward.targets, stream)
+        values = (forward, labels, mask, kind, step, count, training, stream, loss)
+        for each, value in zip(fields(Context), values, strict=True):
+            object.__setattr__(self, each.name, value)
+
+    @property
+    def labelled(self) -> bool:
+        return self.stream != "unlabelled"
+
+    @contextlib.contextmanager
+    def observed(self) -> Iterator[Context]:
+        """The context for diagnostics, see `Forward.observed`."""
+        with self.forward.observed() as forward:
+            yield replace(self, forward=forward)
 
     @property
     def weight_dtype(self) -> torch.dtype:
@@ -179,37 +248,64 @@ class Evaluation(Context):
         fused: bool = True,
         hidden: bool = False,
     ) -> None:
-        super().__init__(**{one.name: getattr(ctx, one.name) for one in fields(Context)})
+        super().__init__(**{each.name: getattr(ctx, each.name) for each in fields(Context)})
         self.base, self.fused, self.hidden = base or Base(), fused, hidden
         self.memory = {} if memory is None else memory
         self.notes: dict[str, str] = {}
         """What terms have to say to the user about this batch, by name; the criterion says it once."""
         self.paths: set[str] = set()
         """How parts of the loss were computed: "fused" or "plain"."""
-        self.batched_passes: dict[str, Pass] = {}
-        """The extra passes that were made in one batch with the clean one, by term."""
+        self._passes: dict[str, Pass] = {}
         self._input_shifts: Sequence[Perturbation] = ()
-        self._batched: Mapping[str, ExtraPass] = {}
+        self._batched: list[ExtraPass] = []
+        self._made: list[tuple[ExtraPass, Pass]] = []
 
-    def before_clean(self, input_shifts: Sequence[Perturbation], batched: Mapping[str, ExtraPass]) -> None:
+    def through(self, forward: Forward) -> Evaluation:
+        """The same batch and passes; another Forward makes further passes."""
+        view = copy.copy(self)
+        object.__setattr__(view, "forward", forward)
+        return view
+
+    def before_clean(
+        self, *, input_shifts: Sequence[Perturbation], batched: list[ExtraPass], hidden: bool = False
+    ) -> None:
         """Say how the clean pass is to be made: with a changed input, and with other passes in its batch."""
-        self._input_shifts, self._batched = input_shifts, batched
+        self._input_shifts, self._batched, self.hidden = input_shifts, batched, self.hidden or hidden
 
-    @cached_property
+    def averaged_on(self, on: On) -> Evaluation:
+        """The same batch and passes, averaged over the examples of the step that a term counts on."""
+        return self if on == "labelled" else self._averaged(self.count.averaged_on(on))
+
+    def averaged_on_stream(self) -> Evaluation:
+        """The same batch and passes, averaged over the examples of its stream alone."""
+        return self._averaged(self.count.of_stream(self.stream))
+
+    def _averaged(self, count: Count) -> Evaluation:
+        view = copy.copy(self)
+        object.__setattr__(view, "count", count)
+        return view
+
+    @property
     def clean(self) -> Pass:
         """The unperturbed pass: run once, shared by the base loss and every term."""
+        if "clean" not in self._passes:
+            self._passes["clean"] = self._run_clean()
+        return self._passes["clean"]
+
+    def _run_clean(self) -> Pass:
         if not self._batched:
             return self.forward.clean(*self._input_shifts, step=self.step, hidden=self.hidden)
-        extras = list(self._batched.values())
-        clean, *others = self.forward.run_batched(extras, step=self.step, hidden=self.hidden)
-        self.batched_passes.update(zip(self._batched, others, strict=True))
-        self._batched = {}  # whose noise refers to this evaluation
+        clean, *others = self.forward.run_batched(self._batched, step=self.step, hidden=self.hidden)
+        self._made += zip(self._batched, others, strict=True)
+        self._batched.clear()
         return clean
 
-    @cached_property
+    @property
     def eval_view(self) -> Pass:
         """The unperturbed pass without dropout: the other side of a term that asks for dropout="off"."""
-        return self.forward(dropout="off")
+        if "eval_view" not in self._passes:
+            self._passes["eval_view"] = self.forward(dropout="off")
+        return self._passes["eval_view"]
 
     def reference(self, dropout: Dropout) -> Pass:
         """The pass that one with this dropout policy is to be compared with."""
@@ -217,15 +313,30 @@ class Evaluation(Context):
 
     def draw(self, extra: ExtraPass) -> Perturbation:
         """What a declared pass adds to the embeddings of its reference, or to the input of a layer."""
-        reference, deltas = self.reference(extra.dropout), {}
+        reference, rows, deltas = self.reference(extra.dropout), extra.rows(), {}
+        if extra.perturbation is not None:
+            return extra.perturbation(reference)
         for site, noise in extra.noise.items():
             embeds = reference.embeds[site, extra.point]
-            deltas[site] = noise(embeds if extra.rows is None else embeds[extra.rows], reference.dtype)
+            deltas[site] = noise(embeds if rows is None else embeds[rows], reference.dtype)
         return Perturbation(deltas, extra.point)
 
     def run(self, extra: ExtraPass) -> Pass:
-        """A declared pass, made alone."""
-        return self.forward(self.draw(extra), dropout=extra.dropout, grad=extra.grad, rows=extra.rows)
+        """A declared pass: that which was made in one batch with the clean one, or a new one."""
+        _ = self.clean
+        for declared, view in self._made:
+            if declared is extra:
+                return view
+        changes = extra.noise or extra.perturbation is not None
+        return self.forward(
+            self.draw(extra) if changes else None,
+            dropout=extra.dropout,
+            grad=extra.grad,
+            rows=extra.rows(),
+            rate=extra.rate,
+            weights=(extra.weights() or None) if extra.weights is not None else None,
+            adapters=extra.adapters,
+        )
 
     def reduce(self, values: Tensor, *, per: Per = "token", padding: bool = False) -> Tensor:
         """The one reduction: a float32 scalar that neither padding, accumulation nor world size can change.
@@ -245,14 +356,14 @@ class Evaluation(Context):
         values = at_least_float32(values)
         return (values if padding else values.masked_fill(~self.mask, 0.0)).sum() * self._factor(per)
 
-    def weights(self, per: Per = "token", *, padding: bool = False, on: On = "labels") -> Tensor:
+    def weights(self, per: Per = "token", *, padding: bool = False, positions: Positions = "labels") -> Tensor:
         """What every position counts in `reduce`, [B, T] or [B].
 
         Args:
-            on: "all" counts every real target position, and divides by their number where `per` is "token"
+            positions: "all" counts every real target position, and divides by their number where `per` is "token"
         """
         counted, factor = torch.ones_like(self.mask) if padding else self.mask, self._factor(per)
-        if on == "all":
+        if positions == "all":
             counted = self._targets
             factor = self.count.grad_divisor / max(self._positions, 1.0) if per == "token" else factor
         return counted.to(torch.float32 if counted.device.type == "mps" else torch.float64) * factor
@@ -260,13 +371,15 @@ class Evaluation(Context):
     @property
     def _targets(self) -> Tensor:
         if self.forward.targets is None:
-            raise BadInput("on='all': it is not known which positions without a label are real: use on='labels'")
+            raise BadInput(
+                "positions='all': it is not known which positions without a label are real: use positions='labels'"
+            )
         return self.forward.targets
 
     @property
     def _positions(self) -> float:
         if self.count.positions is None:
-            raise BadInput("on='all': the count of this step has no positions: pass count=count(model, batches)")
+            raise BadInput("positions='all': the count of this step has no positions: pass count=count(model, batches)")
         return self.count.positions
 
     def reduce_rows(self, values: Tensor) -> Tensor:

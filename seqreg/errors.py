@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import importlib.util
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
@@ -49,9 +50,23 @@ class BadInput(ValueError):  # noqa: N818 - reads as what it is
 
     def under(self, path: str, settings: Mapping[str, object]) -> tuple[str, str]:
         """The dotted key that it is about, where `settings` are those under a path, and a line that begins with it."""
-        if self.key not in settings:
-            return path, str(self)
-        return f"{path}.{self.key}", f"{path}.{self.key}={settings[self.key]!r}: {self.fix}"
+        value: object = settings
+        for part in self.key.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                return path, str(self)
+            value = value[part]
+        return f"{path}.{self.key}", f"{path}.{self.key}={value!r}: {self.fix}"
+
+
+class MissingExtraError(BadInput, ImportError):
+    """Libraries of an extra of seqreg are not installed."""
+
+
+def require(extra: str, *modules: str) -> None:
+    """Refuse an import whose libraries are missing, with the line that installs them."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(f"{', '.join(missing)} not installed: pip install 'seqreg[{extra}]'")
 
 
 def refuse(owner: Any, setting: str, fix: str) -> NoReturn:

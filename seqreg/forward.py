@@ -7,12 +7,13 @@ what one pass saw.
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, Literal
+from functools import cached_property, partial
+from typing import Any, Literal, Self
 from weakref import WeakKeyDictionary
 
 import torch
@@ -69,6 +70,27 @@ class Perturbation:
     delta: Mapping[str, EmbeddingDelta]
     point: Point = "embedding"
     detach: bool = False
+
+
+@dataclass(frozen=True)
+class PassRequest:
+    """How one forward pass is to be made.
+
+    Args:
+        shifts: perturbations, applied one after the other
+        hidden: also return the outputs of every layer
+        rows: the rows of the batch to take, in this order; only where `Forward.batch_size` is set    # [n]
+        masks: dropout masks of a pass that is otherwise made like the clean one; None where anything else differs
+        perturbed: whether a shift belongs to this pass alone, and not to the input of the batch
+        other_weights: whether other weights are in place of the model's during the pass
+    """
+
+    shifts: Sequence[Perturbation] = ()
+    hidden: bool = False
+    rows: Tensor | None = None
+    masks: Dropout | None = None
+    perturbed: bool = False
+    other_weights: bool = False
 
 
 class Pass:
@@ -164,23 +186,55 @@ class _LazyMapping(Mapping[Any, Any]):
         return len(self.values_)
 
 
+def _all_rows() -> None:
+    return None
+
+
 @dataclass(frozen=True)
 class ExtraPass:
-    """A further pass, as a term declares it.
+    """A further pass, as a term declares it. Nothing that is declared is computed before the pass is made.
 
     Args:
         noise: by site what is added there: a function of the embeddings and, where the pass is made alone, of the
             coarsest dtype that they will meet
-        rows: the rows of the batch that it is made of; None for all    # [n]
-        dropout, grad: see `Forward.__call__`
-        point: where the noise is added, see `Perturbation`
+        perturbation: in place of noise, a function of the pass that this one is compared with
+        rows: gives the rows of the batch that it is made of, or None for all    # [n]
+        dropout, grad, rate: see `Forward.__call__`
+        point: where the noise is added, see `Perturbation`; a number makes the pass begin at that layer
+        weights: gives parameters to use in place of the model's own, by name; none where it is empty
+        adapters: False switches adapters off
+        ascends: finding the perturbation takes gradients of other passes
+        after_clean: the noise depends on more than the embeddings that it is added to
     """
 
     noise: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
-    rows: Tensor | None = None
+    perturbation: Callable[[Pass], Perturbation] | None = None
+    rows: Callable[[], Tensor | None] = _all_rows
     dropout: Dropout = "independent"
     grad: bool = True
+    rate: float | None = None
     point: Point = "embedding"
+    weights: Callable[[], Mapping[str, Tensor]] | None = None
+    adapters: bool = True
+    ascends: bool = False
+    after_clean: bool = False
+
+    @property
+    def batchable(self) -> bool:
+        """Whether the pass can be made in one batch with the clean one, before that is known."""
+        like_clean = self.weights is None and self.rate is None and self.adapters and self.point == "embedding"
+        needs_clean = self.after_clean or self.perturbation is not None
+        return self.dropout == "independent" and self.grad and like_clean and not needs_clean
+
+    @property
+    def needs_clean_masks(self) -> bool:
+        """Whether the pass, or the ascent before it, may replay the dropout masks of the clean one."""
+        return self.dropout == "shared" or (self.ascends and self.dropout == "independent")
+
+    @property
+    def resumes_at(self) -> tuple[str, int] | None:
+        """The site and the layer at whose input the pass begins; None at the start."""
+        return (next(iter(self.noise)), self.point) if isinstance(self.point, int) else None
 
 
 _last_clean_step: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
@@ -197,8 +251,11 @@ class Forward(ABC):
     packed: bool = False
     """Whether rows hold several documents, one after the other."""
     reentrant: bool = False
+    checkpointing: str = "reentrant gradient checkpointing"
+    """What a user calls it where it is reentrant, and the fix."""
+    reentrant_fix: str = "set gradient_checkpointing_kwargs={'use_reentrant': False}"
     observing: bool = False
-    """Passes now are for observation: a framework's wrapper that prepares for backward is to be left out."""
+    """True for the Forward of diagnostics (`observed`): it calls the module itself, not its DDP wrapper."""
     drops_layers: bool = False
     """Whole layers are left out at random."""
     no_double_backward: str = ""
@@ -215,12 +272,7 @@ class Forward(ABC):
     adapters: bool = False
     """Whether the model has adapters that can be switched off (PEFT), which leaves the model they were put on."""
     _clean_rng_state: tuple[Tensor, Tensor | None] | None = None
-    _input_perturbations: tuple[Perturbation, ...] = ()
-    _replaying: bool = False
-    _masks: Dropout | None = None
-    """The dropout of the pass that is being made, where all else is as in the clean pass; None where it is not."""
-    _swapped: bool = False
-    """Whether a pass is made with other weights."""
+    _input_shifts: tuple[_DrawnOnce, ...] = ()
 
     dropouts: tuple[type[nn.Module], ...] = (nn.modules.dropout._DropoutNd,)
     """Modules whose dropout rate is their `p`."""
@@ -229,12 +281,8 @@ class Forward(ABC):
     """Rows of the batch, where `run` can take some of them, or some twice; None where it cannot."""
 
     @abstractmethod
-    def run(self, shifts: Sequence[Perturbation], *, hidden: bool, rows: Tensor | None = None) -> Pass:
-        """One pass of the model, with these shifts applied one after the other.
-
-        Args:
-            rows: the rows of the batch to take, in this order; only where `Forward.batch_size` is set    # [n]
-        """
+    def run(self, request: PassRequest) -> Pass:
+        """Make one pass of the model. Most models need `request.shifts` alone."""
 
     def keep_input(self, site: str, layer: int) -> None:
         """Keep what passes give up to the input of a layer, so that later ones can begin there.
@@ -250,21 +298,20 @@ class Forward(ABC):
             shifts: part of the input for this batch: later passes have them too, with the same values
             step: the optimizer step; only its first clean pass moves the state of parametrized weights
         """
-        self._input_perturbations = tuple(
-            replace(shift, delta={name: self._drawn_once(change) for name, change in shift.delta.items()})
-            for shift in shifts
-        )
+        self._input_shifts = tuple(map(_DrawnOnce, shifts))
         self._clean_rng_state = generator_state(self._device)
-        with self._clean_pass_of(step), self._with_masks("shared"):
-            return self.run(self._input_perturbations, hidden=hidden)
+        drawn = tuple(shift.perturbation(again=False) for shift in self._input_shifts)
+        with self._clean_pass_of(step):
+            return self.run(PassRequest(drawn, hidden, masks="shared"))
 
     def run_batched(self, extras: Sequence[ExtraPass], *, step: int | None = None, hidden: bool = False) -> list[Pass]:
         """The clean pass and others beside it, as one pass of a larger batch; none can share dropout with it later."""
         if self.batch_size is None:
             raise RuntimeError("this Forward cannot take rows twice")
-        self._input_perturbations, self._clean_rng_state = (), None
+        self._input_shifts, self._clean_rng_state = (), None
         every = torch.arange(self.batch_size, device=self._device)
-        indices = [every, *(every if extra.rows is None else extra.rows for extra in extras)]
+        drawn = [extra.rows() for extra in extras]
+        indices = [every, *(every if rows is None else rows for rows in drawn)]
         ends = itertools.accumulate((len(index) for index in indices), initial=0)
         clean, *slices = (slice(start, end) for start, end in itertools.pairwise(ends))
         changes: dict[str, list[tuple[slice, Callable[..., Tensor]]]] = {}
@@ -273,17 +320,9 @@ class Forward(ABC):
                 changes.setdefault(site, []).append((chosen, noise))
         shift = Perturbation({name: _of_slices(parts) for name, parts in changes.items()})
         with self._clean_pass_of(step):
-            view = self.run((shift,) if changes else (), hidden=hidden, rows=torch.cat(indices))
-        selected = (view.select(chosen, extra.rows) for chosen, extra in zip(slices, extras, strict=True))
+            view = self.run(PassRequest((shift,) if changes else (), hidden, torch.cat(indices), perturbed=True))
+        selected = (view.select(chosen, rows) for chosen, rows in zip(slices, drawn, strict=True))
         return [view.select(clean), *selected]
-
-    @contextlib.contextmanager
-    def _with_masks(self, dropout: Dropout | None) -> Iterator[None]:
-        self._masks = dropout
-        try:
-            yield
-        finally:
-            self._masks = None
 
     @contextlib.contextmanager
     def _clean_pass_of(self, step: int | None) -> Iterator[None]:
@@ -327,8 +366,6 @@ class Forward(ABC):
                 if self._clean_rng_state is None:
                     raise RuntimeError('dropout="shared" replays the clean pass, and none has been made alone')
                 stack.enter_context(replay(self._clean_rng_state, self._device))
-                self._replaying = True
-                stack.callback(setattr, self, "_replaying", False)
             if rate is not None:
                 stack.enter_context(dropout_rate(self.module, rate, self.dropouts))
             if torch.is_grad_enabled() and (weights is not None or not adapters):
@@ -336,14 +373,20 @@ class Forward(ABC):
             if weights is not None:
                 swap = swapped_weights if self.shards is None else self.shards.swapped
                 stack.enter_context(swap(self.module, weights))
-                self._swapped = True
-                stack.callback(setattr, self, "_swapped", False)
             if not adapters:
                 stack.enter_context(self.without_adapters())
             as_clean = weights is None and rate is None and rows is None and adapters and dropout != "independent"
-            stack.enter_context(self._with_masks(dropout if as_clean else None))
-            shifts = (*self._input_perturbations, *(() if shift is None else (shift,)))
-            view = self.run(shifts, hidden=hidden, **({} if rows is None else {"rows": rows}))
+            drawn = tuple(one.perturbation(again=dropout == "shared") for one in self._input_shifts)
+            view = self.run(
+                PassRequest(
+                    drawn if shift is None else (*drawn, shift),
+                    hidden,
+                    rows,
+                    masks=dropout if as_clean else None,
+                    perturbed=shift is not None,
+                    other_weights=weights is not None,
+                )
+            )
             if weights is not None or not adapters:
                 view.only_outputs()
             if weights is not None:
@@ -370,15 +413,17 @@ class Forward(ABC):
         return None
 
     @contextlib.contextmanager
-    def observed(self) -> Iterator[None]:
-        """Passes inside change nothing: not the generators, nor the state of parametrized weights."""
+    def observed(self) -> Iterator[Self]:
+        """A Forward for diagnostics: its passes change neither the generators nor the state of parametrized weights."""
         device = self._device
         with replay(generator_state(device), device), training_off(self._parametrizations):
-            self.observing = True
-            try:
-                yield
-            finally:
-                self.observing = False
+            yield self.observer()
+
+    def observer(self) -> Self:
+        """A copy whose passes are never prepared for a backward across ranks."""
+        observer = copy.copy(self)
+        observer.observing = True
+        return observer
 
     def trained(self) -> dict[str, nn.Parameter]:
         """The parameters that training moves, by name; under FSDP2 the shards of this rank."""
@@ -409,17 +454,6 @@ class Forward(ABC):
         with torch.autocast(self._device.type, enabled=False):
             yield
 
-    def _drawn_once(self, change: EmbeddingDelta) -> Callable[[Tensor], Tensor]:
-        """A change that is drawn in the clean pass and then kept; drawn again, alike, where that pass is replayed."""
-        drawn: list[Tensor] = []
-
-        def apply(embeds: Tensor) -> Tensor:
-            if not drawn or self._replaying:
-                drawn[:] = [change(embeds) if callable(change) else change]
-            return drawn[0]
-
-        return apply
-
     @property
     def _device(self) -> torch.device:
         return next(self.module.parameters(), torch.empty(0)).device
@@ -430,6 +464,29 @@ class Forward(ABC):
         for module in self.module.modules():
             if isinstance(module, ParametrizationList):
                 yield from module.modules()
+
+
+class _DrawnOnce:
+    """A perturbation of the input of a batch: drawn in the clean pass, and the same in all later passes."""
+
+    def __init__(self, shift: Perturbation) -> None:
+        self.shift = shift
+        self._drawn: dict[str, Tensor] = {}
+
+    def perturbation(self, *, again: bool) -> Perturbation:
+        """The perturbation for one pass.
+
+        Args:
+            again: draw the same numbers again, as a pass that replays the generators of the clean pass has to
+        """
+
+        def change(site: str, embeds: Tensor) -> Tensor:
+            delta = self.shift.delta[site]
+            if again or site not in self._drawn:
+                self._drawn[site] = delta(embeds) if callable(delta) else delta
+            return self._drawn[site]
+
+        return replace(self.shift, delta={site: partial(change, site) for site in self.shift.delta})
 
 
 def _of_slices(changes: Sequence[tuple[slice, Callable[..., Tensor]]]) -> Callable[[Tensor], Tensor]:

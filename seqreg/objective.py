@@ -7,14 +7,14 @@ the fused path where the passes hold the states before a language-model head, an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from seqreg.context import Evaluation, On, Per
+from seqreg.context import Evaluation, Per, Positions
 from seqreg.divergences import DIVERGENCES, Divergence, kl
 from seqreg.errors import BadInput
 from seqreg.forward import Pass
@@ -101,8 +101,10 @@ class Consistency(Part):
             rows
         detach: the side that is held fixed; "teachers" holds the left side of each of the two KLs of "symmetric_kl"
         per, padding: see `Evaluation.reduce`
-        on: the positions that count, see `Evaluation.weights`
+        positions: those that count, see `Evaluation.weights`
         sample: a factor of every position: 0 leaves it out, and others make up for it    # [B, T] or [B]
+        confidence: positions whose held side has no class of this probability count as 0
+        sharpen: the temperature of the held side, which is its target
     """
 
     first: Pass
@@ -112,11 +114,18 @@ class Consistency(Part):
     per: Per = "token"
     padding: bool = False
     sample: Tensor | None = None
-    on: On = "labels"
+    positions: Positions = "labels"
+    confidence: float = 0.0
+    sharpen: float = 1.0
 
     @property
     def passes(self) -> tuple[Pass, ...]:
         return self.first, self.second
+
+    @property
+    def held(self) -> Pass:
+        """The side that is the target of the other; the first where both learn."""
+        return self.second if self.detach == "second" else self.first
 
     @property
     def learning(self) -> tuple[Pass, ...]:
@@ -127,11 +136,17 @@ class Consistency(Part):
             raise BadInput(f"divergence={self.divergence!r} is 0 on a regression head: use divergence='mse'")
         if self.divergence == "stable_kl" and self.detach == "second":
             raise BadInput("divergence='stable_kl' has a gradient on its second side alone, which is held fixed here")
+        if self.sharpen != 1 and self.detach not in ("first", "second"):
+            raise BadInput(f"sharpen={self.sharpen!r} needs a side that is held fixed: use grad='perturbed'")
+        if self.confidence and ctx.kind == "regression":
+            raise BadInput(
+                f"confidence={self.confidence!r} is of classes, which a regression head has not: leave it out"
+            )
         if self.detach == "teachers" and self.divergence != "symmetric_kl":
             raise BadInput(f"each teacher is held fixed in divergence='symmetric_kl' alone, not {self.divergence!r}")
 
     def weights(self, ctx: Evaluation) -> Tensor:
-        weights = ctx.weights(self.per, padding=self.padding, on=self.on)
+        weights = ctx.weights(self.per, padding=self.padding, positions=self.positions)
         return weights if self.sample is None else weights * self.sample
 
     def from_logits(self, ctx: Evaluation) -> Values:
@@ -140,13 +155,25 @@ class Consistency(Part):
         if self.detach == "teachers":
             values = kl(first.detach(), second) + kl(second.detach(), first)
         else:
-            first = first.detach() if self.detach == "first" else first
-            second = second.detach() if self.detach == "second" else second
+            first = first.detach() / self.sharpen if self.detach == "first" else first
+            second = second.detach() / self.sharpen if self.detach == "second" else second
             values = DIVERGENCES[self.divergence](first, second)
+        if self.confidence:
+            held = self.held.logits if rows is None or self.held is self.second else self.held.logits[rows]
+            values = values * confident(held, self.confidence)
         return values if rows is None else values.new_zeros(ctx.mask.shape).index_copy(0, rows, values), None
 
     def from_block(self, block: Block, weight: Tensor | None) -> Values:
-        return divergence(block, self.first, self.second, self.divergence, self.detach, weight), None
+        kept = block.probabilities[self.held].amax(1) >= self.confidence if self.confidence else None
+        weight = weight if kept is None or weight is None else weight * kept.unsqueeze(1)
+        values = divergence(block, self.first, self.second, self.divergence, self.detach, weight, self.sharpen)
+        return values if kept is None else values * kept, None
+
+
+@torch.no_grad()
+def confident(logits: Tensor, confidence: float) -> Tensor:
+    """Whether the most probable class has at least this probability, at every position."""
+    return at_least_float32(logits).softmax(-1).amax(-1) >= confidence
 
 
 class WeightedSum:
@@ -159,6 +186,14 @@ class WeightedSum:
 
     def __init__(self, *parts: tuple[float, Part], rest: Tensor | None = None) -> None:
         self.parts, self.rest = parts, rest
+
+    def on_texts(self, *, confidence: float, sharpen: float) -> WeightedSum:
+        """The same sum, whose consistencies count confident positions and sharpened targets."""
+        parts = (
+            (factor, replace(part, confidence=confidence, sharpen=sharpen) if isinstance(part, Consistency) else part)
+            for factor, part in self.parts
+        )
+        return WeightedSum(*parts, rest=self.rest)
 
 
 def base_loss(view: Pass, ctx: Evaluation) -> Values:
@@ -202,20 +237,30 @@ def _weighted(values: Tensor, weights: Tensor) -> Tensor:
     return (values.masked_fill(weights == 0, 0.0) * weights.to(values.dtype)).sum()
 
 
-def evaluate(items: Sequence[tuple[float, Part]], ctx: Evaluation) -> tuple[Tensor, list[PartResult]]:
+def evaluate(items: Sequence[tuple[float, Part, Evaluation]]) -> tuple[Tensor, list[PartResult]]:
     """The sum of factor times mean over parts, a scalar to call `backward` on, and the result of each.
 
     Args:
-        items: factors and parts; a part whose factors add up to 0 is evaluated, and nothing else
+        items: factors, parts, and the evaluation that says what each is averaged over, all of one batch; parts of one
+            key whose factors add up to 0 are evaluated, and nothing else
     """
-    factors: dict[object, float] = {}
-    for factor, part in items:
-        factors[part.key] = factors.get(part.key, 0.0) + factor
-    parts = {part.key: part for _, part in items}
-    weighted = [(part, factors[key] * part.weights(ctx) if factors[key] else None) for key, part in parts.items()]
-    total, results = _compute(weighted, ctx)
+    if not items:
+        return torch.zeros(()), []
+    factors: dict[object, dict[Evaluation, float]] = {}
+    for factor, part, ctx in items:
+        averages = factors.setdefault(part.key, {})
+        averages[ctx] = averages.get(ctx, 0.0) + factor
+    parts = {part.key: part for _, part, _ in items}
+    weighted = [(part, _total_weights(part, factors[key])) for key, part in parts.items()]
+    total, results = _compute(weighted, items[0][2])
     by_key = dict(zip(parts, results, strict=True))
-    return total, [by_key[part.key] for _, part in items]
+    return total, [by_key[part.key] for _, part, _ in items]
+
+
+def _total_weights(part: Part, factors: Mapping[Evaluation, float]) -> Tensor | None:
+    """What every position counts in the sum of several means of one part; None where nothing is left."""
+    weights = [factor * part.weights(ctx) for ctx, factor in factors.items() if factor]
+    return sum(weights[1:], weights[0]) if weights else None
 
 
 def _compute(

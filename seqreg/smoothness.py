@@ -200,8 +200,9 @@ def observe(
     Where it is said how the `base` loss is taken, for seq2seq models also `source_gap`. Weights in lower precision have
     no Jacobian by differences.
     """
-    evaluation, numbers = Evaluation(ctx, base, hidden=True), dict[str, float]()
-    with ctx.forward.observed():
+    numbers: dict[str, float] = {}
+    with ctx.observed() as observed:
+        evaluation = Evaluation(observed, base, hidden=True)
         representations = {
             name: tokens(values, mask).cpu()
             for name, (values, mask) in states(evaluation, evaluation.clean, before_head=True).items()

@@ -2,24 +2,34 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 
 import hypothesis
 import pytest
 import torch
-import transformers
 
-from seqreg.workbench.data import hardware
+from seqreg.errors import MissingExtraError
 
-hardware.settle()  # before the first product; workers of pytest-xdist inherit it
-hardware.prepare_cpu()  # as in every command: what one test sets would be there in the next
+try:
+    from seqreg.workbench.data import hardware
+except MissingExtraError:  # torch alone, or the extra hf: what is tested there computes no products in bf16
+    pass
+else:
+    hardware.settle()  # before the first product; workers of pytest-xdist inherit it
+    hardware.prepare_cpu()  # as in every command: what one test sets would be there in the next
 if "OMP_NUM_THREADS" not in os.environ:
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start, so that their bits are the same
-transformers.utils.logging.disable_progress_bar()
 hypothesis.settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
 hypothesis.settings.register_profile("nightly", database=None, deadline=None)
 hypothesis.settings.load_profile("fixed")  # the same draws in every run; --hypothesis-profile=nightly draws others
-gc.freeze()  # trainers collect garbage when they start: what was imported is none
+
+
+def pytest_collection_finish() -> None:
+    """After all imports: no progress bars of transformers, and trainers need not collect what was imported."""
+    if "transformers" in sys.modules:
+        sys.modules["transformers"].utils.logging.disable_progress_bar()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before hypothesis looks at its options

@@ -125,7 +125,7 @@ one model, meshes with tensor or pipeline parallelism, selective updates, `set_g
 and no `fully_shard` holds (call it on the layers, and then on the model too) are refused. Between `backward` and the
 optimizer's step evaluate by the criterion, `criterion(context(model, batch))`, or not at all: FSDP2 leaves weights
 whole after a pass of your own without a backward, and the step does not reach them.
-`seqreg bench --engine fsdp2` measures the fused head against a plain one.
+`python -m benchmarks engine fsdp2` measures the fused head against a plain one.
 
 FSDP2 that others set up: a loop under `accelerate launch` with `fsdp_version: 2`, and a Trainer with `fsdp=True` and
 `fsdp_config` of version 2, make the steps of one process and of DDP, and such a Trainer resumes to the same bits
@@ -165,7 +165,7 @@ Trainers: `shard(model)` of `seqreg.integrations.hf` before a `RegularizedTraine
 `engine.name=fsdp2` in a recipe ([several processes](recipes.md#several-processes-and-nodes)), give the gradient of one
 process (`tests/integrations/test_distributed.py::test_gradient_under_fsdp2`: seq2seq, causal and classification; with
 `param_dtype` bf16 that of a loop in bf16), resume exactly and save a plain model
-(`tests/workbench/run/test_engines.py`). Adafactor, R4F heads, selective updates, averages of weights and
+(`tests/nightly/test_torchrun.py`). Adafactor, R4F heads, selective updates, averages of weights and
 adapters are refused there, and `cpu_offload` where there is no GPU; on GPUs it was not run.
 
 Compiled models under DDP and FSDP2 are exact and fused (`tests/integrations/test_engines.py`). A compiled model is

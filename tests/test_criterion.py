@@ -4,6 +4,7 @@ import copy
 import pickle
 import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,14 @@ from seqreg import (
     Evaluation,
     Every,
     LossReport,
+    Pass,
     Term,
     Warmup,
     build_criterion,
     build_term,
 )
-from seqreg.errors import Advice
 from seqreg.integrations.hf import context, count, optimizer_steps
 from seqreg.terms.bregman import Bregman
-from seqreg.terms.jachess import JacHess
 from seqreg.terms.r3f import R3F
 from seqreg.terms.rdrop import RDrop
 from seqreg.terms.smart import SMART
@@ -45,7 +45,7 @@ class Odd(Term):
     def cost(self) -> Cost:
         return Cost(0, 0)
 
-    def __call__(self, ctx: Evaluation) -> Any:
+    def loss(self, ctx: Evaluation, passes: Sequence[Pass]) -> Any:
         return self.returns
 
 
@@ -121,16 +121,6 @@ def test_every_criterion_says_that_evaluation_mode_switches_its_terms_off() -> N
             for _ in range(2):
                 criterion(context(net, tiny_models.batch("bart")))
     assert sum("evaluation mode" in str(one.message) for one in caught) == 3
-
-
-def test_a_term_that_does_not_count_on_a_batch_is_never_left_out_in_silence() -> None:
-    net = tiny_models.make("bart")
-    batch = tiny_models.batch("bart")
-    unlabelled = context(net, batch, unlabelled=True)
-    with pytest.raises(BadInput, match=r"^r3f: it counts on labelled batches alone, and this one has no labels"):
-        Criterion(R3F(), JacHess())(unlabelled)
-    with pytest.warns(Advice, match=r"^jachess: it counts on unlabelled batches alone, and this one has labels"):
-        Criterion(JacHess(mode="alternate"))(context(net, batch))
 
 
 def test_ranks_without_a_process_group_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from seqreg import Criterion, build_term
+from seqreg.ascent import Ascent
 from seqreg.build import term_names
 from seqreg.integrations.hf import context, r4f
 from seqreg.terms.bregman import Bregman
@@ -54,7 +55,7 @@ def test_an_ascent_tells_where_it_points() -> None:
     ours = diagnostics(net, "bart", SMART())
     assert ours["smart/delta_over_radius"] == pytest.approx(1, rel=1e-5)
     assert ours["smart/cosine_gradient"] > 0.5
-    released = diagnostics(net, "bart", SMART(preset="mtdnn", inject="scaled"))
+    released = diagnostics(net, "bart", SMART(preset="mtdnn", attack=Ascent(inject="scaled")))
     assert released["smart/cosine_start"] > 0.95
     assert abs(released["smart/cosine_gradient"]) < 0.5
 

@@ -24,6 +24,8 @@ MODELS = {
 }  # fmt: skip
 RANKS = "accelerate_fsdp2"
 """The example that torchrun starts."""
+PLUGIN = "axolotl_plugin"
+"""A class without a script: tests/test_axolotl_example.py."""
 
 
 def loaded(name: str) -> Any:
@@ -88,6 +90,6 @@ def test_the_fairseq_example_gives_fairseq_what_the_plug_in_reads(tmp_path: Path
 
 def test_every_example_is_run_and_listed() -> None:
     text = (EXAMPLES.parent / "docs" / "library.md").read_text()
-    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted([*MODELS, RANKS])
-    scripts = [*(f"{name}.py" for name in (*MODELS, RANKS)), "fairseq_train.sh"]
+    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted([*MODELS, RANKS, PLUGIN])
+    scripts = [*(f"{name}.py" for name in (*MODELS, RANKS, PLUGIN)), "fairseq_train.sh"]
     assert [name for name in scripts if f"examples/{name}" not in text] == []

@@ -12,7 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seqreg import Consistency, Context, Criterion, Evaluation, Forward, Pass, Perturbation, PerturbationSite
+from seqreg import (
+    Consistency,
+    Context,
+    Criterion,
+    Evaluation,
+    Forward,
+    Pass,
+    PassRequest,
+    Perturbation,
+    PerturbationSite,
+)
+from seqreg.ascent import Ascent
 from seqreg.divergences import DIVERGENCES
 from seqreg.losses import IGNORE
 from seqreg.terms.alum import ALUM
@@ -72,11 +83,11 @@ class ToyForward(Forward):
     passes: int
     shifts: list[Sequence[Perturbation]]
 
-    def run(self, shifts: Sequence[Perturbation], *, hidden: bool) -> Pass:
+    def run(self, request: PassRequest) -> Pass:
         self.passes += 1
-        self.shifts.append(shifts)
+        self.shifts.append(request.shifts)
         toy: Any = self.module
-        return Pass(toy(shifts), {("encoder", at): toy.E for at in ("embedding", "normalised", "layernorm")})
+        return Pass(toy(request.shifts), {("encoder", at): toy.E for at in ("embedding", "normalised", "layernorm")})
 
     def final(self) -> Tensor:
         delta = self.shifts[-1][-1].delta["encoder"]
@@ -102,7 +113,7 @@ def test_mtdnn_smart(run: str, start: Callable[[str], None]) -> None:
     extra: dict[str, Any] = {"steps": 3, "step_size": 1.0, "scale": 0.1} if run == "k3" else {}
     toy = Toy("cls")
     forward = ToyForward(toy)
-    term = SMART(preset="mtdnn", inject="scaled", **extra)
+    term = SMART(preset="mtdnn", attack=Ascent(inject="scaled", **extra))
     labels = torch.tensor([2, 0])
     report = Criterion(term)(Context(forward, labels, kind="classes"))
     close(report.values["smart"], f"{key}.loss")
@@ -137,7 +148,7 @@ def test_smart_pytorch_divides_the_inner_loss_by_rows(head: Head, monkeypatch: p
     monkeypatch.setattr("seqreg.ascent.sample", lambda *_: noise.clone())
     labels = golden("in.TGT") if head == "tok" else torch.tensor([2, 0])
     kind: Literal["tokens", "classes"] = "tokens" if head == "tok" else "classes"
-    term = SMART(preset="smart_pytorch", inject="scaled", scale=0.1, step_size=1.0)
+    term = SMART(preset="smart_pytorch", attack=Ascent(inject="scaled", scale=0.1, step_size=1.0))
     report = Criterion(term)(Context(ToyForward(toy), labels, kind=kind))
     slow = smart_pytorch(reference, noise, 1.0)
     torch.testing.assert_close(report.values["smart"], slow.detach(), rtol=1e-5, atol=1e-7)
@@ -156,7 +167,7 @@ def test_alum(start: Callable[[str], None]) -> None:
     forward = ToyForward(toy)
     target = golden("in.TGT")
     labels = target.masked_fill(golden("in.PAD"), IGNORE)
-    term = ALUM(preset="alum_v02", inject="scaled", scale=0.1, step_size=1.0, weight=10.0)
+    term = ALUM(preset="alum_v02", attack=Ascent(inject="scaled", scale=0.1, step_size=1.0), weight=10.0)
     report = Criterion(term)(Context(forward, labels, kind="tokens"))
     size = int((labels != IGNORE).sum())
     close(report.total * size, "alum.loss")
@@ -198,7 +209,7 @@ def test_freelb(start: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -
     forward = ToyForward(toy, mask)
     labels = torch.tensor([2, 0])
     # The toy network does not mask its padding, and the authors' code does not mask the gradient on it.
-    term = FreeLB(preset="freelb", step_size=0.1, scale=0.2, radius=0.15, padding=True)
+    term = FreeLB(preset="freelb", attack=Ascent(step_size=0.1, scale=0.2, radius=0.15, padding=True))
     report = Criterion(term)(Context(forward, labels, kind="classes"))
     close(report.total * 2, "freelb.l2.total_loss")
     for point, shifts in enumerate(forward.shifts[1:]):
@@ -229,7 +240,7 @@ def test_neftune(preset: str) -> None:
     """The stored batch has no padding that a mask would tell of, so both forms are transformers' numbers."""
     embeds = functional.embedding(golden("neft.ids"), golden("neft.weight"))
     context = Evaluation(Context(Played(), torch.zeros(2, 3, dtype=torch.long), kind="tokens"))
-    shift = NEFTune(preset=preset, alpha=5.0).input_shift(context, 1.0)
+    shift = NEFTune(preset=preset, alpha=5.0).declare(context).input_shift
     torch.manual_seed(2)
     noise = shift.delta["encoder"]
     assert callable(noise)

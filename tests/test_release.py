@@ -8,13 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from seqreg import __version__
@@ -39,7 +39,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sdist")
     for name in ("seqreg", "recipes", "tasks"):
         shutil.copytree(ROOT / name, folder / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("setup.cfg", "setup.py", "MANIFEST.in", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / "source" / name)
     return _build("sdist", folder / "source", folder)
 
@@ -55,15 +55,72 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel, and with the libraries of this one but for its seqreg."""
-    folder = tmp_path_factory.mktemp("environment") / "env"
+    return _environment(tmp_path_factory.mktemp("environment") / "env", wheel)
+
+
+def _environment(folder: Path, wheel: Path, *, libraries: bool = True) -> Path:
+    """A new environment with a wheel, and with the libraries of this one but for its seqreg."""
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     command = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel]
     subprocess.run(list(map(str, command)), check=True)
     site = next(folder.glob("lib/python*/site-packages"))
-    (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")  # whose own .pth files are not read
+    if libraries:
+        (site / "libraries.pth").write_text(_libraries() + "\n")  # their .pth files are not read
     return folder
+
+
+def _libraries() -> str:
+    """The folder of this environment's libraries."""
+    return str(Path(torch.__file__).parents[1])
+
+
+@pytest.fixture(scope="module")
+def clone(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that has the name of the package, as `git clone` makes it."""
+    folder = tmp_path_factory.mktemp("clones")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    return (folder / f"seqreg-{__version__}").rename(folder / "seqreg")
+
+
+def test_a_script_beside_the_clone_imports_the_package(clone: Path, tmp_path: Path) -> None:
+    environment = _environment(tmp_path / "env", _build("editable", clone, tmp_path))
+    code = (
+        "from seqreg import Criterion; from seqreg.workbench.config import lookup; print(len(lookup.names('recipes')))"
+    )
+    (clone.parent / "script.py").write_text(code)
+    recipes = len(list((ROOT / "recipes").glob("*.yaml")))
+    assert _run(environment, clone.parent, "python", "script.py").stdout == f"{recipes}\n"
+    assert _run(environment, clone.parent, "seqreg", "--version").stdout == f"seqreg {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "extra"),
+    [("import seqreg.integrations.hf", "hf"), ("import seqreg.__main__ as m; m.main()", "recipes"),
+     ("import seqreg.workbench.run.train", "recipes"), ("import seqreg.metrics", "recipes")],
+)  # fmt: skip
+def test_what_an_extra_brings_is_asked_for_in_one_line(code: str, extra: str, wheel: Path, tmp_path: Path) -> None:
+    environment = _environment(tmp_path / "env", wheel, libraries=False)
+    done = subprocess.run([environment / "bin" / "python", "-I", "-c", code], capture_output=True, text=True)
+    assert done.returncode in (1, 2)
+    assert done.stderr.splitlines()[-1].endswith(f"not installed: pip install 'seqreg[{extra}]'")
+    assert ("Traceback" in done.stderr) == ("main" not in code)
+
+
+def test_the_plain_install_requires_torch_alone(wheel: Path) -> None:
+    folder = zipfile.ZipFile(wheel)
+    name = next(name for name in folder.namelist() if name.endswith("METADATA"))
+    required = [
+        line.split(": ")[1] for line in folder.read(name).decode().splitlines() if line.startswith("Requires-Dist")
+    ]
+    assert [line for line in required if "extra ==" not in line] == ["torch>=2.6"]
+    assert 'transformers>=4.57; extra == "hf"' in required
+
+
+def test_the_wheel_holds_nothing_that_only_serves_the_repository(wheel: Path) -> None:
+    tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert tops == {"seqreg", f"seqreg-{__version__}.dist-info"}
 
 
 def _run(environment: Path, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from seqreg.workbench.config import lookup, run_config
+from seqreg.workbench.config import lookup, overlay, run_config
 from tests.helpers import sample_files
 
 ROOT = Path(__file__).parents[1]
@@ -28,9 +28,9 @@ class Clone:
     def __init__(self, folder: Path) -> None:
         self.root, self.environment = folder / "clone", folder / "environment"
         self.root.mkdir()
-        for name in ("seqreg", "recipes", "tasks", "tools"):
+        for name in ("seqreg", "recipes", "research", "tasks", "tools"):
             shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("setup.cfg", "constraints.txt", "pyproject.toml"):
+        for name in ("setup.cfg", "setup.py", "constraints.txt", "pyproject.toml"):
             shutil.copy(ROOT / name, self.root / name)
         self.pip = folder / "pip.log"
         self.command("python", f'if [ "$1 $2" = "-m pip" ]; then echo "$@" >> {self.pip}; exit $PIP; fi', "")
@@ -131,8 +131,9 @@ def test_arguments_of_a_script_reach_the_command(clone: Clone) -> None:
     }
     for words, said in expected.items():
         assert clone.bash("recipes/gigaword.sh", *words).stdout == said
+    clone.command("python", 'if [ "$2" = research ]; then echo python "$@"; exit; fi', "")
     words = ("noise", "--models", "a b", "--plan")
-    assert clone.bash("recipes/studies/run.sh", *words).stdout == f"seqreg study {' '.join(words)}\n"
+    assert clone.bash("research/run.sh", *words).stdout == f"python -m research {' '.join(words)}\n"
     started = clone.bash("recipes/gigaword.sh", "r3f", NPROC="8").stdout
     assert started == f"seqreg launch --nproc 8 --max-restarts 0 {train} r3f\n"
     several = {"NNODES": "2", "RDZV_ENDPOINT": "node0:29500", "MAX_RESTARTS": "3"}
@@ -149,5 +150,6 @@ def test_the_environment_of_the_caller_counts(given: dict[str, str], offline: st
     assert clone.bash("recipes/gigaword.sh", "r3f", **given).stdout == f"{offline}\n"
 
 
-def test_every_recipe_has_a_script() -> None:
-    assert [f"{name}.sh" for name in lookup.names("recipes")] == SCRIPTS
+def test_every_recipe_of_a_dataset_has_a_script() -> None:
+    tasks = {name: overlay.read(lookup.find("recipes", name))["task"] for name in lookup.names("recipes")}
+    assert [f"{name}.sh" for name, task in tasks.items() if not task.startswith("own/")] == SCRIPTS

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from seqreg import BadInput, Criterion
+from seqreg.ascent import Ascent
 from seqreg.integrations.hf import context
 from seqreg.integrations.hf.model import r4f
 from seqreg.selective_update import ChildTuningD, ChildTuningF, SelectiveUpdate, StochasticUpdate, Update, layer_places
-from seqreg.terms.jachess import JacHess
 from seqreg.terms.uegr import UEGR
 from tests.helpers import tiny_models
 from tests.helpers.evaluations import plain_loss
@@ -267,17 +267,11 @@ def test_trainers_take_an_update_and_resume_exactly(update: Any, tmp_path: Path)
 
 
 def test_an_epoch_is_counted_in_optimizer_steps(tmp_path: Path) -> None:
-    """Eight examples: by accumulation, and with a step on unlabelled ones after every other; what is measured."""
+    """Eight examples: steps by accumulation, and what is measured."""
     settings = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 3, "max_steps": 7}
     one = trainer("bart", tmp_path, update=StochasticUpdate(), **settings)
     one.train()
     assert (one.update.interval, one.update.steps) == (3, 7)
-    unlabelled = [{key: value for key, value in row.items() if key != "labels"} for row in one.train_dataset]
-    both = trainer(
-        "bart", tmp_path, JacHess(mode="alternate"), unlabeled_dataset=unlabelled, update=StochasticUpdate(), **settings
-    )
-    both.train()
-    assert (both.update.interval, both.update.steps) == (6, 14)
     for examples, settings in ((8, {"refresh": "epoch"}), (3, {"refresh": 1}), (6, {"refresh": 2})):
         update = StochasticUpdate(**settings)  # type: ignore[arg-type]
         update.begin(one.model, steps_per_epoch=3)
@@ -364,8 +358,8 @@ def test_uegr_formula() -> None:
     ctx = context(net, tiny_models.batch("bart"))
     views = []
     inner = ctx.forward.run
-    ctx.forward.run = lambda shifts, *, hidden: (views.append((shifts, inner(shifts, hidden=hidden))), views[-1][1])[1]  # type: ignore
-    term = UEGR(passes=3, alpha=2.0, radius=0.1)
+    ctx.forward.run = lambda request: (views.append((request.shifts, inner(request))), views[-1][1])[1]  # type: ignore
+    term = UEGR(attack=Ascent(radius=0.1), passes=3, alpha=2.0)
     report = Criterion(term, label_smoothing=0.1)(ctx)
     assert len(views) == 5
     logs = [view.logits.log_softmax(-1) for _, view in views[2:]]
@@ -392,9 +386,9 @@ def test_uegr_uses_the_range_of_rates_and_puts_the_models_own_back() -> None:
     ctx = context(net, tiny_models.batch("roberta"))
     inner = ctx.forward.run
 
-    def run(shifts: Any, *, hidden: bool) -> Any:
+    def run(request: Any) -> Any:
         seen.append({module.p for module in net.modules() if isinstance(module, nn.Dropout)})
-        return inner(shifts, hidden=hidden)
+        return inner(request)
 
     ctx.forward.run = run  # type: ignore[method-assign]
     Criterion(UEGR(low=0.3, high=0.4))(ctx)
@@ -407,7 +401,11 @@ def test_uegr_refuses_what_it_is_not() -> None:
     batch = {**tiny_models.batch("roberta"), "labels": torch.tensor([0.1, 2.0, 3.5])}
     with pytest.raises(BadInput, match="a regression head has no distributions"):
         Criterion(UEGR())(context(net, batch))
-    for settings, message in (({"passes": 1}, "passes=1"), ({"low": 0.5}, "low=0.5"), ({"steps": 2}, "steps=2")):
+    for settings, message in (
+        ({"passes": 1}, "passes=1"),
+        ({"low": 0.5}, "low=0.5"),
+        ({"attack": {"steps": 2}}, "steps=2"),
+    ):
         with pytest.raises(BadInput) as caught:
             UEGR(**settings)  # type: ignore[arg-type]
         assert message in str(caught.value)

@@ -2,8 +2,8 @@
 #
 #   source tools/environment.sh [EXTRA]
 #
-# Uses the active virtual environment, or makes .venv. Installs with the pinned versions of constraints.txt, once: a
-# stamp in the environment remembers what was installed from which files.
+# Uses the active virtual environment, or makes .venv. Installs seqreg[recipes], and EXTRA, with the pinned versions of
+# constraints.txt, once: a stamp in the environment remembers what was installed from which files.
 
 _root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 _extra="${1:-}"
@@ -21,12 +21,12 @@ if [ -z "${VIRTUAL_ENV:-}" ] && [ -z "${CONDA_PREFIX:-}" ]; then
 fi
 
 _environment="${VIRTUAL_ENV:-$CONDA_PREFIX}"
-_sum="$(cat "$_root/setup.cfg" "$_root/constraints.txt" "$_root/pyproject.toml" | cksum | tr ' ' '-')"
+_sum="$(cat "$_root/setup.cfg" "$_root/setup.py" "$_root/constraints.txt" "$_root/pyproject.toml" | cksum | tr ' ' '-')"
 _stamp="$_environment/.seqreg-$_sum-$(printf %s "$_root" | cksum | tr ' ' '-')"
 if ! compgen -G "$_stamp${_extra:+-$_extra}*" > /dev/null; then
-    echo "Installing seqreg${_extra:+[$_extra]} into $_environment (once; a few minutes)" >&2
+    echo "Installing seqreg[recipes${_extra:+,$_extra}] into $_environment (once; a few minutes)" >&2
     python -m pip install --quiet --disable-pip-version-check \
-        -c "$_root/constraints.txt" -e "$_root${_extra:+[$_extra]}" || { echo "installation failed" >&2; exit 1; }
+        -c "$_root/constraints.txt" -e "$_root[recipes${_extra:+,$_extra}]" || { echo "installation failed" >&2; exit 1; }
     touch "$_stamp${_extra:+-$_extra}"
 fi
 

@@ -15,7 +15,7 @@ from seqreg.workbench.text.escape import plain
 from seqreg.workbench.text.terminal import quiet
 
 if TYPE_CHECKING:
-    from seqreg.bench.advise import ModelAdvice, TermAdvice
+    from seqreg.integrations.hf.term_advice import ModelAdvice, TermAdvice
     from seqreg.term import Term
 
 app = typer.Typer()
@@ -64,8 +64,8 @@ def advise(
     if model.startswith((".", "/", "~")) and not Path(model).expanduser().is_dir():
         raise BadInput(f"{model}: no such folder")
     between = None if delimiter is None else schema.one_character(delimiter, "--delimiter")
-    from seqreg.bench import sample_batch
-    from seqreg.bench.advise import examine
+    from seqreg.integrations.hf.term_advice import advise as examine
+    from seqreg.workbench.data import sample_batch
     from seqreg.workbench.data.hardware import check_precision
 
     quiet()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -10,9 +10,6 @@ from rich.console import Group
 from rich.syntax import Syntax
 from rich.table import Table
 
-from seqreg.bench.scaling import HEADINGS, Cluster, cells, workload
-from seqreg.bench.scaling import table as estimates
-from seqreg.integrations.hf.model import unwrap
 from seqreg.term import Cost, Term
 from seqreg.workbench.config import overlay
 from seqreg.workbench.config.run_config import Run
@@ -23,6 +20,9 @@ from seqreg.workbench.text.escape import plain
 
 EXAMPLES = 1000
 """Of a split, that token statistics are taken from."""
+
+
+_CHOSEN = "what the card, the recipe and the command line chose; --json prints all settings"
 
 
 def relative_cost(cost: Cost) -> float:
@@ -36,40 +36,23 @@ class RunOutline:
 
     Args:
         settings: of the run
+        chosen: those that are not defaults, without those of terms
         data: one entry for every text of every split: numbers of tokens, and the share of texts that is truncated
         loss: its parts, with what they cost
         summary: the model, the steps and the output
-        scaling: what a step would take on many GPUs, where that was asked for: an estimate
     """
 
     title: str
     settings: dict[str, Any]
+    chosen: dict[str, Any]
     data: list[dict[str, Any]]
     loss: list[dict[str, Any]]
     summary: dict[str, Any]
-    scaling: dict[str, Any] | None = None
 
     def __rich__(self) -> Group:
-        settings = Syntax(overlay.dump(self.settings), "yaml", background_color="default", word_wrap=True)
-        parts: list[Any] = [settings, self._data_table(), self._loss_table()]
-        if self.scaling is not None:
-            parts.append(self._scaling_table(self.scaling))
-        return Group(*parts, self._sentence())
-
-    @staticmethod
-    def _scaling_table(scaling: dict[str, Any]) -> Table:
-        gpus = scaling["cluster"]
-        caption = (
-            f"estimates: no GPU was used; {gpus['tflops']:g} TFLOP/s at {gpus['utilisation']:.0%}, {gpus['link']:g} "
-            f"GB/s in a node of {gpus['node']}, {gpus['network']:g} between nodes; docs/scaling.md has the formulas"
-        )
-        title = f"a step on {gpus['gpus']} GPUs of {gpus['memory']:g} GB"
-        table = Table(title=title, caption=caption, box=None, padding=(0, 1, 0, 0))  # within 80 characters
-        for name in HEADINGS:
-            table.add_column(name, justify="left" if name in ("term", "engine") else "right", overflow="fold")
-        for row in scaling["terms"]:
-            table.add_row(*map(plain, cells(row)))
-        return table
+        parts: list[Any] = [self._sentence(), self._loss_table(), *self._loss_settings(), self._data_table()]
+        chosen = Syntax(overlay.dump(self.chosen), "yaml", background_color="default", word_wrap=True)
+        return Group(*parts, _CHOSEN, chosen)
 
     def _data_table(self) -> Table:
         table = Table(title=plain(self.title), caption=f"tokens, of the first {EXAMPLES} examples of a split")
@@ -84,14 +67,17 @@ class RunOutline:
 
     def _loss_table(self) -> Table:
         table = Table(title="the loss")
-        for name in ("part", "settings", "extra forwards", "extra backwards", "cost of a step"):
-            table.add_column(name, justify="left" if name in ("part", "settings") else "right")
+        for name in ("part", "extra forwards", "extra backwards", "cost of a step"):
+            table.add_column(name, justify="left" if name == "part" else "right")
         for entry in self.loss:
-            part, settings = entry["part"], ", ".join(f"{key}={value}" for key, value in entry["settings"].items())
-            passes = ("", "") if part == "base" else (str(entry["forwards"]), str(entry["backwards"]))
-            shown = settings or ("" if part == "all" else "defaults")
-            table.add_row(plain(part), plain(shown), *passes, f"{entry['cost']:.2f}x")
+            passes = ("", "") if entry["part"] == "base" else (str(entry["forwards"]), str(entry["backwards"]))
+            table.add_row(plain(entry["part"]), *passes, f"{entry['cost']:.2f}x")
         return table
+
+    def _loss_settings(self) -> list[str]:
+        """A line per part of the loss, with all its settings."""
+        pairs = {entry["part"]: [f"{key}={value}" for key, value in entry["settings"].items()] for entry in self.loss}
+        return [plain(f"{part}: {', '.join(settings)}") for part, settings in pairs.items() if settings]
 
     def _sentence(self) -> str:
         run = self.summary
@@ -104,24 +90,12 @@ class RunOutline:
         )
 
 
-def check(run: Run, cluster: Cluster | None = None) -> RunOutline:
-    """Build everything but the trainer; with a cluster, also estimate what a step would take there."""
+def check(run: Run) -> RunOutline:
+    """Build everything but the trainer."""
     parts, config, card = prepare(run), run.config, run.card
     title = f"{card.title}, {config.data.path or card.rule}"
-    scaling = None if cluster is None else _scaling(parts, cluster)
-    return RunOutline(title, config.model_dump(mode="json"), _data(parts), _loss(run), _summary(parts), scaling)
-
-
-def _scaling(parts: LoadedRun, cluster: Cluster) -> dict[str, Any]:
-    """Estimates without a term and with each of the run's, for texts as long as they may be."""
-    config, model = parts.run.config, parts.model
-    data, batch = config.data, config.optimisation.per_device_train_batch_size
-    generates, causal = parts.run.card.kind == "generation", completions.is_causal(model)
-    source, target = data.max_source_length, data.max_target_length
-    target = source + target if causal else target if generates else source
-    shape = workload(type(unwrap(model)).__name__, model, batch, source, target)
-    terms = [None, *config.criterion().terms]
-    return {"cluster": asdict(cluster), "workload": asdict(shape), "terms": estimates(shape, cluster, terms)}
+    chosen = config.model_dump(mode="json", exclude_defaults=True, exclude={"terms"})
+    return RunOutline(title, config.model_dump(mode="json"), chosen, _data(parts), _loss(run), _summary(parts))
 
 
 def _data(parts: LoadedRun) -> list[dict[str, Any]]:
@@ -161,11 +135,17 @@ def _loss(run: Run) -> list[dict[str, Any]]:
     terms: tuple[Term, ...] = run.config.criterion().terms
     settings = {"loss": base.loss, "label_smoothing": base.label_smoothing, "smoothing": base.smoothing}
     entries = [_entry("base", settings, Cost(0, 0))]
-    entries += [_entry(t.name, {key: str(value) for key, value in t.settings().items()}, t.cost) for t in terms]
+    entries += [_entry(term.name, _term_settings(term), term.cost) for term in terms]
     if len(terms) > 1:
         total = Cost(sum(t.cost.forwards for t in terms), sum(t.cost.backwards for t in terms))
         entries.append(_entry("all", {}, total))
     return entries
+
+
+def _term_settings(term: Term) -> dict[str, str]:
+    """All settings of a term as they will be; its name is that of the part."""
+    values = {field.name: getattr(term, field.name) for field in fields(term) if field.name != "name"}
+    return {key: str(value) for key, value in values.items() if value is not None}
 
 
 def _entry(part: str, settings: dict[str, Any], cost: Cost) -> dict[str, Any]:

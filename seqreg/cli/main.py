@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sys
 from typing import Annotated, Any
 
 import typer
 
-from seqreg.cli import advise, bench, new_task, results, show, studies, training
+from seqreg.cli import advise, new_task, show, studies, training
 from seqreg.errors import DISK, NAMES, BadInput, DiskError, Stopped
 from seqreg.version import __version__
 from seqreg.workbench.text.escape import plain
@@ -26,9 +27,9 @@ app = typer.Typer(
 
     seqreg quickstart
 
-**Your own pairs of texts**, with a pretrained model:
+**Your own texts**, of a CSV, JSONL or Parquet file (also translate, classify, pairs, tag):
 
-    seqreg train gigaword --terms r3f task=text_pairs data.path=pairs.csv model.name=facebook/bart-base
+    seqreg train summarize --terms r3f data.path=mails.csv
 
 **What there is:** `seqreg list`, and `seqreg show NAME` for details. Any setting of a recipe can be changed with
 `key=value`; `seqreg check` prints them all.
@@ -53,12 +54,18 @@ def _options(
     pass
 
 
-for group in (training.app, show.app, new_task.app, advise.app, bench.app, studies.app, results.app):
+for group in (training.app, show.app, new_task.app, advise.app, studies.app):
     app.add_typer(group)
 
 
 def main() -> None:
-    """Run the command; what cannot be right, and what stops a run, is one line and an exit code of `seqreg.errors`."""
+    """Run the command `seqreg`."""
+    run(app, "seqreg")
+
+
+def run(app: typer.Typer, name: str) -> None:
+    """Run the commands of `app`; bad input, and what stops a run, is one line and an exit code of `seqreg.errors`."""
+    _open_closed()
     if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal cannot show is spelt out
         sys.stdout.reconfigure(errors="backslashreplace")
     show_warnings()
@@ -71,6 +78,10 @@ def main() -> None:
         _end("\n".join(_shorten(plain(line)) for line in error.lines), error.code)
     except (typer.Abort, KeyboardInterrupt):  # Ctrl-C, where nothing has to be saved first
         _end("stopped", 128 + signal.SIGINT)
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("seqreg"):
+            raise
+        _end(f"{error.name} is not installed: pip install 'seqreg[recipes]'", 2)
     except OSError as error:
         if error.errno not in DISK | NAMES:
             raise
@@ -80,7 +91,19 @@ def main() -> None:
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()
             sys.exit(2)
-        _end(f"{_shorten(plain(error.format_message().rstrip('.')))}; see {_command_of(error)} --help", 2)
+        _end(f"{_shorten(plain(error.format_message().rstrip('.')))}; see {_command_of(error, name)} --help", 2)
+
+
+def _open_closed() -> None:
+    """Give what is printed a place where cron, or a shell's >&-, has closed the standard output.
+
+    The next file that is opened would take its number, and have printed lines in it. `sys.__stdout__` stays None.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            handle = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            if name != "stdin":
+                setattr(sys, name, os.fdopen(handle, "w", encoding="utf-8"))
 
 
 def _end(message: str, code: int) -> None:
@@ -93,13 +116,13 @@ def _shorten(line: str, most: int = 2000) -> str:
     return line if len(line) <= most else f"{line[: most // 2]} ... {line[-most // 2 :]}"
 
 
-def _command_of(error: Any) -> str:
+def _command_of(error: Any, name: str) -> str:
     """The command that an error is about, as it is called."""
     names, ctx = [], getattr(error, "ctx", None)
     while ctx is not None and ctx.parent is not None:
         names.append(ctx.info_name)
         ctx = ctx.parent
-    return " ".join(["seqreg", *names[::-1]])
+    return " ".join([name, *names[::-1]])
 
 
 if __name__ == "__main__":

@@ -68,6 +68,14 @@ Trust = Annotated[
         help="Run Python code that comes with a model, or that a run names as a term. Read that code first.",
     ),
 ]
+TrustChanges = Annotated[
+    bool,
+    typer.Option(
+        "--trust-changes",
+        help="Take the model as it is, although its weights, tokenizer or configurations are not those that its run "
+        "has written.",
+    ),
+]
 Trained = Annotated[Path, typer.Argument(help="The output folder of a finished run.")]
 Examples = Annotated[
     int,

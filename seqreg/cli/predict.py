@@ -17,11 +17,12 @@ from rich.progress import Progress
 from seqreg.errors import BadInput
 from seqreg.studies.common.trained_model import TrainedModel
 from seqreg.workbench.config.run_config import Run
-from seqreg.workbench.data import loading, readers
+from seqreg.workbench.data import loading
 from seqreg.workbench.data.examples import Example, example
 from seqreg.workbench.run.train import trained
 from seqreg.workbench.scores.evaluate import class_prediction, tag_texts
-from seqreg.workbench.text.atomic_files import to_json, writable
+from seqreg.workbench.text import readers
+from seqreg.workbench.text.atomic_files import check_file, to_json, writable, written_aside
 from seqreg.workbench.text.escape import one_line, plain
 from seqreg.workbench.text.progress import Bar, columns
 from seqreg.workbench.text.terminal import console, warn
@@ -32,16 +33,20 @@ WINDOW = 16
 
 def predict(
     folder: Path, source: str, target: str, overrides: tuple[str, ...] = (), *, trust: bool = False,
-    as_json: bool = False,
+    trust_changes: bool = False, as_json: bool = False,
 ) -> int:  # fmt: skip
     """Read `source`, write `target` ("-" for the standard streams), and return how many were predicted.
 
     Text has one example per line (the two texts of a pair apart by a tab), with <n> for line breaks inside. JSONL, CSV,
     TSV and Parquet have the card's columns, and become JSONL: every record with its "prediction".
     """
-    model = TrainedModel(folder, trained(folder, overrides, trust=trust))
-    if source != "-" and not os.path.isfile(source):
-        raise BadInput(f"{source}: no such file")
+    if target == "-" and sys.__stdout__ is None:
+        raise BadInput("-: the standard output is closed: give --output FILE")
+    if source == "-" and sys.stdin is None:
+        raise BadInput("-: the standard input is closed: give a file")
+    model = TrainedModel(folder, trained(folder, overrides, trust=trust, trust_changes=trust_changes))
+    if source != "-":
+        check_file(source)
     if target != "-":
         writable(target, "--output ")
     if target != "-" and os.path.exists(target) and os.path.exists(source) and os.path.samefile(source, target):
@@ -51,7 +56,7 @@ def predict(
     size = None if source == "-" else sum(1 for _ in read(source, model.run))  # and all of it is right
     _ = model.model  # what is wrong with it is told before anything is written
     written = empty = 0
-    with contextlib.nullcontext(_standard(sys.stdout)) if target == "-" else _opened(target) as out:
+    with contextlib.nullcontext(_standard(sys.stdout)) if target == "-" else _opened(Path(target)) as out:
         with Progress(*columns(), console=console, disable=not console.is_terminal, transient=True) as progress:
             bar = Bar(progress, "predicting", size, "example")
             for record, prediction in _predictions(model, read(source, model.run)):
@@ -64,11 +69,13 @@ def predict(
     return written
 
 
-def _opened(target: str) -> TextIO:
-    try:
-        return open(target, "w", encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"{target}: cannot be written: {error.strerror}") from None
+@contextlib.contextmanager
+def _opened(target: Path) -> Iterator[TextIO]:
+    """A file, which is there when all of it is written; a pipe or a device has every line as it comes."""
+    is_file = target.is_file() or not target.exists()
+    with written_aside(target) if is_file else contextlib.nullcontext(target) as path:
+        with path.open("w", encoding="utf-8") as out:
+            yield out
 
 
 def _standard(stream: TextIO) -> TextIO:

@@ -19,9 +19,9 @@ from seqreg.cli.options import check_address
 from seqreg.errors import BadInput
 from seqreg.studies.common.trained_model import TrainedModel
 from seqreg.version import __version__
-from seqreg.workbench.data import readers
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.scores.evaluate import SOURCE
+from seqreg.workbench.text import readers
 from seqreg.workbench.text.atomic_files import to_json
 from seqreg.workbench.text.escape import plain
 

@@ -13,8 +13,15 @@ from rich.table import Table
 from seqreg.cli.options import Json, out, print_result
 from seqreg.errors import BadInput, nearest
 from seqreg.workbench.config import cards, lookup, overlay
-from seqreg.workbench.data import readers
-from seqreg.workbench.scores.results import METRICS, score_table, scores_of
+from seqreg.workbench.scores.results import (
+    METRICS,
+    difference_lines,
+    made_with_of,
+    other_scores_of,
+    score_table,
+    scores_of,
+)
+from seqreg.workbench.text import readers
 from seqreg.workbench.text.atomic_files import regular
 from seqreg.workbench.text.escape import plain
 from seqreg.workbench.text.terminal import print_json
@@ -82,8 +89,9 @@ def show(
     folders = [name for name in names if Path(name).is_dir()]
     files = {name: _files(name) for name in names if name not in folders}
     runs = {name: _scores(Path(name)) for name in folders}
+    others = {name: other_scores_of(Path(name)) for name in folders}
     if as_json:
-        print_json({"files": files, "runs": runs})
+        print_json({"files": files, "runs": runs, "others": others})
         return
     for title, text in (item for texts in files.values() for item in texts.items()):
         out.rule(title)
@@ -93,7 +101,13 @@ def show(
     if runs:
         methods = [metrics.get("method", name) for name, metrics in runs.items()]
         titles = methods if len(set(methods)) == len(methods) else list(runs)
-        out.print(score_table(dict(zip(titles, runs.values(), strict=True))))
+        columns = dict(zip(titles, runs.values(), strict=True))
+        for title, name in zip(titles, folders, strict=True):
+            columns |= {f"{title}, {other}": metrics for other, metrics in others[name].items()}
+        out.print(score_table(columns))
+        for title, metrics in columns.items():
+            for line in difference_lines(made_with_of(metrics)):
+                out.print(plain(f"{title}: {line}"), soft_wrap=True)
         folder = Path(folders[0]).parent if len(runs) > 1 else folders[0]
         out.print(f"Curves: tensorboard --logdir {plain(folder)}")
 

@@ -22,6 +22,7 @@ from seqreg.cli.options import (
     Split,
     Trained,
     Trust,
+    TrustChanges,
     Variants,
     print_result,
 )  # fmt: skip
@@ -77,10 +78,18 @@ def compare(
     search: Annotated[
         int,
         typer.Option(
-            help="Trials of every trained method, the baseline too, over what its recipe declares under `search:` and "
-            "learning rates. The validation set chooses; seeds and test sets of the runs are not touched."
+            help="The most trials of every trained method, the baseline too: all learning rates, then at the best of "
+            "them every value that its recipe declares under `search:`, then combinations. The validation set chooses; "
+            "seeds and test sets of the runs are not touched."
         ),
     ] = 0,
+    grid: Annotated[
+        Optional[list[str]],
+        typer.Option(
+            help="Values for --search instead of the recipe's: `KEY=[VALUE, ...]` for all methods that have the key, "
+            "`METHOD:KEY=[VALUE, ...]` for one; may be repeated."
+        ),
+    ] = None,
     plan: Annotated[
         bool,
         typer.Option(
@@ -120,19 +129,20 @@ def compare(
     ] = None,
     as_json: Json = False,
     trust: Trust = False,
+    trust_changes: TrustChanges = False,
 ) -> None:
     """Compare terms over seeds: train them all, test the differences, and say what they are worth.
 
     The same command again resumes a comparison that was stopped. `seqreg report FOLDER` then writes a page about it.
 
     A term is worth its cost if it beats what is free: `--arm`. A tuned term against a baseline that was not tuned says
-    nothing: `--search` gives both the same trials. The protocol: docs/evaluation.md.
+    nothing: `--search` tunes both on validation. The protocol: docs/evaluation.md.
 
     seqreg compare quickstart -t r3f -t smart --seeds 5 --output runs/compare
 
     seqreg compare quickstart -t r3f -t strong=r3f:weight=1.0 -t mine/term.yaml terms.r3f.noise=uniform
 
-    seqreg compare glue -v sst2 -t r3f --arm wise --arm ema --arm soup --search 8 --seeds 10 --plan
+    seqreg compare glue -v sst2 -t r3f --arm wise --arm ema --arm soup --search 12 --seeds 10 --plan
 
     seqreg compare gigaword -t r3f -t r3f+rdrop --seeds 3,7,11,13,17 --launcher "sbatch --wrap={}"
 
@@ -142,14 +152,14 @@ def compare(
         raise BadInput("--json and --launcher: there is no result yet; use --json with --collect, when all have ended")
     others = [setting for setting in settings or () if not setting.startswith("terms")]
     run_config.resolve(recipe, variants=variant or (), overrides=others, paths=["data.path", "model.name"])
-    if search < 0 or search == 1:
-        raise BadInput(f"--search {search}: expected how many trials every method has, from 2; 0 for no search")
+    if not 0 <= search <= 1000:
+        raise BadInput(f"--search {search}: expected the most trials of a method, up to 1000; 0 for no search")
     if sd is not None and not plan:
         raise BadInput(f"--sd {sd:g}: only --plan reads it")
     tested = [name for name in (primary or "").split(",") if name]
     if plan:
         options = {"variants": variant or [], "settings": settings or [], "alpha": alpha, "baseline": baseline}
-        options |= {"arms": arm or [], "search": search, "primary": tested}
+        options |= {"arms": arm or [], "search": search, "grid": grid or [], "primary": tested}
         _print_plan(output, sd, as_json, recipe, terms or [], seeds, **options)
         return
     from seqreg.studies.compare import conclusions, drift, study
@@ -157,13 +167,13 @@ def compare(
     quiet()
     finished = study.compare(
         recipe, terms or [], seeds, output, variants=variant or [], settings=settings or [], alpha=alpha,
-        baseline=baseline, arms=arm or [], search=search, at_a_time=jobs,
+        baseline=baseline, arms=arm or [], search=search, grid=grid or [], at_a_time=jobs,
         launcher=launcher, collect=collect, extend=extend, retry=retry,
         keep_models=keep_models, primary=tested, nproc=nproc, trust=trust,
     )  # fmt: skip
     if finished is None:  # left to a launcher
         return
-    finding = conclusions.judge(output)
+    finding = conclusions.judge(output, trust_changes=trust_changes)
     console.print(f"A page about it: seqreg report {plain(shlex.quote(str(output)))}", soft_wrap=True)
     changes = next(table for table in finding.tables if table.title == conclusions.CHANGES)
     shorter = [*drift.short_tables(finding.values["drift"]), changes]
@@ -205,6 +215,7 @@ def soup(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Make it again.")] = False,
     as_json: Json = False,
     trust: Trust = False,
+    trust_changes: TrustChanges = False,
 ) -> None:
     """Make a model of the weights of finished runs, without training: their mean, or the way back to their start.
 
@@ -227,7 +238,9 @@ def soup(
 
     quiet()
     blend = Blend(greedy, share, ema)
-    about = make_soup(runs, output, blend, judge=evaluate, overwrite=overwrite, trust=trust)
+    about = make_soup(
+        runs, output, blend, judge=evaluate, overwrite=overwrite, trust=trust, trust_changes=trust_changes
+    )
     if evaluate and not as_json:
         metrics = scores_of(output)
         print_result(metrics, score_table({metrics["method"]: metrics}), as_json=False)
@@ -254,6 +267,7 @@ def report(
     markdown: Annotated[bool, typer.Option("--markdown", help="Markdown for a paper or a pull request.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="The tables in LaTeX.")] = False,
     as_json: Json = False,
+    trust_changes: TrustChanges = False,
 ) -> None:
     """Write one page about a comparison: the verdict, every number, figures, examples, and how to repeat it.
 
@@ -270,7 +284,7 @@ def report(
         comparison_plan.read(folder)
     from seqreg.studies.compare import report
 
-    path = report.report(folders, output, markdown=markdown, latex=latex)
+    path = report.report(folders, output, markdown=markdown, latex=latex, trust_changes=trust_changes)
     console.print(f"Written: {plain(path)}", soft_wrap=True)
     print_result({"written": str(path)}, as_json=as_json)
 
@@ -286,6 +300,7 @@ def calibrate(
     output: Output = None,
     as_json: Json = False,
     trust: Trust = False,
+    trust_changes: TrustChanges = False,
 ) -> None:
     """Is a trained model as sure as it should be? ECE, Brier, NLL and diagrams, before and after a temperature.
 
@@ -306,7 +321,7 @@ def calibrate(
     where = output_folder([run], output)
     finding = study.calibrate(
         run, split=split, bins=bins, limit=limit, sequences=sequences, output=where, overrides=settings or [],
-        trust=trust,
+        trust=trust, trust_changes=trust_changes,
     )  # fmt: skip
     finding.show(where, as_json=as_json)
 
@@ -330,11 +345,16 @@ def robustness(
         str, typer.Option(help="Radii of the adversarial ascent, as shares of the embeddings' norm.")
     ] = "0.01,0.03,0.1",
     draws: Annotated[int, typer.Option(min=1, max=1000, help="How often every noise is drawn.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, max=1000, help="Steps of the adversarial ascent.")] = 5,
+    restarts: Annotated[
+        int, typer.Option(min=1, max=1000, help="Ascents from different starts; of every example the worst counts.")
+    ] = 1,
     split: Split = None,
     limit: Limit = 500,
     output: Output = None,
     as_json: Json = False,
     trust: Trust = False,
+    trust_changes: TrustChanges = False,
 ) -> None:
     """Score trained models on perturbed sources: one curve per run and kind of noise.
 
@@ -355,8 +375,8 @@ def robustness(
     quiet()
     where = output_folder(folders, output)
     finding = study.robustness(
-        folders, noises=noise or study.DEFAULT, **levels, draws=draws, split=split, limit=limit, output=where,
-        overrides=settings, trust=trust,
+        folders, noises=noise or study.DEFAULT, **levels, draws=draws, steps=steps, restarts=restarts, split=split,
+        limit=limit, output=where, overrides=settings, trust=trust, trust_changes=trust_changes,
     )  # fmt: skip
     finding.show(where, as_json=as_json)
 
@@ -384,6 +404,7 @@ def probe(
     output: Output = None,
     as_json: Json = False,
     trust: Trust = False,
+    trust_changes: TrustChanges = False,
 ) -> None:
     """Look for representational collapse: what a linear classifier can still read from a frozen encoder.
 
@@ -407,7 +428,10 @@ def probe(
 
     quiet()
     where = output_folder(runs, output)
-    finding = probe.study(runs, tasks, where, most=examples, pooling=pooling, pretrained=pretrained, trust=trust)
+    finding = probe.study(
+        runs, tasks, where, most=examples, pooling=pooling, pretrained=pretrained, trust=trust,
+        trust_changes=trust_changes,
+    )  # fmt: skip
     finding.show(where, as_json=as_json)
 
 
@@ -490,6 +514,7 @@ def shift(
     output: Output = None,
     as_json: Json = False,
     trust: Trust = False,
+    trust_changes: TrustChanges = False,
 ) -> None:
     """Score models on a domain that they were not trained on, as they are and after a little training there.
 
@@ -510,5 +535,5 @@ def shift(
 
     quiet()
     where, shares = output_folder(folders, output), share or [0.0, 0.1]
-    finding = shift.study(folders, to, shares, where, settings=settings, trust=trust)
+    finding = shift.study(folders, to, shares, where, settings=settings, trust=trust, trust_changes=trust_changes)
     finding.show(where, as_json=as_json)

@@ -8,13 +8,24 @@ from typing import Annotated, Optional
 
 import typer
 
-from seqreg.cli.options import Json, Recipe, Settings, Terms, Trained, Trust, Variants, check_address, print_result
+from seqreg.cli.options import (
+    Json,
+    Recipe,
+    Settings,
+    Terms,
+    Trained,
+    Trust,
+    TrustChanges,
+    Variants,
+    check_address,
+    print_result,
+)
 from seqreg.errors import BadInput, nearest
 from seqreg.workbench.config import run_config
-from seqreg.workbench.scores.results import METRICS, score_table
-from seqreg.workbench.text.atomic_files import writable
+from seqreg.workbench.scores.results import METRICS, nothing_learned, score_table
+from seqreg.workbench.text.atomic_files import ASIDE, check_file, writable
 from seqreg.workbench.text.escape import plain
-from seqreg.workbench.text.terminal import console, quiet
+from seqreg.workbench.text.terminal import console, first_process, quiet, say, warn
 
 app = typer.Typer()
 
@@ -56,11 +67,14 @@ def train(
 
     quiet()
     output = run.config.output
-    writable(output, "output=")
+    if run.machine and first_process():
+        say(run.machine)
     metrics = train.train(run, overwrite=overwrite, resume=resume, allow_change=allow_change or ())
     if not metrics:  # not the first process
         return
     print_result({**metrics, "output": output}, score_table({metrics["method"]: metrics}), as_json=as_json)
+    if lesson := nothing_learned(metrics):
+        warn(f"seqreg: warning: {lesson}")
     if run.note:
         console.print(run.note, soft_wrap=True)
     console.print(f"Everything is in {plain(output)}")
@@ -116,33 +130,23 @@ def check(
     settings: Settings = None,
     terms: Terms = None,
     variant: Variants = None,
-    gpus: Annotated[
-        Optional[int], typer.Option(min=1, max=100_000, help="Also estimate memory and time of a step on so many GPUs.")
-    ] = None,
-    memory: Annotated[
-        Optional[float], typer.Option(min=1, max=10_000, help="With --gpus: GB of each, 80 by default.")
-    ] = None,
     as_json: Json = False,
     trust: Trust = False,
 ) -> None:
     """Look at a recipe and its data without training: settings, lengths, what is truncated, what the terms cost.
 
     seqreg check gigaword --terms r3f --terms rdrop --variant tiny data.path=gigaword.jsonl
-
-    seqreg check cnn_dailymail --terms smart --gpus 8 --memory 80
     """
-    if memory is not None and gpus is None:
-        raise BadInput(f"--memory {memory:g}: of how many GPUs? Give --gpus too")
     run = run_config.resolve(
         recipe, terms=terms or (), variants=variant or (), overrides=settings or (), trust=trust,
         paths=run_config.PATHS,
     )  # fmt: skip
-    from seqreg.bench.scaling import Cluster
     from seqreg.cli import check
 
     quiet()
-    cluster = None if gpus is None else Cluster(gpus=gpus, memory=memory or Cluster.memory)
-    outline = check.check(run, cluster)
+    outline = check.check(run)
+    if run.machine:
+        say(run.machine)
     print_result(outline, outline, as_json=as_json)
 
 
@@ -181,8 +185,12 @@ def evaluate(
     output: Annotated[Optional[Path], typer.Option(help="Write here instead of into the run's folder.")] = None,
     as_json: Json = False,
     trust: Trust = False,
+    trust_changes: TrustChanges = False,
 ) -> None:
     """Score a trained model again, on its task or on a file of your own.
+
+    Scores with other settings, of another file, or of a model whose files have changed are not those of the run: they
+    are written to RUN/scores/NAME.json, or to --output; `seqreg show RUN` prints them beside those of the run.
 
     seqreg evaluate runs/gigaword-tiny/r3f
 
@@ -192,20 +200,25 @@ def evaluate(
         writable(output, "--output ")
         if output.exists() and not output.is_dir():
             raise BadInput(f"--output {output}: a file is in the way")
-        if output.exists() and not (output / METRICS).is_file() and any(output.iterdir()):
+        if (
+            output.exists()
+            and not (output / METRICS).is_file()
+            and any(not path.name.startswith(ASIDE) for path in output.iterdir())
+        ):
             raise BadInput(f"--output {output}: the folder is not empty, and holds no scores of seqreg: choose another")
     run_config.check_trained(run)
-    if data is not None and not os.path.isfile(data):
-        raise BadInput(f"{data}: no such file")
+    if data is not None:
+        check_file(data)
     paths = ["data.path"] if data is None else []
     run_config.resolve(str(run / "config.yaml"), overrides=settings or (), paths=paths, build_terms=False)
     from seqreg.workbench.run.train import evaluate_run
 
     quiet()
-    metrics = evaluate_run(run, file=data, output=output, overrides=tuple(settings or ()), trust=trust)
+    metrics = evaluate_run(
+        run, file=data, output=output, overrides=tuple(settings or ()), trust=trust, trust_changes=trust_changes
+    )
     if metrics:
         print_result(metrics, score_table({metrics.get("method", run.name): metrics}), as_json=as_json)
-        console.print(f"Scores and predictions are in {plain(output or run)}")
 
 
 @app.command()
@@ -219,6 +232,7 @@ def predict(
     output: Annotated[str, typer.Option("--output", "-o", help="A file; - for the standard output.")] = "-",
     as_json: Annotated[bool, typer.Option("--json", help="Predictions as JSONL: one JSON object per line.")] = False,
     trust: Trust = False,
+    trust_changes: TrustChanges = False,
 ) -> None:
     """Predict with a trained model; predictions are written as they come.
 
@@ -229,13 +243,15 @@ def predict(
     echo "australian shares closed down" | seqreg predict runs/gigaword-tiny/r3f -
     """
     run_config.check_trained(run)
-    if source != "-" and not os.path.isfile(source):
-        raise BadInput(f"{source}: no such file")
+    if source != "-":
+        check_file(source)
     run_config.load(run, settings or (), build_terms=False)
     from seqreg.cli import predict
 
     quiet()
-    count = predict.predict(run, source, output, tuple(settings or ()), trust=trust, as_json=as_json)
+    count = predict.predict(
+        run, source, output, tuple(settings or ()), trust=trust, trust_changes=trust_changes, as_json=as_json
+    )
     if output != "-":
         console.print(f"{count} predictions in {plain(output)}")
         print_result({"predictions": count, "output": output}, as_json=as_json)
@@ -252,6 +268,7 @@ def serve(
     ] = False,
     as_json: Json = False,
     trust: Trust = False,
+    trust_changes: TrustChanges = False,
 ) -> None:
     """Open a local page to type a source into: outputs of runs side by side, with the probability of every token.
 
@@ -268,7 +285,7 @@ def serve(
     from seqreg.studies.common.trained_model import load_all
 
     quiet()
-    models = load_all(runs, trust=trust)
+    models = load_all(runs, trust=trust, trust_changes=trust_changes)
     for model in models.values():
         _ = model.model  # what is wrong with it is told before there is a page
     server = serve.PageServer(models, host, port, allow_remote=allow_remote)
@@ -286,15 +303,18 @@ def export(
         Optional[str], typer.Option("--push-to-hub", help="Upload it to this repository of the hub, such as me/model.")
     ] = None,
     private: Annotated[bool, typer.Option("--private/--public", help="Of a repository that is made.")] = True,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Upload; without it the files are listed only.")] = False,
     as_json: Json = False,
+    trust_changes: TrustChanges = False,
 ) -> None:
     """Copy the model of a run with its card and tokenizer, without predictions, curves and checkpoints; or upload it.
 
+    Paths of this machine become the last of their names. An upload needs --yes; without it its files are listed.
     With evaluation.load_best_model_at_end=true that is the model of the best checkpoint.
 
     seqreg export runs/gigaword-tiny/r3f -o headlines
 
-    seqreg export runs/gigaword-tiny/r3f --push-to-hub me/headlines
+    seqreg export runs/gigaword-tiny/r3f --push-to-hub me/headlines --yes
     """
     if (output is None) == (push_to_hub is None):
         raise BadInput("seqreg export: give one of --output FOLDER and --push-to-hub NAME")
@@ -303,12 +323,16 @@ def export(
 
     quiet()
     if output is not None:
-        names, place = export.export(run, output), str(output)
-    else:
-        names = export.exported(run)
-        place = export.push_to_hub(run, str(push_to_hub), private=private, names=names)
-    said = f"{len(names)} files are in {plain(place)}: {plain(', '.join(names))}"
-    print_result({"output": place, "files": names}, said, as_json=as_json)
+        names = export.export(run, output, trust_changes=trust_changes)
+        said = f"{len(names)} files are in {plain(output)}: {plain(', '.join(names))}"
+        print_result({"output": str(output), "files": names}, said, as_json=as_json)
+        return
+    repo, names = str(push_to_hub), export.exported(run, trust_changes=trust_changes)
+    for name in names:
+        console.print(f"{(run / name).stat().st_size:>15,} bytes  {plain(name)}", soft_wrap=True)
+    place = export.push_to_hub(run, repo, private=private, trust_changes=trust_changes) if yes else repo
+    said = f"{len(names)} files are in {plain(place)}" if yes else f"Nothing is sent to {plain(repo)} without --yes"
+    print_result({"output": place, "files": names, "sent": yes}, said, as_json=as_json)
 
 
 @app.command()

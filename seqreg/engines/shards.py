@@ -81,6 +81,12 @@ class Shards:
         check_held(model, {id(parameter) for group in held for parameter in _parameters(group)}, "FSDP2")
         return cls(groups)
 
+    @property
+    def divide_factors(self) -> list[float | None]:
+        """What the gradients of every group are divided by; None for the number of ranks."""
+        groups = [group for module in self.groups for group in module._get_fsdp_state()._fsdp_param_groups]
+        return [group.gradient_divide_factor for group in groups]
+
     def reshard(self) -> None:
         """Free all whole weights; only shards are left, and what is done to them counts in the next pass."""
         for group in self.groups:

@@ -84,18 +84,29 @@ def smoothed_nll(block: Block, view: Pass, weight: Tensor | None) -> tuple[Tenso
 
 
 def divergence(
-    block: Block, first: Pass, second: Pass, name: Divergence, detach: Detach, weight: Tensor | None
+    block: Block,
+    first: Pass,
+    second: Pass,
+    name: Divergence,
+    detach: Detach,
+    weight: Tensor | None,
+    sharpen: float = 1.0,
 ) -> Tensor:
-    """The divergence of two passes, [n]; adds the gradients of those that are not held fixed."""
+    """The divergence of two passes, [n]; adds the gradients of those that are not held fixed.
+
+    Args:
+        sharpen: temperature of the side that is held fixed
+    """
     learns = [
         weight is not None and view in block.learning and detach != side
         for view, side in ((first, "first"), (second, "second"))
     ]
-    if name in KL_FAMILY:
+    if name in KL_FAMILY and sharpen == 1:
         return _kl(block, (first, second), name, learns, detach == "teachers", weight)
     sides = [block.logits[view].detach().requires_grad_(on) for view, on in zip((first, second), learns, strict=True)]
+    temperatures = (sharpen if detach == "first" else 1.0, sharpen if detach == "second" else 1.0)
     with torch.enable_grad():
-        values = DIVERGENCES[name](*sides)
+        values = DIVERGENCES[name](*(side / t for side, t in zip(sides, temperatures, strict=True)))
     if weight is not None and values.requires_grad:
         values.backward(weight.squeeze(1))  # type: ignore[no-untyped-call]
         for view, side in zip((first, second), sides, strict=True):

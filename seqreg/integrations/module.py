@@ -16,7 +16,7 @@ from seqreg.context import Context, Count, Kind, OutputLoss
 from seqreg.engines.detect import engine_of, world_size
 from seqreg.engines.shards import Shards
 from seqreg.errors import BadInput
-from seqreg.forward import Forward, Pass, Perturbation, PerturbationSite
+from seqreg.forward import Forward, Pass, PassRequest, PerturbationSite
 from seqreg.integrations.embedding_hook import Stack, perturbed
 
 
@@ -48,20 +48,21 @@ class ModuleForward(Forward):
         self.stacks = {"encoder": Stack(embedding, embedding)}
         self.sites = {"encoder": PerturbationSite(mask=None if token_mask is None else token_mask.bool())}
 
-    def run(self, shifts: Sequence[Perturbation], *, hidden: bool, rows: Tensor | None = None) -> Pass:
+    def run(self, request: PassRequest) -> Pass:
         states: list[Tensor] = []
 
         def keep(module: nn.Module, inputs: Any, output: Any) -> None:
             states.append(output[0] if isinstance(output, tuple) else output)
 
-        if hidden and not self.layers:
+        if request.hidden and not self.layers:
             raise BadInput("a term looks at the outputs of every layer: pass layers=, such as model.encoder.layer")
         with contextlib.ExitStack() as exits:
-            for layer in self.layers if hidden else ():
+            for layer in self.layers if request.hidden else ():
                 exits.callback(layer.register_forward_hook(keep).remove)
-            embeds = exits.enter_context(perturbed(self.stacks, shifts))
+            embeds = exits.enter_context(perturbed(self.stacks, request.shifts))
             outputs = self.outputs()
-        return Pass(outputs, embeds, {"encoder": tuple(states)} if hidden else {}, dtype=embeds.dtype)
+        hidden_states = {"encoder": tuple(states)} if request.hidden else {}
+        return Pass(outputs, embeds, hidden_states, dtype=embeds.dtype)
 
 
 def loss_context(

@@ -21,10 +21,10 @@ class ALUM(AdversarialConsistency):
     Args:
         weight: mt-dnn's author advises 10 for pre-training and 1 for fine-tuning. The curriculum is a schedule:
             StartAt(1.0, start=...) trains plainly first
-        step_size, radius: a tenth of the embeddings' RMS (ours)
+        attack: its step_size and radius are a tenth of the embeddings' RMS (ours)
         preset: "alum_v02", the released code (mt-dnn, branch v0.2)
 
-        The other settings are those of `seqreg.ascent.Ascent` and `AdversarialConsistency`.
+        The settings of the attack are those of `seqreg.ascent.Ascent`, the others of `AdversarialConsistency`.
 
     Cost:
         steps + 1 extra forwards, steps + 1 extra backwards (those of the ascent reach the embeddings alone);
@@ -41,7 +41,7 @@ class ALUM(AdversarialConsistency):
         >>> from seqreg import Criterion, StartAt
         >>> from seqreg.terms.alum import ALUM
         >>> criterion = Criterion(ALUM(weight=StartAt(1.0, start=1000)))
-        >>> ALUM(preset="alum_v02").embedding_grad
+        >>> ALUM(preset="alum_v02").attack.embedding_grad
         False
     """
 
@@ -49,5 +49,5 @@ class ALUM(AdversarialConsistency):
     grad: Grad = "students"
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "alum_v02": {**RESCALED_ASCENT, "inner_per": "token", "embedding_grad": False},
+        "alum_v02": {"attack": {**RESCALED_ASCENT, "embedding_grad": False}, "inner_per": "token"},
     }

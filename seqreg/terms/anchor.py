@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from seqreg.context import Evaluation, On
+from seqreg.context import Evaluation, Positions
 from seqreg.divergences import Divergence
 from seqreg.errors import BadInput
-from seqreg.forward import Dropout, Pass
+from seqreg.forward import Dropout, ExtraPass, Pass
 from seqreg.fused.block import Block
 from seqreg.fused.loss import Values
 from seqreg.losses import IGNORE, at_least_float32, label_smoothed_nll
 from seqreg.objective import Consistency, Part
 from seqreg.overrides import MovingAverage, distance, moved_buffers, start_weights
 from seqreg.schedules import Weight
-from seqreg.term import Cost, Term
+from seqreg.term import ConsistencyTerm, Cost, Hints, Passes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Anchor(Term):
+class Anchor(ConsistencyTerm):
     """A penalty on the distance to a reference: the output, or the weights, of the model that training started from.
 
     Formula:
@@ -43,10 +44,10 @@ class Anchor(Term):
         divergence: see the formula
         reference: "start", a copy of the trained weights when training begins, part of `Criterion.state_dict`;
             "average", a moving average of them, as `bregman` keeps; or a folder that `save_pretrained` wrote, of a
-            model with the same parameters. With PEFT adapters the start is the model with adapters switched off:
-            nothing is copied but what is trained besides adapters (biases)
+            model that computes the same function of the same parameters. With PEFT adapters the start is the model
+            with adapters switched off: nothing is copied but what is trained besides adapters (biases)
         beta: momentum of the average
-        on: "labels" counts positions with a label; "all" every real target position (also those of a prompt)
+        positions: "labels" counts positions with a label; "all" every real target position (also those of a prompt)
         dropout: of the reference's pass: "off" (evaluation mode), as in the official ASFT code and LLaMA-Factory,
             "shared" with the model's own pass, or "independent". The model's own pass is the clean one, in training
             mode: with dropout in the model, "off" and "independent" also ask for the same output under dropout
@@ -83,14 +84,13 @@ class Anchor(Term):
     divergence: Literal["kl", "reverse_kl", "symmetric_kl", "js", "mse", "k3", "l2"] = "kl"
     reference: str = "start"
     beta: float = 0.999
-    on: On = "labels"
+    positions: Positions = "labels"
     dropout: Dropout = "off"
     per: Literal["token", "sequence"] = "token"
     head: bool = False
 
     stateful: ClassVar[bool] = True
-    other_weights: ClassVar[bool] = True
-    starts_at_zero: ClassVar[bool] = True
+    hints: ClassVar[Hints] = Hints(starts_at_zero=True)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "asft_official": {"divergence": "kl", "weight": 0.1},
         "llamafactory": {"divergence": "kl", "weight": 0.1},
@@ -104,9 +104,11 @@ class Anchor(Term):
             self.refuse("beta", "expected a number in (0, 1): at 0 the average is the model itself")
         if self.reference not in ("start", "average") and not os.path.isdir(self.reference):
             self.refuse("reference", "expected 'start', 'average', or a folder that save_pretrained wrote")
-        if self.on == "all" and self.divergence in ("k3", "l2"):
+        if self.positions == "all" and self.divergence in ("k3", "l2"):
             reason = "k3 is of labels" if self.divergence == "k3" else "l2 is of weights"
-            self.refuse("on", f"{reason}, and has no other positions: use on='labels'")
+            self.refuse("positions", f"{reason}, and has no other positions: use positions='labels'")
+        if self.on != "labelled" and self.divergence in ("k3", "l2"):
+            self.refuse("on", f"divergence={self.divergence!r} counts on no texts without labels: use divergence='kl'")
         if self.head and self.divergence != "l2":
             self.refuse("head", "it is for divergence='l2', which is of weights: leave it out")
 
@@ -114,28 +116,31 @@ class Anchor(Term):
     def cost(self) -> Cost:
         return Cost(0 if self.divergence == "l2" else 1, 0)
 
-    @property
-    def pass_dropout(self) -> Dropout:
-        return self.dropout
-
     def prepare(self, ctx: Evaluation) -> None:
         """The start is that of training, also where a schedule begins later."""
         if self.reference == "start" and self.name not in ctx.memory:
             self._weights(ctx)
 
-    def __call__(self, ctx: Evaluation) -> Part | Tensor:
+    def declare(self, ctx: Evaluation) -> Passes:
+        if self.divergence == "l2":
+            return Passes(other_weights=True)
+        return Passes(self._of_reference(ctx, self.dropout))
+
+    def _of_reference(self, ctx: Evaluation, dropout: Dropout) -> ExtraPass:
+        adapters = self.reference == "average"  # any other reference has no adapters
+        return ExtraPass(dropout=dropout, grad=False, weights=partial(self._weights, ctx), adapters=adapters)
+
+    def loss(self, ctx: Evaluation, passes: Sequence[Pass]) -> Part | Tensor:
         if self.divergence == "l2":
             return self._half_squared_distance(ctx)
-        return self._part(ctx, ctx.clean, self.dropout)
+        return self._part(passes[0], ctx.clean)
 
-    def _part(self, ctx: Evaluation, own: Pass, dropout: Dropout) -> Part:
+    def _part(self, view: Pass, own: Pass) -> Part:
         """The divergence of a pass of the model from the reference's."""
-        weights, adapters = self._weights(ctx), self.reference == "average"  # any other reference has no adapters
-        view = ctx.forward(dropout=dropout, grad=False, weights=weights or None, adapters=adapters)
         if self.divergence == "k3":
             return LabelRatio(view, own, self.per)
         name = cast("Divergence", self.divergence)  # l2 has no pass
-        return Consistency(view, own, name, "first", self.per, on=self.on)
+        return Consistency(view, own, name, "first", self.per, positions=self.positions)
 
     def diagnostics(self, ctx: Evaluation) -> dict[str, float]:
         """Numbers about the reference.
@@ -145,7 +150,7 @@ class Anchor(Term):
         """
         numbers = {}
         if self.divergence != "l2":
-            numbers["drift"] = float(self._part(ctx, ctx.eval_view, "off").value(ctx))
+            numbers["drift"] = float(self._part(ctx.run(self._of_reference(ctx, "off")), ctx.eval_view).value(ctx))
         if not ctx.forward.adapters:
             numbers["distance"] = distance(ctx.forward.trained(), self._weights(ctx))
         return numbers

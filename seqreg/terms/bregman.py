@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from functools import partial
+from typing import ClassVar
 
 from torch import Tensor
 
 from seqreg.context import Evaluation, Per
 from seqreg.divergences import Divergence
-from seqreg.forward import Dropout
+from seqreg.forward import Dropout, ExtraPass, Pass
 from seqreg.objective import Consistency
 from seqreg.overrides import MovingAverage, distance
-from seqreg.term import Cost, Term
+from seqreg.term import ConsistencyTerm, Cost, Hints, Passes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bregman(Term):
+class Bregman(ConsistencyTerm):
     """Bregman proximal point optimization with momentum: agree with a moving average of your own past weights.
 
     Formula:
@@ -58,8 +60,7 @@ class Bregman(Term):
     per: Per = "token"
 
     stateful: ClassVar[bool] = True
-    other_weights: ClassVar[bool] = True
-    starts_at_zero: ClassVar[bool] = True
+    hints: ClassVar[Hints] = Hints(starts_at_zero=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,15 +74,11 @@ class Bregman(Term):
     def cost(self) -> Cost:
         return Cost(2, 1) if self.dropout == "off" else Cost(1, 0)
 
-    @property
-    def pass_dropout(self) -> Dropout:
-        return self.dropout
+    def declare(self, ctx: Evaluation) -> Passes:
+        return Passes(ExtraPass(dropout=self.dropout, grad=False, weights=partial(self.average, ctx)))
 
-    def __call__(self, ctx: Evaluation) -> Consistency:
-        own = ctx.reference(self.dropout)
-        view = ctx.forward(dropout=self.dropout, grad=False, weights=self.average(ctx))
-        held: Literal["second"] = "second"
-        return Consistency(own, view, self.divergence, held, self.per)
+    def loss(self, ctx: Evaluation, passes: Sequence[Pass]) -> Consistency:
+        return Consistency(ctx.reference(self.dropout), passes[0], self.divergence, "second", self.per)
 
     def diagnostics(self, ctx: Evaluation) -> dict[str, float]:
         """distance: how far the weights are from their average, |w - w'| / |w|."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from seqreg.context import Context, Evaluation
+from seqreg.context import Evaluation
 from seqreg.engines.detect import world_size
 from seqreg.errors import BadInput
 from seqreg.forward import Pass, Perturbation
@@ -20,7 +20,7 @@ from seqreg.losses import at_least_float32
 from seqreg.noise import rms
 from seqreg.schedules import Weight
 from seqreg.smoothness import Norms, States, differences, masked, source_gap, states
-from seqreg.term import Cost, Term
+from seqreg.term import Cost, Passes, Term, counts_on
 
 DIRECTIONS = 128
 """Random directions of the first optimizer step, over its rows; at least one a row."""
@@ -52,7 +52,7 @@ class JacHess(Term):
         floor: a layer whose J has fallen to this share of its start is not pushed further; a seq2seq model whose source
             Jacobian is 0 ignores its source. Held against the mean of one micro-batch
         mode: "joint" adds the term to the task loss; "two_phase" leaves the task loss out for the first `switch` steps;
-            "alternate" counts on unlabelled batches alone
+            "alternate" is on="unlabelled"
         switch: when the second phase begins
 
         The layers' factors are ours: the published text says they are inverse to Jacobian norms, not how. J at the
@@ -89,13 +89,13 @@ class JacHess(Term):
     mode: Literal["joint", "two_phase", "alternate"] = "joint"
     switch: int = 1000
 
-    needs_hidden: ClassVar[bool] = True
     stateful: ClassVar[bool] = True
-    takes_unlabelled: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"published": {"weight": 0.1, "estimator": "published"}}
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.mode == "alternate":
+            object.__setattr__(self, "on", "unlabelled")
         if self.hessian < 0:
             self.refuse("hessian", "expected a number >= 0")
         if self.epsilon is not None and self.epsilon <= 0:
@@ -111,31 +111,29 @@ class JacHess(Term):
             self.refuse("floor", "only estimator='finite_difference' has a number for every layer to hold against it")
 
     @property
-    def uses_inner_gradient(self) -> bool:
-        return self.estimator != "finite_difference"
-
-    @property
     def cost(self) -> Cost:
         if self.estimator != "finite_difference":
             return Cost(1, 2) if self.estimator == "reverse" else Cost(1, 31)
         passes = 3 if self.hessian else 1
         return Cost(passes, passes)
 
-    @property
-    def needs_unlabelled(self) -> bool:
-        return self.mode == "alternate"
+    def declare(self, ctx: Evaluation) -> Passes:
+        return Passes(
+            own="unknown",
+            ascends=self.estimator != "finite_difference",
+            hidden=True,
+            replaces_base_loss=self._is_alone(ctx.step),
+        )
 
-    def applies_to(self, ctx: Context) -> bool:
-        return not (self.needs_unlabelled and ctx.labelled)
-
-    def replaces_base_loss(self, step: int | None) -> bool:
+    def _is_alone(self, step: int | None) -> bool:
+        """Whether the task loss is left out at this step."""
         if self.mode != "two_phase":
             return False
         if step is None:
             raise BadInput(f"{self.name}: mode='two_phase' counts steps: pass context(..., step=step)")
         return step < self.switch
 
-    def __call__(self, ctx: Evaluation) -> Tensor:
+    def loss(self, ctx: Evaluation, passes: Sequence[Pass]) -> Tensor:
         if ctx.forward.drops_layers:
             raise BadInput(
                 f"{self.name}: layerdrop leaves out other layers in every step: set the model's layerdrop to 0"
@@ -165,8 +163,8 @@ class JacHess(Term):
         kept = ctx.memory.get(self.name)
         if kept is None:
             _ = ctx.clean  # with its graph
-            with torch.no_grad(), ctx.forward.observed():
-                kept = self._measured(ctx)
+            with torch.no_grad(), ctx.forward.observed() as forward:
+                kept = self._measured(ctx.through(forward))
             if kept is None:
                 return None
             if (
@@ -203,15 +201,16 @@ class JacHess(Term):
         return {RMS: torch.tensor(unit), **dict(zip(sums, means.unbind(), strict=True))}
 
     def _micro_batches(self, ctx: Evaluation) -> Iterator[Evaluation]:
-        """Those of the optimizer step on this rank, as far as they are known, to be observed."""
+        """Those of the optimizer step on this rank on which the term counts, as far as they are known, observed."""
         if ctx.count.contexts is None:
             yield ctx
             return
         for other in ctx.count.contexts():
-            one = Evaluation(other, ctx.base, fused=ctx.fused, hidden=True)
-            one.forward.observing = True
+            if not counts_on(self, other.stream):
+                continue
+            one = Evaluation(replace(other, forward=other.forward.observer()), ctx.base, fused=ctx.fused, hidden=True)
             with one.forward.full_precision():  # also of the clean pass, which is then made once
-                yield one
+                yield one.averaged_on(self.on)
 
     def _slopes(self, ctx: Evaluation, unit: float, directions: int) -> Iterator[dict[str, Tensor]]:
         """J of every layer along random directions, one after the other."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -14,10 +14,10 @@ from torch import Tensor
 from seqreg import diagnostics
 from seqreg.context import Evaluation, Where
 from seqreg.errors import BadInput
-from seqreg.forward import Perturbation
+from seqreg.forward import Pass, PassRequest, Perturbation
 from seqreg.noise import arithmetic_dtype, rms, sample, too_small
 from seqreg.schedules import weight_at
-from seqreg.term import Cost, Term
+from seqreg.term import Cost, Hints, Passes, Term
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class NEFTune(Term):
     where: Where = "input"
     padding: bool = False
 
-    starts_at_zero: ClassVar[bool] = True
+    hints: ClassVar[Hints] = Hints(starts_at_zero=True, needs_labels=True)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {"max_ratio": None},
         "hf_neftune": {"max_ratio": None, "padding": True},
@@ -78,7 +78,11 @@ class NEFTune(Term):
     def cost(self) -> Cost:
         return Cost(forwards=0, backwards=0)
 
-    def input_shift(self, ctx: Evaluation, weight: float) -> Perturbation:
+    def declare(self, ctx: Evaluation) -> Passes:
+        return Passes(input_shift=self._noise(ctx))
+
+    def _noise(self, ctx: Evaluation) -> Perturbation:
+        weight = weight_at(self.weight, ctx.step)
         if weight > 1:
             raise BadInput(f"{self.name}: weight={weight:g} would enlarge the noise: raise alpha, and do not use Every")
 
@@ -100,8 +104,8 @@ class NEFTune(Term):
 
     def diagnostics(self, ctx: Evaluation) -> dict[str, float]:
         """See `seqreg.diagnostics.size`."""
-        plain = ctx.forward.run((), hidden=False)  # the clean pass is noised already
-        return diagnostics.size(ctx, plain, self.input_shift(ctx, weight_at(self.weight, ctx.step)))
+        plain = ctx.forward.run(PassRequest())  # the clean pass is noised already
+        return diagnostics.size(ctx, plain, self._noise(ctx))
 
-    def __call__(self, ctx: Evaluation) -> Tensor:
+    def loss(self, ctx: Evaluation, passes: Sequence[Pass]) -> Tensor:
         return torch.zeros((), device=ctx.mask.device)

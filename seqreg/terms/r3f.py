@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from seqreg import diagnostics
-from seqreg.context import Context, Evaluation, Per, Where
+from seqreg.context import Evaluation, Per, Where
 from seqreg.divergences import Divergence
 from seqreg.errors import BadInput
-from seqreg.forward import Dropout, ExtraPass, Pass, Point
+from seqreg.forward import Dropout, ExtraPass, Pass
 from seqreg.noise import Noise, rms, sample, too_small
 from seqreg.objective import Consistency
 from seqreg.schedules import Weight
-from seqreg.term import Cost, Term
+from seqreg.term import ConsistencyTerm, Cost, Hints, Passes
 
 
 @dataclass(frozen=True, kw_only=True)
-class R3F(Term):
+class R3F(ConsistencyTerm):
     """Robust representations through regularized fine-tuning: agree with yourself under embedding noise.
 
     Formula:
@@ -95,8 +95,10 @@ class R3F(Term):
     token_fraction: float = 1.0
     unresolved: Literal["error", "warn"] = "error"
 
-    remedy: ClassVar[str] = "raise scale, such as scale=0.1 with relative=True, or give adapters lora_dropout=0.1"
-    gentler: ClassVar[str] = "lower weight or scale"
+    hints: ClassVar[Hints] = Hints(
+        remedy="raise scale, such as scale=0.1 with relative=True, or give adapters lora_dropout=0.1",
+        gentler="lower weight or scale",
+    )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fairseq": {"weight": 1.0, "inject": "word", "per": "fairseq", "padding": True, "unresolved": "warn"},
     }
@@ -133,29 +135,21 @@ class R3F(Term):
             return Cost(forwards, forwards - 1)
         return Cost(forwards, 1 if self.grad == "noised" else forwards)
 
-    @property
-    def batchable(self) -> bool:
-        """The RMS is that of all examples, which noise for some has to know."""
-        whole = not self.relative or self.example_fraction == 1
-        return self.dropout == "independent" and self.grad != "clean" and whole and self.layer is None
+    def declare(self, ctx: Evaluation) -> Passes:
+        return Passes(self._noised(ctx, cache(partial(self._rows, ctx))))
 
-    @property
-    def pass_dropout(self) -> Dropout:
-        return self.dropout
+    def _noised(self, ctx: Evaluation, rows: Callable[[], Tensor | None]) -> ExtraPass:
+        return ExtraPass(
+            {site: partial(self._noise, ctx, site, rows) for site in ctx.sites(self.where)},
+            rows=rows,
+            dropout=self.dropout,
+            grad=self.grad != "clean",
+            point="embedding" if self.layer is None else self.layer,
+            after_clean=self.relative and self.example_fraction < 1,  # the RMS is that of all examples
+        )
 
-    def resumes_at(self, ctx: Context) -> tuple[str, int] | None:
-        return None if self.layer is None else (ctx.sites(self.where)[0], self.layer)
-
-    def extra_pass(self, ctx: Evaluation) -> ExtraPass:
-        return self._noised(ctx, self._rows(ctx))
-
-    def _noised(self, ctx: Evaluation, rows: Tensor | None) -> ExtraPass:
-        noise = {site: partial(self._noise, ctx, site, rows) for site in ctx.sites(self.where)}
-        point: Point = "embedding" if self.layer is None else self.layer
-        return ExtraPass(noise, rows, self.dropout, self.grad != "clean", point)
-
-    def __call__(self, ctx: Evaluation) -> Consistency:
-        noised = self.run_pass(ctx)
+    def loss(self, ctx: Evaluation, passes: Sequence[Pass]) -> Consistency:
+        (noised,) = passes
         consistency = self._consistency(ctx.reference(self.dropout), noised)
         return replace(consistency, sample=self._sample(ctx, noised.rows))
 
@@ -187,21 +181,28 @@ class R3F(Term):
     def diagnostics(self, ctx: Evaluation) -> dict[str, float]:
         """See `seqreg.diagnostics`."""
         clean = ctx.reference(self.dropout)
-        shift = ctx.draw(self._noised(ctx, None))
+        shift = ctx.draw(self._noised(ctx, lambda: None))
         return {
             **diagnostics.size(ctx, clean, shift),
             **diagnostics.sources(ctx, clean, shift, self.dropout, lambda a, b: self._consistency(a, b).value(ctx)),
         }
 
     def _noise(
-        self, ctx: Evaluation, name: str, rows: Tensor | None, embeds: Tensor, dtype: torch.dtype | None = None
+        self,
+        ctx: Evaluation,
+        name: str,
+        drawn: Callable[[], Tensor | None],
+        embeds: Tensor,
+        dtype: torch.dtype | None = None,
     ) -> Tensor:
+        rows = drawn()
         site, mask = ctx.forward.sites[name], ctx.real(name, embeds, rows)
         absolute = site.scale if self.inject == "word" else 1.0  # what the model scales, it scales noise and RMS alike
         scale = self.scale * (self._size(ctx, name, embeds, rows) if self.relative else absolute)
         complaint = too_small(scale, embeds, mask, dtype) if self.scale else None
         if complaint and self.unresolved == "error":
-            raise BadInput(f"{self.name}: {complaint}")
+            fix = f"scale=0.1 relative=True; in a recipe terms.{self.name}.scale=0.1 terms.{self.name}.relative=true"
+            raise BadInput(f"{self.name}: {complaint}: {fix}")
         if complaint:
             ctx.notes[self.name] = complaint
         return sample(self.noise, embeds, scale, None if self.padding else mask)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from seqreg.context import Context, Evaluation, Per
+from seqreg.context import Evaluation, Per
 from seqreg.divergences import Divergence
-from seqreg.forward import Dropout, ExtraPass
+from seqreg.forward import ExtraPass, Pass
 from seqreg.objective import BaseLoss, Consistency, WeightedSum
-from seqreg.term import Cost, Term
+from seqreg.term import ConsistencyTerm, Cost, Hints, Passes
 
 
 @dataclass(frozen=True, kw_only=True)
-class RDrop(Term):
+class RDrop(ConsistencyTerm):
     """Regularized dropout: train on two dropout masks, and ask the two outputs to agree.
 
     Formula:
@@ -62,10 +62,11 @@ class RDrop(Term):
     layer: int | None = None
     where: Literal["input", "encoder", "decoder"] = "input"
 
-    remedy: ClassVar[str] = (
-        "give the model dropout in its configuration, such as attention_dropout=0.1, or its adapters, lora_dropout=0.1"
+    hints: ClassVar[Hints] = Hints(
+        remedy="give the model dropout in its configuration, such as attention_dropout=0.1, or its adapters, "
+        "lora_dropout=0.1",
+        gentler="lower alpha",
     )
-    gentler: ClassVar[str] = "lower alpha"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fairseq_rdrop": {"alpha": 0.7}}
 
     def __post_init__(self) -> None:
@@ -81,27 +82,18 @@ class RDrop(Term):
     def cost(self) -> Cost:
         return Cost(forwards=1, backwards=1)
 
-    @property
-    def batchable(self) -> bool:
-        return self.layer is None
-
-    @property
-    def pass_dropout(self) -> Dropout:
-        return "independent"
-
-    def resumes_at(self, ctx: Context) -> tuple[str, int] | None:
-        return None if self.layer is None else (ctx.sites(self.where)[0], self.layer)
-
-    def extra_pass(self, ctx: Evaluation) -> ExtraPass:
+    def declare(self, ctx: Evaluation) -> Passes:
         if self.layer is None:
-            return ExtraPass()
-        return ExtraPass(dict.fromkeys(ctx.sites(self.where), _no_noise), point=self.layer)
+            return Passes(ExtraPass())
+        return Passes(ExtraPass(dict.fromkeys(ctx.sites(self.where), _no_noise), point=self.layer))
 
-    def __call__(self, ctx: Evaluation) -> WeightedSum:
-        clean, second = ctx.clean, self.run_pass(ctx)
+    def loss(self, ctx: Evaluation, passes: Sequence[Pass]) -> WeightedSum:
+        clean, (second,) = ctx.clean, passes
         alpha = self.alpha / 2 if self.divergence == "symmetric_kl" else self.alpha
         tasks = {"sum": [(1.0, second)], "mean": [(0.5, second), (-0.5, clean)], "none": []}[self.task]
         agreement = Consistency(clean, second, self.divergence, per=self.per)
+        if not ctx.labelled:
+            return WeightedSum((alpha, agreement))
         return WeightedSum((alpha, agreement), *((factor, BaseLoss(view)) for factor, view in tasks))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from seqreg.ascent import AdversarialConsistency, Grad, Inject
+from seqreg.ascent import AdversarialConsistency, Ascent, Grad
 from seqreg.divergences import Divergence
 from seqreg.schedules import Weight
 
@@ -23,13 +23,13 @@ class SiFT(AdversarialConsistency):
         weight: 0.1, the largest tried on SST-2 and pronunciation, and not shown to do harm (docs/results/defaults.md).
             DeBERTa's scripts have 5 (3 for the smallest model) for a perturbation that is mostly random; with ours that
             begins at several times the base loss, and a small model unlearns
-        scale: of the start, in units of the normalised embeddings, whose RMS is 1
-        step_size, radius: a twentieth of that (ours; DeBERTa adds 1e-4 to a start of 1e-2 and has no ball)
-        inject: "normalised". Where the embeddings have no LayerNorm (PEGASUS, T5, Marian, M2M100 and most causal
-            language models) they are divided by the RMS of each token instead, which is our extension
+        attack: its sizes are in units of the normalised embeddings, whose RMS is 1: step_size and radius a twentieth of
+            that (ours; DeBERTa adds 1e-4 to a start of 1e-2 and has no ball). With inject="normalised", embeddings
+            without a LayerNorm (PEGASUS, T5, Marian, M2M100 and most causal language models) are divided by the RMS of
+            each token instead, which is our extension
         preset: "deberta", the released code, with its weight of 5
 
-        The other settings are those of `seqreg.ascent.Ascent` and `AdversarialConsistency`.
+        The settings of the attack are those of `seqreg.ascent.Ascent`, the others of `AdversarialConsistency`.
 
     Cost:
         steps + 1 extra forwards, steps + 1 extra backwards (those of the ascent reach the embeddings alone);
@@ -51,25 +51,24 @@ class SiFT(AdversarialConsistency):
     """
 
     weight: Weight = 0.1
-    step_size: float = 0.05
-    radius: float = 0.05
-    inject: Inject = "normalised"
-    relative: bool = False
+    attack: Ascent = Ascent(step_size=0.05, radius=0.05, inject="normalised", relative=False)
     inner: Divergence = "kl"
     grad: Grad = "students"
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "deberta": {
             "weight": 5.0,
-            "noise": "clamped",
-            "scale": 1e-2,
-            "step_size": 1e-4,
-            "projection": "none",
-            "stabiliser": 1e-6,
-            "dropout": "independent",
+            "attack": {
+                "noise": "clamped",
+                "scale": 1e-2,
+                "step_size": 1e-4,
+                "projection": "none",
+                "stabiliser": 1e-6,
+                "dropout": "independent",
+                "embedding_grad": False,
+            },
             "divergence": "symmetric_ce",
             "grad": "both",
-            "embedding_grad": False,
             "padding": True,
         },
     }

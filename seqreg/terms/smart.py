@@ -21,13 +21,13 @@ class SMART(AdversarialConsistency):
     Args:
         weight: 0.1, the largest tried on SST-2 and pronunciation and not shown to do harm there; on AESLC it was below
             the baseline (docs/results/defaults.md). mt-dnn's is 1, as in its preset
-        scale: of the start; small, for only its direction matters: a thousandth of the embeddings' RMS
-        step_size, radius: a tenth of the embeddings' RMS, one step to the edge of the ball. Ours: at the 1e-5 that
-            mt-dnn starts from, absolute, the term is too small to matter
+        attack: its step_size and radius are a tenth of the embeddings' RMS, one step to the edge of the ball. Ours: at
+            the 1e-5 that mt-dnn starts from, absolute, the term is too small to matter. The scale of the start is a
+            thousandth of the RMS, for only its direction matters
         inner, divergence: "symmetric_kl" for both, or "mse" for both on a regression head
         preset: "mtdnn" or "smart_pytorch", what the released implementations do
 
-        The settings of the ascent are those of `seqreg.ascent.Ascent`, the others of `AdversarialConsistency`.
+        The settings of the attack are those of `seqreg.ascent.Ascent`, the others of `AdversarialConsistency`.
 
     Cost:
         steps + 1 extra forwards, steps + 1 extra backwards (those of the ascent reach the embeddings alone);
@@ -44,9 +44,10 @@ class SMART(AdversarialConsistency):
 
     Example:
         >>> from seqreg import Criterion
+        >>> from seqreg.ascent import Ascent
         >>> from seqreg.terms.smart import SMART
-        >>> criterion = Criterion(SMART(weight=1.0, radius=0.05, step_size=0.05), label_smoothing=0.1)
-        >>> SMART(preset="mtdnn").rule
+        >>> criterion = Criterion(SMART(attack=Ascent(radius=0.05, step_size=0.05)), label_smoothing=0.1)
+        >>> SMART(preset="mtdnn").attack.rule
         'raw'
     """
 
@@ -55,7 +56,7 @@ class SMART(AdversarialConsistency):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "mtdnn": {
             "weight": 1.0,
-            **RESCALED_ASCENT,
+            "attack": RESCALED_ASCENT,
             "inner": "stable_kl",
             "grad": "students",
             "per": "fairseq",
@@ -63,7 +64,7 @@ class SMART(AdversarialConsistency):
         },
         "smart_pytorch": {
             "weight": 1.0,
-            **RESCALED_ASCENT,
+            "attack": RESCALED_ASCENT,
             "inner": "kl",
             "inner_per": "sequence",
             "grad": "students",

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from seqreg.ascent import Adversarial
+from seqreg.ascent import ADVERSARIAL, Ascent
 from seqreg.context import Evaluation
 from seqreg.divergences import js_of
 from seqreg.errors import BadInput
-from seqreg.noise import Norm, Over
+from seqreg.forward import ExtraPass, Pass, Perturbation
 from seqreg.objective import BaseLoss, WeightedSum
-from seqreg.term import Cost
+from seqreg.term import Cost, Hints, Passes, Term
 
 
 @dataclass(frozen=True, kw_only=True)
-class UEGR(Adversarial):
+class UEGR(Term):
     """Our reading of UEGR's forward stage: adversarial samples under several dropout rates, made to agree.
 
     Only the abstract of the paper and summaries of it were at hand, and no code of it is public. What they say:
@@ -35,7 +36,7 @@ class UEGR(Adversarial):
         passes: K
         low, high: the range of dropout rates
         alpha: of the divergence
-        radius: a hundredth of the norm of the sentence's embeddings; at a tenth a small model unlearns
+        attack: its radius is a hundredth of the norm of the sentence's embeddings; at a tenth a small model unlearns
 
         The backward stage is `seqreg.selective_update.StochasticUpdate`, or the harder `SelectiveUpdate`.
 
@@ -58,14 +59,13 @@ class UEGR(Adversarial):
         Cost(forwards=5, backwards=4)
     """
 
-    radius: float = 0.01
-    norm: Norm = "l2"
-    over: Over = "sentence"
-    rule: Literal["normalised", "raw", "power"] = "power"
     passes: int = 2
     low: float = 0.05
     high: float = 0.2
     alpha: float = 1.0
+    attack: Ascent = Ascent(radius=0.01, norm="l2", over="sentence", rule="power")
+
+    hints: ClassVar[Hints] = replace(ADVERSARIAL, needs_labels=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,39 +75,38 @@ class UEGR(Adversarial):
             self.refuse("low", f"expected 0 <= low <= high < 1, and high is {self.high}")
         if self.alpha < 0:
             self.refuse("alpha", "expected a number >= 0")
-        if self.steps != 1 or self.rule != "power":
-            self.refuse("steps", "the attack is a single normalised step: leave steps and rule alone")
+        if self.attack.steps != 1 or self.attack.rule != "power":
+            self.attack.refuse("steps", "the attack is a single normalised step: leave steps and rule alone")
 
     @property
     def cost(self) -> Cost:
         return Cost(self.passes + 1, self.passes if self.weight == 1 else self.passes + 1)
 
-    @property
-    def shares_dropout(self) -> bool:
-        return True
-
     def rates(self) -> list[float]:
         return [self.low + k * (self.high - self.low) / (self.passes - 1) for k in range(self.passes)]
 
-    def __call__(self, ctx: Evaluation) -> WeightedSum:
+    def declare(self, ctx: Evaluation) -> Passes:
         if ctx.kind == "regression":
             raise BadInput(f"{self.name}: a regression head has no distributions to agree: leave the term out")
         if ctx.forward.recomputes:
             raise BadInput(f"{self.name}: gradient checkpointing forgets its dropout rates: switch checkpointing off")
-        shift = self.shift(self.attack(ctx))
-        views = [ctx.forward(shift, dropout="independent", rate=rate) for rate in self.rates()]
-        agreement = ctx.reduce(js_of([view.logits for view in views]))
-        tasks = [(1.0 / self.passes, BaseLoss(view)) for view in views]
+        worst = cache(partial(self.worst, ctx))
+        return Passes(*(ExtraPass(perturbation=worst, rate=rate, ascends=True) for rate in self.rates()))
+
+    def loss(self, ctx: Evaluation, passes: Sequence[Pass]) -> WeightedSum:
+        agreement = ctx.reduce(js_of([view.logits for view in passes]))
+        tasks = [(1.0 / self.passes, BaseLoss(view)) for view in passes]
         return WeightedSum(*tasks, (-1.0, BaseLoss(ctx.clean)), rest=self.alpha * agreement)
 
-    def attack(self, ctx: Evaluation) -> dict[str, Tensor]:
+    def worst(self, ctx: Evaluation, clean: Pass) -> Perturbation:
         """One step from the clean input along the gradient of the task loss."""
-        start, bounds = self.init_delta(ctx, ctx.clean)
+        start, bounds = self.attack.init_delta(ctx, ctx.clean)
         live = {name: torch.zeros_like(delta).requires_grad_() for name, delta in start.items()}
         with torch.enable_grad():
-            loss = BaseLoss(ctx.forward(self.shift(live), dropout="shared")).sum(ctx, ctx.mask)
+            loss = BaseLoss(ctx.forward(self.attack.shift(live), dropout="shared")).sum(ctx, ctx.mask)
             gradients = torch.autograd.grad(loss, list(live.values()))
-        return {
-            name: self.step(live[name].detach(), gradient, bounds[name], last=True)
+        deltas = {
+            name: self.attack.step(live[name].detach(), gradient, bounds[name], last=True)
             for name, gradient in zip(live, gradients, strict=True)
         }
+        return self.attack.shift(deltas)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from seqreg.ascent import AdversarialConsistency, Grad
+from seqreg.ascent import AdversarialConsistency, Ascent, Grad
 from seqreg.divergences import Divergence
-from seqreg.noise import Norm, Over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,14 +17,12 @@ class VAT(AdversarialConsistency):
 
     Args:
         weight: 1 in the paper
-        scale: of the trial step along the random direction: a thousandth of the norm that a sentence has at the batch's
-            RMS
-        radius: of the perturbation: a twentieth of that norm. Ours: the paper's radii are for images and other
-            embeddings, and at a tenth the term can begin above the base loss
-        steps: of power iteration; 1 in the paper
-        over: one ball per "sentence"
+        attack: power iteration in one ball per sentence, with steps=1 as in the paper. The scale of the trial step is a
+            thousandth of the norm that a sentence has at the batch's RMS, the radius of the perturbation a twentieth.
+            Ours: the paper's radii are for images and other embeddings, and at a tenth the term can begin above the
+            base loss
 
-        The other settings are those of `seqreg.ascent.Ascent` and `AdversarialConsistency`.
+        The settings of the attack are those of `seqreg.ascent.Ascent`, the others of `AdversarialConsistency`.
 
     Cost:
         steps + 1 extra forwards, steps + 1 extra backwards (those of the ascent reach the embeddings alone);
@@ -41,17 +37,14 @@ class VAT(AdversarialConsistency):
 
     Example:
         >>> from seqreg import Criterion
+        >>> from seqreg.ascent import Ascent
         >>> from seqreg.terms.vat import VAT
         >>> criterion = Criterion(VAT(weight=1.0), label_smoothing=0.1)
-        >>> VAT(steps=2).cost
+        >>> VAT(attack=Ascent(steps=2)).cost
         Cost(forwards=3, backwards=3)
     """
 
-    radius: float = 0.05
-    norm: Norm = "l2"
-    over: Over = "sentence"
-    rule: Literal["normalised", "raw", "power"] = "power"
-    projection: Literal["clip", "rescale", "none"] = "clip"
+    attack: Ascent = Ascent(radius=0.05, norm="l2", over="sentence", rule="power")
     inner: Divergence = "kl"
     divergence: Divergence = "kl"
     grad: Grad = "perturbed"

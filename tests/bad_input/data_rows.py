@@ -15,9 +15,10 @@ from seqreg.metrics.rouge import sentences
 from seqreg.metrics.rouge.score import rouge
 from seqreg.workbench.config import cards
 from seqreg.workbench.config.settings import Data
-from seqreg.workbench.data import loading, readers
+from seqreg.workbench.data import loading
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.scores import evaluate
+from seqreg.workbench.text import readers
 from tests.bad_input.table import refused, row, run, tiny, warned
 from tests.helpers import sample_files
 

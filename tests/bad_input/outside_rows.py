@@ -12,16 +12,17 @@ from unittest import mock
 from seqreg.cli import predict
 from tests.bad_input.table import elsewhere, refused, row, tiny
 
-RELIABILITY = "tests/workbench/run/test_reliability"
+RELIABILITY = "tests/nightly/test_reliability"
+RUNS = "tests/workbench/run/test_reliability_runs.py"
 NOT_FINITE = f"{RELIABILITY}_faults.py::test_a_step_that_is_not_finite_is_not_applied"
 ONE_TERM = f"{RELIABILITY}_faults.py::test_one_term_that_is_not_finite_is_dropped_for_the_step"
-ANOTHER_WORLD = f"{RELIABILITY}_runs.py::test_other_data_and_another_world_are_refused"
-OTHER_SETTINGS = f"{RELIABILITY}_runs.py::test_other_settings_are_refused_with_a_difference"
+ANOTHER_WORLD = f"{RUNS}::test_other_data_and_another_world_are_refused"
+OTHER_SETTINGS = f"{RUNS}::test_other_settings_are_refused_with_a_difference"
 NOT_WRITABLE = f"{RELIABILITY}_faults.py::test_an_output_that_cannot_be_written_is_one_line"
 FULL_DISK = f"{RELIABILITY}_faults.py::test_a_disk_that_fills_up_keeps_what_was_saved"
 DAMAGED = f"{RELIABILITY}.py::test_a_damaged_checkpoint_is_named_and_passed_over"
 SIGNALS = f"{RELIABILITY}_faults.py::test_a_signal_finishes_the_step_and_saves"
-TWO = f"{RELIABILITY}_runs.py::test_a_second_process_is_refused_at_once"
+TWO = f"{RUNS}::test_a_second_process_is_refused_at_once"
 CURVES = f"{RELIABILITY}_faults.py::test_curves_that_cannot_be_written_do_not_stop_a_run"
 
 elsewhere(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from seqreg import Criterion
+from seqreg.ascent import Ascent
 from seqreg.errors import BadInput
 from seqreg.terms.smart import SMART
 from seqreg.workbench.config import overlay, run_config
@@ -43,14 +44,14 @@ def _(tmp: Path) -> None:
 
 @row(25, "0 ascent steps", "E", "refused")
 def _(tmp: Path) -> None:
-    refused(tmp, r"terms.smart.steps=0: expected", *tiny(tmp, "-t", "smart", "terms.smart.steps=0"))
+    refused(tmp, r"terms.smart.attack.steps=0: expected", *tiny(tmp, "-t", "smart", "terms.smart.attack.steps=0"))
 
 
 @row(26, "fewer than 0 ascent steps", "E", "refused")
 def _(tmp: Path) -> None:
-    refused(tmp, r"terms.smart.steps=-3: expected", *tiny(tmp, "-t", "smart", "terms.smart.steps=-3"))
+    refused(tmp, r"terms.smart.attack.steps=-3: expected", *tiny(tmp, "-t", "smart", "terms.smart.attack.steps=-3"))
     with pytest.raises(BadInput, match="steps=-3"):
-        SMART(steps=-3)
+        SMART(attack=Ascent(steps=-3))
 
 
 @row(27, "label smoothing outside [0, 1)", "E", "refused")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import errno
 import json
 import os
@@ -17,10 +16,11 @@ import transformers
 import typer
 from rouge_score.rouge_scorer import RougeScorer
 
-from seqreg import BadInput, __version__
 from seqreg.cli import main as cli
+from seqreg.cli import predict
+from seqreg.errors import BadInput
 from seqreg.metrics import rouge
-from seqreg.workbench.config import cards, lookup
+from seqreg.workbench.config import cards
 from tests.helpers import sample_files
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +34,28 @@ def seqreg(*words: str | Path, cwd: Path, code: int = 0, text: str | None = None
     result = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, input=text)
     assert result.returncode == code, result.stderr
     return result
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_closed_standard_stream_is_no_traceback(closed: int, tmp_path: Path) -> None:
+    """Cron and `>&-` close them."""
+    program = f"import os, sys; os.close({closed}); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    words = ["-m", "seqreg", "new-task", "pairs.csv"]
+    (tmp_path / "pairs.csv").write_text("source,target\na b,c\n")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", program, *words], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert (result.returncode, "Traceback" in result.stderr) == (0, False), result.stderr
+    assert (tmp_path / "pairs.yaml").read_text().startswith("# pairs.csv\n")
+
+
+def test_predicting_from_or_to_a_closed_stream_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, message in (("stdin", "the standard input is closed"), ("__stdout__", "the standard output is closed")):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, name, None)
+            with pytest.raises(BadInput, match=message):
+                predict.predict(tmp_path, "-", "-")
 
 
 def test_gigaword_from_a_local_file_to_a_plain_transformers_model(tmp_path: Path) -> None:
@@ -142,20 +164,6 @@ def test_rouge_equals_rouge_score_on_three_thousand_pairs(tmp_path: Path) -> Non
         assert mean == pytest.approx(sum(exact) / 3000, abs=1e-12)
 
 
-def test_the_wheel_has_every_package_and_file() -> None:
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    packages = set(setup["options"]["packages"].split())
-    found = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "seqreg").rglob("__init__.py")}
-    assert packages == found | {"seqreg.recipes", "seqreg.tasks"}
-    for name in ("recipes", "tasks"):
-        globs = setup["options.package_data"][f"seqreg.{name}"].split(", ")
-        shipped = {path for glob in globs for path in (ROOT / name).glob(glob)}
-        assert set((ROOT / name).rglob("*.yaml")) <= shipped
-    assert lookup.folder("recipes") == ROOT / "recipes"
-    assert __version__
-
-
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
@@ -185,33 +193,9 @@ def test_an_interrupt_inside_a_command_is_one_line(
     def struck(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("seqreg.cli.bench._padding", struck)
-    monkeypatch.setattr(sys, "argv", ["seqreg", "bench", "--batches"])
+    monkeypatch.setattr("seqreg.workbench.config.lookup.names", struck)
+    monkeypatch.setattr(sys, "argv", ["seqreg", "list"])
     with pytest.raises(SystemExit) as stopped:
         cli.main()
     assert stopped.value.code == 130
     assert capsys.readouterr().err.strip() == "seqreg: stopped"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--rouge", "--batches"], "--rouge and --batches: each is measured alone"),
-        (["--batches", "--data"], "--batches and --data: each is measured alone"),
-        (["--batches", "--plot", "a.png"], "--batches measures no steps: leave out --size, --terms, --rounds, --th"),
-        (["--rouge", "--size", "causal"], "--rouge measures no steps: leave out --size"),
-        (["--batches", "--threads", "2"], "--batches measures no steps: leave out"),
-        (["--data", "--no-presets"], "--no-presets is about the rows of the table of steps: leave it out here"),
-        (["--engine", "ddp", "--no-presets"], "--no-presets is about the rows"),
-        (["--frontier", "gigaword", "--no-presets"], "--no-presets is about the rows"),
-        (["--growth", "--no-presets"], "--no-presets is about the rows"),
-        (["--profile", "--compile"], "--compile is about the rows"),
-        (["--frontier", "glue", "--rounds", "1"], "--rounds 1: expected a whole number >= 2"),
-        (["--rouge", "-t", "r3f"], "--rouge measures no steps: leave out"),
-        (["--data", "--engine", "ddp"], "--engine is measured alone: leave out --data"),
-        (["--examples", "9"], "--examples is for --data: leave it out"),
-    ],
-)
-def test_bench_options_that_would_be_ignored_are_refused(options: list[str], message: str) -> None:
-    with pytest.raises(BadInput, match=message):
-        cli.app(["bench", *options], standalone_mode=False)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from seqreg import Criterion, Evaluation
+from seqreg.ascent import Ascent
 from seqreg.context import Count
 from seqreg.fused.head import Projection
 from seqreg.integrations.hf import context
@@ -90,7 +91,9 @@ def test_a_second_criterion_does_not_take_the_noise_of_the_first() -> None:
     assert values[0] != values[1]
 
 
-@pytest.mark.parametrize("other", [UEGR(dropout="independent"), SMART(dropout="independent")])
+@pytest.mark.parametrize(
+    "other", [UEGR(attack=Ascent(dropout="independent")), SMART(attack=Ascent(dropout="independent"))]
+)
 def test_terms_that_replay_the_clean_pass_have_it_alone(other: Any) -> None:
     net = tiny_models.make("bart")
     with torch.autocast("cpu", torch.bfloat16):

@@ -128,14 +128,15 @@ def term_settings(draw: Any) -> tuple[str, str, Any]:
 
 BODIES = [
     "cost = Cost(forwards=0, backwards=0)", "cost = None", "@property\n    def cost(self): raise OSError('x')", "",
-    "def __call__(self, ctx): return ctx.clean.logits.sum()", "def __call__(self, ctx): return None",
-    "def __call__(self, ctx): return 'x'", "def __call__(self, ctx): raise KeyError(3)", "def __call__(self): return 0",
-    "def __call__(self, ctx): return ctx.clean.logits", "def __call__(self, ctx): return float('nan')",
-    "def diagnostics(self, ctx): return 1 / 0", "def extra_pass(self, ctx): return 3",
-    "def applies_to(self, ctx): return 'x'",
+    "def loss(self, ctx, passes): return ctx.clean.logits.sum()", "def loss(self, ctx, passes): return None",
+    "def loss(self, ctx, passes): return 'x'", "def loss(self, ctx, passes): raise KeyError(3)",
+    "def loss(self): return 0",
+    "def loss(self, ctx, passes): return ctx.clean.logits", "def loss(self, ctx, passes): return float('nan')",
+    "def diagnostics(self, ctx): return 1 / 0", "def declare(self, ctx): return 3",
+    "counts_on = 3",
     "def __post_init__(self): raise MemoryError", "more: float", "more: int = 'x'", "weight: str = 'a'",
     "name: int = 3",
-    "def __init__(self, a, b): pass", "def replaces_base_loss(self, step): raise ValueError",
+    "def __init__(self, a, b): pass", "def declare(self, ctx): raise ValueError",
     "def settings(self): return 3",
 ]  # fmt: skip
 HEADS = ["import os", "1 / 0", "raise SystemExit(3)", "import not_there", "def", "x = [",
@@ -259,7 +260,7 @@ ARGUMENTS = {
 }  # fmt: skip
 FURTHER = {
     "train": ["output=out"], "compare": ["-t", "r3f", "--seeds", "1"], "robustness": ["--limit", "4", "--draws", "1"],
-    "calibrate": ["--limit", "4"], "shift": ["run", "--to", "synthetic_news"], "bench": ["--terms", "nope"],
+    "calibrate": ["--limit", "4"], "shift": ["run", "--to", "synthetic_news"],
     "quickstart": ["nope"],
 }  # fmt: skip
 

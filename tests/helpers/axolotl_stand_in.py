@@ -60,7 +60,7 @@ def install(monkeypatch: Any) -> None:
     for name in ("axolotl", "axolotl.integrations", "axolotl.integrations.base"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     sys.modules["axolotl.integrations.base"].BasePlugin = BasePlugin  # type: ignore[attr-defined]
-    monkeypatch.delitem(sys.modules, "seqreg.integrations.axolotl", raising=False)
+    monkeypatch.delitem(sys.modules, "axolotl_plugin", raising=False)
 
 
 def configured(settings: dict[str, Any]) -> tuple[DictDefault, list[Any]]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import BartForConditionalGeneration
 
 from seqreg import BadInput, Criterion
+from seqreg.ascent import Ascent
 from seqreg.engines.shards import full, whole_state
 from seqreg.integrations.hf import context, count, optimizer_steps, shard
 from seqreg.losses import label_smoothed_nll
@@ -31,18 +32,30 @@ from seqreg.terms.r3f import R3F
 from seqreg.terms.smart import SMART
 from tests.helpers import tiny_models
 from tests.integrations.test_hf_context import fixed_noise
-from tests.integrations.test_trainer import Gradients, losses, trainer
+from tests.integrations.test_trainer import Gradients, losses, rows, trainer
 
 TERMS: dict[str, tuple[Any, ...]] = {
     "none": (),
     "r3f": (R3F(scale=0.1),),
     "r3f_rows": (R3F(scale=0.1, per="sequence"),),
-    "smart": (SMART(relative=False),),
+    "smart": (SMART(attack=Ascent(relative=False)),),
     "jachess": (JacHess(weight=1.0, epsilon=1.0),),
 }
+STREAMS: dict[str, tuple[Any, ...]] = {**TERMS, "streams": (R3F(scale=0.1, on="both"),)}
+"""Of trainers, which have further examples of a step."""
 
 
-ANCHORS = (Anchor(weight=1.0), Anchor(name="all", on="all"), Anchor(name="weights", divergence="l2", weight=0.01))
+def streams_of(model: str, name: str) -> dict[str, Any]:
+    """Eight texts without labels and eight old examples for the step."""
+    further = rows(model, 8)
+    return {"unlabelled_dataset": further, "replay_dataset": further, "replay_share": 0.5} if name == "streams" else {}
+
+
+ANCHORS = (
+    Anchor(weight=1.0),
+    Anchor(name="all", positions="all"),
+    Anchor(name="weights", divergence="l2", weight=0.01),
+)
 
 
 def anchored() -> Criterion:
@@ -54,12 +67,13 @@ def anchored() -> Criterion:
 
 def through_trainer(world: int) -> Iterator[tuple[str, Tensor, dict[str, float]]]:
     for model in ("bart", "roberta", "llama"):
-        for name, terms in TERMS.items():
+        for name, terms in STREAMS.items():
             for accumulate in (1, 2, 4) if model != "llama" else (1,):
                 with tempfile.TemporaryDirectory() as out:
                     one = trainer(
                         model, Path(out), *terms, net=tiny_models.dropout_off(tiny_models.make(model)), max_steps=1,
                         gradient_accumulation_steps=accumulate, per_device_train_batch_size=8 // accumulate // world,
+                        streams=streams_of(model, name),
                     )  # fmt: skip
                     one.add_callback(gradients := Gradients())
                     one.train()
@@ -76,12 +90,12 @@ def sharded_trainer(model: str, out: Path, *terms: Any, **settings: Any) -> Any:
 
 def under_fsdp2(world: int) -> Iterator[tuple[str, Tensor, dict[str, float]]]:
     """The same trainers, whose models are sharded."""
-    for model, name in itertools.product(("bart", "roberta", "llama"), TERMS):
+    for model, name in itertools.product(("bart", "roberta", "llama"), STREAMS):
         for accumulate in (1, 2) if model == "bart" else (1,):
             with tempfile.TemporaryDirectory() as out:
                 one = sharded_trainer(
-                    model, Path(out), *TERMS[name], max_steps=1, gradient_accumulation_steps=accumulate,
-                    per_device_train_batch_size=8 // accumulate // world,
+                    model, Path(out), *STREAMS[name], max_steps=1, gradient_accumulation_steps=accumulate,
+                    per_device_train_batch_size=8 // accumulate // world, streams=streams_of(model, name),
                 )  # fmt: skip
                 one.add_callback(gradients := Gradients())
                 one.train()

@@ -156,8 +156,8 @@ def settled(criterion: Criterion, model: str) -> None:
     """JacHess starts from the first batch, which is the whole step or a part of it: begin from given numbers."""
     stacks = ("encoder", "decoder") if model in ("bart", "t5") else ("encoder",) if model == "roberta" else ("decoder",)
     if criterion.terms and criterion.terms[0].name == "jachess":
-        names = [*(f"{stack}.1" for stack in stacks), "logits"]
-        criterion.load_state_dict({f"jachess/{name}": torch.tensor(400.0) for name in names})
+        start = {**{f"{stack}.1": 400.0 for stack in stacks}, "logits": 400.0, "rms": 1.0 if model == "t5" else 0.1}
+        criterion.load_state_dict({f"jachess/{name}": torch.tensor(number) for name, number in start.items()})
 
 
 def terms_of(case: Case) -> tuple[Term, ...]:

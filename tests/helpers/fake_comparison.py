@@ -94,7 +94,8 @@ def _finish(
     soup = {"soup": {"alpha": 0.7, "kept_as_trained": ["head"]}} if job.method == "wise" else {}
     metrics = {
         **soup,
-        "scores": {"before": found, "validation": found, "test": found},
+        "scores": {"before": {**found, **{key: value / 2 for key, value in scores.items()}}, "validation": found}
+        | {"test": found},
         "method": job.method,
         "train": train,
     }

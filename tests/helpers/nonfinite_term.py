@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from seqreg import Cost, Evaluation, Term
+from seqreg import Cost, Evaluation, Pass, Passes, Term
 from seqreg.forward import Perturbation
 
 
@@ -28,13 +29,14 @@ class Faulty(Term):
     def _here(self) -> bool:
         return self.rank in (None, int(os.environ.get("RANK", "0")))
 
-    def input_shift(self, ctx: Evaluation, weight: float) -> Perturbation | None:
+    def declare(self, ctx: Evaluation) -> Passes:
         if self.how != "loss" or ctx.step not in self.at:
-            return None
+            return Passes()
         value = float("nan") if self._here else 0.0
-        return Perturbation({ctx.sites("input")[0]: lambda embeds: torch.full_like(embeds, value)})
+        shift = Perturbation({ctx.sites("input")[0]: lambda embeds: torch.full_like(embeds, value)})
+        return Passes(input_shift=shift)
 
-    def __call__(self, ctx: Evaluation) -> Tensor:
+    def loss(self, ctx: Evaluation, passes: Sequence[Pass]) -> Tensor:
         nothing = torch.zeros((), device=ctx.mask.device)
         if ctx.step not in self.at or self.how == "loss" or not self._here:
             return nothing

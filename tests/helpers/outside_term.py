@@ -1,12 +1,13 @@
-"""A regularizer as a user would write one: in a file of their own, outside the package."""
+"""A regularizer as a user would write it: in a file of their own, outside the package."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from seqreg import Cost, Evaluation, Term
+from seqreg import Cost, Evaluation, Pass, Term
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,6 @@ class ConfidencePenalty(Term):
     def cost(self) -> Cost:
         return Cost(forwards=0, backwards=0)
 
-    def __call__(self, ctx: Evaluation) -> Tensor:
+    def loss(self, ctx: Evaluation, passes: Sequence[Pass]) -> Tensor:
         logp = ctx.clean.logits.float().log_softmax(-1)
         return ctx.reduce((logp.exp() * logp).sum(-1))

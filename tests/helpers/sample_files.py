@@ -50,6 +50,14 @@ def write(path: Path, found: list[dict[str, Any]]) -> Path:
     return path
 
 
+def own_text(path: Path) -> Path:
+    """A file that every recipe for people's own text can be trained on."""
+    texts = {name: f"{name} of" for name in ("text", "summary", "translation", "sentence1", "sentence2")}
+    found = [{name: f"{text} {n}" for name, text in texts.items()} for n in range(9)]
+    labels = [{"label": n % 2, "tokens": ["a", f"b{n}"], "tags": ["O", "B-X"]} for n in range(9)]
+    return write(path / "mine.jsonl", [{**row, **label} for row, label in zip(found, labels, strict=True)])
+
+
 def folder(path: Path, card: Card, train: int = 12, held: int = 4) -> Path:
     """A folder with a file for every split of a card."""
     for index, name in enumerate(dict.fromkeys(["train", "validation", *card.splits])):
@@ -67,6 +75,7 @@ def tiny(architecture: str, path: Path) -> list[str]:
         "generation.min_length=0", "optimisation.max_steps=1", "optimisation.warmup_steps=0",
         "optimisation.per_device_train_batch_size=2", "optimisation.gradient_accumulation_steps=1",
         "evaluation.per_device_eval_batch_size=4", "evaluation.resamples=10", "evaluation.eval_steps=0",
+        "evaluation.eval_before_training=false",
         "checkpoints.save_steps=0",
         "logging.diagnostics_steps=0", "logging.logging_steps=1",
     ]  # fmt: skip

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from seqreg import Forward, Pass, Perturbation, PerturbationSite
+from seqreg import Forward, Pass, PassRequest, PerturbationSite
 
 
 class Played(Forward):
@@ -17,7 +16,7 @@ class Played(Forward):
         self.logits, self.passes = logits, 0
         self.module, self.sites, self.embeds = nn.Module(), {"encoder": PerturbationSite()}, embeds
 
-    def run(self, shifts: Sequence[Perturbation], *, hidden: bool) -> Pass:
+    def run(self, request: PassRequest) -> Pass:
         self.passes += 1
         embeds: dict[Any, Tensor] = {} if self.embeds is None else {("encoder", "embedding"): self.embeds}
         return Pass(self.logits[self.passes - 1], embeds)

@@ -28,7 +28,7 @@ SHORT = [
     "optimisation.warmup_steps=0",
     "optimisation.per_device_train_batch_size=8",
     "optimisation.max_grad_norm=1.0", "optimisation.learning_rate=1e-3", "evaluation.per_device_eval_batch_size=32",
-    "evaluation.resamples=50",
+    "evaluation.resamples=50", "evaluation.eval_before_training=false",
     "logging.tensorboard=false", "logging.diagnostics_steps=0",
 ]  # fmt: skip
 
@@ -41,16 +41,16 @@ class Said:
     stderr: str
 
 
-def seqreg(*words: str | Path, cwd: Path, code: int = 0) -> Said:
+def seqreg(*words: str | Path, cwd: Path, code: int = 0, app: Any = cli.app) -> Said:
     """Run the command in this process, which saves the seconds of a new one."""
     results, notes = io.StringIO(), io.StringIO()
     with _inside(cwd), contextlib.redirect_stdout(results), contextlib.redirect_stderr(notes):
         if code == 2:
             with pytest.raises(BadInput) as caught:
-                cli.app([str(word) for word in words], standalone_mode=False)
+                app([str(word) for word in words], standalone_mode=False)
             assert len(caught.value.lines) == 1
             return Said(results.getvalue(), str(caught.value))
-        cli.app([str(word) for word in words], standalone_mode=False)
+        app([str(word) for word in words], standalone_mode=False)
     return Said(results.getvalue(), notes.getvalue())
 
 

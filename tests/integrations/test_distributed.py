@@ -38,7 +38,12 @@ TOLERANCES = {"smart": 1e-4, "jachess": 1e-5}
 
 @pytest.mark.parametrize(
     ("way", "model", "term"),
-    [*((*way, term) for term in TERMS for way in WAYS), ("ddp", "bart", "anchor"), ("accelerate", "bart", "anchor")],
+    [
+        *((*way, term) for term in TERMS for way in WAYS),
+        *(("trainer", model, "streams") for model in ("bart", "roberta")),
+        ("ddp", "bart", "anchor"),
+        ("accelerate", "bart", "anchor"),
+    ],
 )
 def test_gradient(seen: dict[int, Any], model: str, term: str, way: str) -> None:
     expected = seen[1][0][0][f"{way}/{model}/{term}/1"]
@@ -51,7 +56,7 @@ def test_gradient(seen: dict[int, Any], model: str, term: str, way: str) -> None
                 assert error <= TOLERANCES.get(term, 1e-6), f"world {world}, accumulation {accumulate}: {error:.1e}"
 
 
-@pytest.mark.parametrize("term", TERMS)
+@pytest.mark.parametrize("term", [*TERMS, "streams"])
 @pytest.mark.parametrize(("model", "cuts"), [("bart", (1, 2)), ("roberta", (1,)), ("llama", (1,))])
 def test_gradient_under_fsdp2(seen: dict[int, Any], model: str, cuts: tuple[int, ...], term: str) -> None:
     """The trainer of a sharded model has the gradient of one process."""

@@ -17,11 +17,12 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.t5 import modeling_t5
 
+from benchmarks import steps, worker_process
+from benchmarks.sizes import SIZES
 from seqreg import Criterion, build_term
-from seqreg.bench import steps, worker_process
-from seqreg.bench.sizes import SIZES
 from seqreg.forward import Perturbation
 from seqreg.integrations.hf import context
+from tests.helpers import term_settings
 
 SMALL = dict(
     d_model=16, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=32, decoder_ffn_dim=32, encoder_attention_heads=2,
@@ -100,15 +101,15 @@ def test_values_and_gradients_are_those_of_the_whole_pass(
     passes = counted_encoder_passes(model)
     for term, settings in TERMS:
         scale = {"scale": 0.1} if term == "r3f" else {}
-        built = build_term(term, {"where": "decoder", "weight": 1.0, **scale, **settings})
-        if built.pass_dropout == "independent":
+        built = term_settings.built(term, {"where": "decoder", "weight": 1.0, **scale, **settings})
+        if term_settings.dropout_of(built) == "independent":
             continue
         passes.clear()
         whole, expected = loss_and_gradients(model, built, reuse=False, fused=fused)
         all_passes = len(passes)
         passes.clear()
         value, gradients = loss_and_gradients(model, built, reuse=True, fused=fused)
-        assert len(passes) == (2 if built.pass_dropout == "off" else 1) < all_passes, (term, settings)
+        assert len(passes) == (2 if term_settings.dropout_of(built) == "off" else 1) < all_passes, (term, settings)
         assert value == pytest.approx(whole, rel=1e-12)
         assert gradients.keys() == expected.keys()
         for key, gradient in expected.items():
@@ -162,7 +163,8 @@ def test_it_is_reused_beside_a_term_that_looks_at_every_layer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("term", "settings"), [("jachess", {}), ("neftune", {"where": "decoder"}), ("smart", {"where": "decoder"})]
+    ("term", "settings"),
+    [("jachess", {}), ("neftune", {"where": "decoder"}), ("smart", {"attack": {"where": "decoder"}})],
 )
 def test_a_second_loss_of_one_context_has_masks_of_its_own(term: str, settings: dict[str, Any]) -> None:
     """What the first left behind has other dropout masks."""
@@ -186,7 +188,7 @@ def test_a_context_can_be_used_again_after_an_update(term: str) -> None:
     """The second loss looks up the new embeddings, and has a graph of its own."""
     torch.manual_seed(0)
     model = MODELS["bart"]().double().train()
-    criterion, ctx = Criterion(build_term(term, {"dropout": "shared", "scale": 0.1})), context(model, batch())
+    criterion, ctx = Criterion(term_settings.built(term, {"dropout": "shared", "scale": 0.1})), context(model, batch())
     criterion(ctx).total.backward()
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(2.0)
@@ -273,7 +275,7 @@ def test_operations_on_long_sources() -> None:
     plain = worker_process.count_flops(steps.transformers_step(model, inputs))
     for term, settings, most in (
         ("r3f", {"where": "decoder", "dropout": "shared", "scale": 1e-3}, 1.25),
-        ("smart", {"where": "decoder"}, 1.5),
+        ("smart", {"attack": {"where": "decoder"}}, 1.5),
     ):
         criterion = Criterion(build_term(term, settings), label_smoothing=0.1)
         found = worker_process.count_flops(steps.criterion_step(criterion, model, inputs))

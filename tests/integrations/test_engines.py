@@ -15,6 +15,7 @@ import torch
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 from seqreg import BadInput, Criterion
+from seqreg.ascent import Ascent
 from seqreg.context import Count
 from seqreg.engines.detect import engine_of, is_sharded
 from seqreg.engines.shards import full
@@ -67,7 +68,7 @@ HEAD = (VOCAB + 1) * 16
 """Numbers in the head; the shards are padded to one size."""
 GROUPS = {"head": HEAD, "layers": 2 * HEAD + 16}
 """Numbers that are gathered with the head: alone, or with the embeddings and the last norm."""
-COUNTED = {"base": (), "r3f": (R3F(scale=0.1),), "smart": (SMART(steps=2),), "rdrop": (RDrop(),)}
+COUNTED = {"base": (), "r3f": (R3F(scale=0.1),), "smart": (SMART(attack=Ascent(steps=2)),), "rdrop": (RDrop(),)}
 
 
 def _gathered_once(rank: int, world: int) -> dict[tuple[str, str], tuple[int, int]]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from seqreg import BadInput, Cost, Count, Criterion, Evaluation, Perturbation, Term
+from seqreg import BadInput, Cost, Count, Criterion, Evaluation, Pass, Passes, Perturbation, Term
 from seqreg.errors import Advice
 from seqreg.integrations.hf import context, count
 from seqreg.integrations.hf.context import HFForward
@@ -312,14 +313,13 @@ class Ascending(Term):
     """A term that needs torch.autograd.grad."""
 
     @property
-    def uses_inner_gradient(self) -> bool:
-        return True
-
-    @property
     def cost(self) -> Cost:
         return Cost(1, 1)
 
-    def __call__(self, ctx: Evaluation) -> Tensor:
+    def declare(self, ctx: Evaluation) -> Passes:
+        return Passes(own="shared", ascends=True)
+
+    def loss(self, ctx: Evaluation, passes: Sequence[Pass]) -> Tensor:
         embeds = ctx.clean.embeds["encoder", "embedding"]
         delta = torch.zeros_like(embeds).requires_grad_()
         view = ctx.forward(Perturbation({"encoder": delta}), dropout="shared")

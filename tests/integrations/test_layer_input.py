@@ -24,8 +24,8 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from benchmarks.worker_process import count_flops
 from seqreg import BadInput, Criterion, build_term
-from seqreg.bench.worker_process import count_flops
 from seqreg.forward import Perturbation
 from seqreg.integrations.hf import context
 from seqreg.terms import r3f

@@ -11,6 +11,7 @@ from transformers import AttentionInterface
 from transformers.modeling_flash_attention_utils import _is_packed_sequence
 
 from seqreg import BadInput, Criterion
+from seqreg.ascent import Ascent
 from seqreg.integrations.hf import context
 from seqreg.terms.freelb import FreeLB
 from seqreg.terms.neftune import NEFTune
@@ -115,10 +116,13 @@ def test_neftune_takes_the_length_of_each_document(how: str) -> None:
 @pytest.mark.parametrize(
     ("criterion", "words"),
     [
-        (Criterion(VAT()), r"^vat: over='sentence': rows are packed.*use over='token'"),
-        (Criterion(FreeLB()), r"^freelb: over='sentence': rows are packed"),
+        (Criterion(VAT()), r"^vat: attack.over='sentence': rows are packed.*use over='token'"),
+        (Criterion(FreeLB()), r"^freelb: attack.over='sentence': rows are packed"),
         (Criterion(R3F(scale=0.1, per="sequence")), r"^r3f: per='sequence': rows are packed.*use per='token'"),
-        (Criterion(SMART(spread="sentence")), r"^smart: spread='sentence': rows are packed.*use spread='entry'"),
+        (
+            Criterion(SMART(attack=Ascent(spread="sentence"))),
+            r"^smart: attack.spread='sentence': rows are packed.*use spread='entry'",
+        ),
         (Criterion(per="sequence"), r"^the criterion: per='sequence': rows are packed"),
     ],
 )

@@ -48,7 +48,7 @@ def trainer(
     out: Path,
     *terms: Any,
     net: Any = None,
-    unlabeled_dataset: Any = None,
+    streams: Any = None,
     update: Any = None,
     smoothness_steps: int = 0,
     **settings: Any,
@@ -66,7 +66,7 @@ def trainer(
         train_dataset=rows(model),
         eval_dataset=rows(model),
         criterion=Criterion(*terms, label_smoothing=0.1),
-        unlabeled_dataset=unlabeled_dataset,
+        **(streams or {}),
         update=update,
         smoothness_steps=smoothness_steps,
     )
@@ -277,8 +277,8 @@ class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc]
 
 @pytest.mark.filterwarnings("ignore:.*no example has a label")
 def test_what_needs_examples_that_can_be_indexed_says_so_of_a_stream(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"^unlabeled_dataset: expected examples that can be counted and indexed, at"):
-        trainer("bart", tmp_path, JacHess(mode="alternate"), unlabeled_dataset=Stream())
+    with pytest.raises(BadInput, match=r"^unlabelled_dataset: expected examples that can be counted and indexed, at"):
+        trainer("bart", tmp_path, JacHess(mode="alternate"), streams={"unlabelled_dataset": Stream()})
     for settings, line in (
         ({"smoothness_steps": 1}, "^smoothness_steps: it needs"),
         ({"update": ChildTuningD()}, "^ChildTuningD measures the training set first"),

@@ -57,7 +57,6 @@ PRINTED = {
     "list": ([], {"recipes", "tasks", "terms"}),
     "new-task": (["colour/train.jsonl", "--output", "new.yaml"], {"card", "command", "columns", "labels"}),
     "show": (["run", "r3f"], {"files", "runs"}),
-    "bench": (["--batches"], {"8", "32"}),
     "fairseq-dir": ([], {"folder"}),
     "compare": (["quickstart", "-t", "r3f", "--seeds", "2", "-o", "compare", "--collect"], {"kind", "values"}),
     "advise": (["./bert", "-t", "r3f"], {"terms"}),
@@ -68,7 +67,6 @@ PRINTED = {
     "robustness": (["run", "--noise", "order", "--draws", "1", "--limit", "8"], {"kind", "values"}),
     "probe": (["run", "--rows", "20"], {"kind", "values"}),
     "chain": (["plan.yaml", "--rows", "20", "--output", "chain"], {"kind", "values"}),
-    "study": (["noise", "--models", ".", "--data", ".", "--plan"], {"commands", "runs", "hours", "left_out"}),
     "shift": (["run", "--to", "colour.yaml", "data.path=colour", "--share", "0"], {"kind", "values"}),
 }
 
@@ -117,7 +115,7 @@ def test_help_says_what_for_and_shows_how(name: str) -> None:
     assert aim.endswith((".", "temperature.")), aim
     assert len(aim) < 140
     assert "\n" not in aim
-    given = " [^ ]+" if name not in ("list", "bench", "fairseq-dir") else ""
+    given = " [^ ]+" if name not in ("list", "fairseq-dir") else ""
     assert re.search(rf"seqreg {name}{given}", text), "an example with its arguments"
 
 
@@ -182,9 +180,6 @@ WRONG = {
     "shift gone --to colour.yaml": "gone: no such folder",
     "shift run --to gone.yaml": "gone.yaml: no such file",
     "shift run --to colour.yaml data.path=gone": "data.path=gone: no such file or folder",
-    "study gone.yaml": "gone.yaml: no such file",
-    "study noise --models gone": "--models gone: no such folder",
-    "bench --plot gone/cost.png": "gone/cost.png: the folder does not exist",
 }
 LIGHT = """
 import sys

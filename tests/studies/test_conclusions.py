@@ -132,7 +132,35 @@ def test_the_table_fits_a_terminal(tmp_path: Path) -> None:
     console.print(conclusions.verdict_table(conclusions.judge(tmp_path).values))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert not any("…" in line for line in lines)
-    assert sum(line.startswith("│") for line in lines) == 3  # one line a method
+    assert sum(line.startswith("│") for line in lines) == 4  # the starting model, and one line a method
+
+
+@pytest.mark.parametrize(("start", "unlearned"), [(10.0, []), (51.0, ["baseline"]), (99.0, ["baseline", "r3f"])])
+def test_methods_that_are_not_better_than_the_starting_model(
+    start: float, unlearned: list[str], tmp_path: Path
+) -> None:
+    fake_comparison.comparison(tmp_path, {"r3f": 10.0}, curves=False)
+    for path in tmp_path.glob("*/seed-*/metrics.json"):
+        metrics = json.loads(path.read_text())
+        metrics["scores"]["before"]["rougeL"] = start
+        path.write_text(json.dumps(metrics))
+    finding = conclusions.judge(tmp_path)
+    said = [line.partition(":")[0] for line in finding.summary if "nothing was learned" in line]
+    assert said == unlearned
+    assert finding.values["headline"].startswith("Nothing was learned by") is bool(unlearned)
+    assert [row[0] for row in finding.tables[0].rows] == ["before training", "baseline", "r3f"]
+    assert finding.tables[0].rows[0][1:4] == [5, None, start]
+
+
+def test_a_comparison_that_did_not_score_the_starting_model_has_no_row_of_it(tmp_path: Path) -> None:
+    fake_comparison.comparison(tmp_path, {"r3f": 10.0}, curves=False)
+    for path in tmp_path.glob("*/seed-*/metrics.json"):
+        metrics = json.loads(path.read_text())
+        del metrics["scores"]["before"]
+        path.write_text(json.dumps(metrics))
+    finding = conclusions.judge(tmp_path)
+    assert [row[0] for row in finding.tables[0].rows] == ["baseline", "r3f"]
+    assert "nothing was learned" not in " ".join(finding.summary)
 
 
 def test_the_split_that_is_compared() -> None:

@@ -94,9 +94,9 @@ def test_the_page_in_a_browser(folder: Path, browser: Browser) -> None:
     assert browser.run(back) != light
     browser.click("#theme")
     assert browser.run(back) == light
-    firsts = "[...document.querySelectorAll('#scores table')[0].tBodies[0].rows].map(row => row.cells[0].textContent)"
-    assert browser.run(firsts) == ["baseline", "r3f", "smart"]
-    browser.click("#scores table th:nth-child(4)")
+    firsts = "[...document.querySelectorAll('#verdict table')[0].tBodies[0].rows].map(row => row.cells[0].textContent)"
+    assert browser.run(firsts) == ["before training", "baseline", "r3f", "smart"]
+    browser.click("#verdict table th:nth-child(4)")
     assert browser.run(firsts)[0] == "r3f"
     browser.click("#repeat details summary")
     assert browser.run("document.querySelector('#repeat details').open")
@@ -182,6 +182,19 @@ def test_all_columns_of_a_report_are_printed(folder: Path, browser: Browser) -> 
     assert all(one in said for one in ("bart from scratch", "60 examples (test)", "trained"))
 
 
+@needs_chromium
+def test_the_verdict_is_printed_on_one_page(folder: Path, browser: Browser) -> None:
+    browser.open(folder / "report.html", width=1030, height=700)
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    page = "document.querySelector('.top').offsetHeight + document.querySelector('.verdict').offsetHeight"
+    assert browser.run(page) <= 700  # A4 across, without its margins
+    shown = (
+        "[...document.querySelector('.verdict').querySelectorAll('.headline, figure, table')].map(one => one.tagName)"
+    )
+    assert browser.run(shown) == ["P", "FIGURE", "TABLE"]
+    assert browser.run("getComputedStyle(document.querySelector('.verdict')).breakAfter") == "page"
+
+
 def test_markdown_and_latex(folder: Path, tmp_path: Path) -> None:
     text = report([folder], tmp_path / "r.md", markdown=True).read_text()
     assert "| r3f | 5 | 0 |" in text
@@ -263,7 +276,7 @@ def test_free_arms_are_marked_and_have_no_training_time(tmp_path: Path) -> None:
 def test_no_p_is_shown_that_no_verdict_may_rest_on(tmp_path: Path) -> None:
     fake_comparison.comparison(tmp_path, {"r3f": 5.0}, seeds="2")
     table = conclusions.judge(tmp_path).tables[0]
-    row = dict(zip(table.columns, table.rows[1], strict=True))
+    row = dict(zip(table.columns, table.rows[2], strict=True))
     assert row["p"] == row["p (Holm)"] == ""
     assert "more needed" in row["verdict"]
 

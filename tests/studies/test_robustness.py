@@ -102,6 +102,34 @@ def test_an_ascent_hurts_more_than_random_noise_of_its_norm(classifier: Path, wr
         assert means(found, "baseline", "adversary", "agreement")[2] < 90
 
 
+def test_more_steps_and_restarts_make_a_stronger_attack(classifier: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"noises": ["adversary"], "radii": [0.3], "draws": 1, "limit": 120}
+    one, many, again = (
+        robustness.robustness([classifier], output=tmp_path, **options, **more).values["rows"]
+        for more in ({"steps": 1}, {"steps": 1, "restarts": 3}, {"steps": 10, "restarts": 3})
+    )
+    assert [row["noise"] for row in many] == ["none", "adversary", "random"]
+    assert one[1]["loss"] < many[1]["loss"] < again[1]["loss"]
+    assert one[1]["score"] >= many[1]["score"]
+    assert one[2] == many[2] == again[2]  # random noise of that norm is no ascent
+    assert all(50 <= row["most_common"] <= 100 for row in many)
+
+
+def test_of_every_example_the_start_with_the_highest_loss_counts() -> None:
+    first, second = (np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[0.0, 1.0], [1.0, 0.0]]))
+    starts = [
+        robustness.Answers(first, 2.0, np.array([3.0, 1.0])), robustness.Answers(second, 3.0, np.array([2.0, 4.0]))
+    ]  # fmt: skip
+    found = robustness.worst(starts)
+    assert found.outputs.tolist() == [[1.0, 0.0], [1.0, 0.0]]
+    assert (found.loss, found.losses.tolist()) == (3.5, [3.0, 4.0])
+
+
+def test_restarts_are_for_classes(writer: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="--restarts 2: for classes and numbers, not for texts"):
+        robustness.robustness([writer], output=tmp_path, noises=["adversary"], restarts=2)
+
+
 def test_both_have_the_norm_that_they_say(classifier: Path) -> None:
     one = TrainedModel.load(classifier)
     examples = loading.sample(one.splits.sets["validation"], 8)
@@ -173,6 +201,7 @@ def test_bad_input_is_one_line(classifier: Path, tmp_path: Path) -> None:
         ({"rates": [0.1, 0.1]}, "--rates: expected at least one number, at most 100, and none twice"),
         ({"noises": ["charcters"]}, "--noise charcters: unknown; did you mean 'characters'?"),
         ({"draws": 0}, "--draws 0: expected 1 to 1000"),
+        ({"restarts": 0}, "--restarts 0: expected 1 to 1000"),
         ({"split": "tset"}, "has no such split"),
     ):
         with pytest.raises(BadInput, match=message.replace("?", r"\?")):

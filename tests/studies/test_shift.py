@@ -61,9 +61,9 @@ def test_from_the_command_line(place: Path) -> None:
         numbers = found.values["models"][name]
         scores = json.loads((folder / "metrics.json").read_text())["scores"]["test"]
         assert numbers["target"]["0.1"]["score"] == scores["accuracy"]
-        text = f"--data {target / 'colour' / 'test.jsonl'} --output again"
+        text = f"--data {target / 'colour' / 'test.jsonl'} --output again-{name}"
         seqreg("evaluate", f"runs/{name}", *text.split(), cwd=place)
-        alone = json.loads((place / "again" / "metrics.json").read_text())["scores"]["test"]["accuracy"]
+        alone = json.loads((place / f"again-{name}" / "metrics.json").read_text())["scores"]["test"]["accuracy"]
         assert numbers["target"]["0"]["score"] == pytest.approx(alone)
         own = json.loads((place / "runs" / name / "metrics.json").read_text())["scores"]["test"]["accuracy"]
         assert numbers["source"]["score"] == own

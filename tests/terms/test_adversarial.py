@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from seqreg import BadInput, Criterion, Evaluation, build_term
-from seqreg.ascent import AdversarialConsistency, AscentResult
+from seqreg.ascent import AdversarialConsistency, Ascent, AscentResult
 from seqreg.integrations.hf import context
 from seqreg.noise import norm
 from seqreg.terms.alum import ALUM
@@ -57,11 +57,11 @@ def attack(
 ) -> tuple[Evaluation, AscentResult]:
     torch.manual_seed(seed)
     ctx = Evaluation(context(net, batch))
-    return ctx, term.attack(ctx, ctx.clean)
+    return ctx, term.worst(ctx, ctx.clean)
 
 
 def divergence(ctx: Evaluation, term: AdversarialConsistency, delta: Tensor) -> float:
-    view = ctx.forward(term.shift({"encoder": delta}), dropout="shared")
+    view = ctx.forward(term.attack.shift({"encoder": delta}), dropout="shared")
     return float(term.consistency(ctx.clean, view).value(ctx).detach())
 
 
@@ -102,7 +102,7 @@ def analytic_direction(net: Any, batch: dict[str, Tensor], start: Tensor) -> Ten
 
 def test_released_smart_stays_where_it_started(trained: Any) -> None:
     """mt-dnn's raw gradient is too small to move the perturbation, which is then rescaled to norm 1."""
-    term = SMART(preset="mtdnn", inject="scaled")
+    term = SMART(preset="mtdnn", attack=Ascent(inject="scaled"))
     _, ascent = attack(trained, term, 0, sentences(8))
     assert torch.cosine_similarity(ascent.final["encoder"].flatten(), ascent.start["encoder"].flatten(), dim=0) > 0.95
     size = norm(ascent.final["encoder"], "linf", "token")
@@ -115,12 +115,14 @@ def test_released_epsilon_is_no_radius(trained: Any) -> None:
     """In mt-dnn and smart-pytorch a larger epsilon makes the perturbation smaller; our radius is the radius."""
     sizes = []
     for stabiliser in (1e-6, 1e-2, 10.0):
-        term = SMART(preset="smart_pytorch", inject="scaled", stabiliser=stabiliser)
+        term = SMART(preset="smart_pytorch", attack=Ascent(inject="scaled", stabiliser=stabiliser))
         _, ascent = attack(trained, term, 0, sentences(8))
         sizes.append(float(norm(ascent.final["encoder"], "linf", "token").max()))
     assert sizes[0] > sizes[1] > sizes[2]
     for radius in (0.01, 0.1, 1.0):
-        _, ascent = attack(trained, SMART(radius=radius, step_size=2 * radius, relative=False), 0, sentences(8))
+        _, ascent = attack(
+            trained, SMART(attack=Ascent(radius=radius, step_size=2 * radius, relative=False)), 0, sentences(8)
+        )
         assert float(norm(ascent.final["encoder"], "linf", "token").max()) == pytest.approx(radius, rel=1e-6)
 
 
@@ -129,7 +131,9 @@ def test_released_epsilon_is_no_radius(trained: Any) -> None:
 @pytest.mark.parametrize("projection", ["clip", "rescale"])
 def test_every_ball(trained: Any, kind: Any, over: Any, projection: Any) -> None:
     """All four balls work; in mt-dnn three of them raise. Three steps stay inside, or on the surface."""
-    term = SMART(norm=kind, over=over, projection=projection, relative=False, radius=0.3, step_size=0.25, steps=3)
+    term = SMART(
+        attack=Ascent(norm=kind, over=over, projection=projection, relative=False, radius=0.3, step_size=0.25, steps=3)
+    )
     _, ascent = attack(trained, term, 0, sentences(8))
     size = norm(ascent.final["encoder"], kind, over)
     assert (size <= 0.3 * (1 + 1e-6)).all()
@@ -141,7 +145,7 @@ def test_more_steps_climb_higher(trained: Any) -> None:
     batch = sentences(32)
     found = []
     for steps in (1, 4):
-        term = SMART(steps=steps, step_size=0.2 / steps, radius=0.1)
+        term = SMART(attack=Ascent(steps=steps, step_size=0.2 / steps, radius=0.1))
         ctx, ascent = attack(trained, term, 0, batch)
         found.append(divergence(ctx, term, ascent.final["encoder"]))
     assert found[1] > found[0]
@@ -149,7 +153,7 @@ def test_more_steps_climb_higher(trained: Any) -> None:
 
 def test_vat_is_power_iteration(trained: Any) -> None:
     """The perturbation is the radius times the gradient's direction, sentence by sentence, from a unit start."""
-    term = VAT(radius=0.1)
+    term = VAT(attack=Ascent(radius=0.1))
     batch = sentences(8)
     _, ascent = attack(trained, term, 0, batch)
     start, final, gradient = (part["encoder"] for part in (ascent.start, ascent.final, ascent.gradient))
@@ -171,7 +175,7 @@ def test_vat_holds_the_clean_side(trained: Any) -> None:
     ours = [p.grad.clone() for p in net.parameters() if p.grad is not None]
     torch.manual_seed(0)
     other = Evaluation(context(net, batch))
-    view = other.forward(VAT().shift(VAT().attack(other, other.clean).final), dropout="shared")
+    view = other.forward(VAT().attack.shift(VAT().worst(other, other.clean).final), dropout="shared")
     p, q = other.clean.logits.detach().log_softmax(-1), view.logits.log_softmax(-1)
     net.zero_grad()
     ((p.exp() * (p - q)).sum(-1).mean()).backward()
@@ -186,7 +190,7 @@ def test_ascent_touches_no_gradient_and_no_parameter(term: type[AdversarialConsi
     net = tiny_models.make(model)
     before = [parameter.detach().clone() for parameter in net.parameters()]
     ctx = Evaluation(context(net, tiny_models.batch(model)))
-    term(steps=3).attack(ctx, ctx.clean)
+    term(attack=Ascent(steps=3)).worst(ctx, ctx.clean)
     assert all(parameter.grad is None for parameter in net.parameters())
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 
@@ -198,7 +202,7 @@ def test_shared_dropout_makes_the_term_about_the_perturbation(term: type[Adversa
 
     def value(**settings: Any) -> float:
         torch.manual_seed(0)
-        report = Criterion(term(name="term", weight=1.0, radius=0.01, step_size=0.01, **settings))(
+        report = Criterion(term(name="term", weight=1.0, attack=Ascent(radius=0.01, step_size=0.01, **settings)))(
             context(net, tiny_models.batch("bart"))
         )
         return float(report.values["term"])
@@ -215,10 +219,8 @@ def test_encoder_decoder_or_both(term: Any, where: Any, model: str) -> None:
     ctx = context(net, tiny_models.batch(model))
     seen: dict[str, Tensor] = {}
     inner = ctx.forward.run
-    ctx.forward.run = lambda shifts, *, hidden: ([seen.update(s.delta) for s in shifts], inner(shifts, hidden=hidden))[
-        1
-    ]  # type: ignore
-    Criterion(term(where=where, weight=1.0))(ctx).total.backward()
+    ctx.forward.run = lambda request: ([seen.update(s.delta) for s in request.shifts], inner(request))[1]  # type: ignore
+    Criterion(term(attack=Ascent(where=where), weight=1.0))(ctx).total.backward()
     assert set(seen) == ({"encoder", "decoder"} if where == "both" else {where})
     assert all((delta != 0).any() for delta in seen.values())
 
@@ -227,14 +229,14 @@ def test_encoder_decoder_or_both(term: Any, where: Any, model: str) -> None:
 @pytest.mark.parametrize("model", ["bart", "roberta", "mbart", "deberta_v2"])
 def test_every_injection_point(inject: Any, model: str) -> None:
     net = tiny_models.dropout_off(tiny_models.make(model))
-    report = Criterion(SMART(inject=inject))(context(net, tiny_models.batch(model)))
+    report = Criterion(SMART(attack=Ascent(inject=inject)))(context(net, tiny_models.batch(model)))
     assert report.values["smart"] > 0
 
 
 @pytest.mark.parametrize("model", ["pegasus", "t5", "gpt2"])
 def test_no_layernorm_to_perturb_after(model: str) -> None:
     with pytest.raises(BadInput, match="has no LayerNorm on its embeddings"):
-        Criterion(SMART(inject="layernorm"))(context(tiny_models.make(model), tiny_models.batch(model)))
+        Criterion(SMART(attack=Ascent(inject="layernorm")))(context(tiny_models.make(model), tiny_models.batch(model)))
 
 
 @pytest.mark.parametrize("model", ["pegasus", "t5", "bart", "roberta"])
@@ -250,7 +252,7 @@ def test_sift_does_not_depend_on_the_size_of_the_embeddings(model: str) -> None:
     assert normalised[mask].square().mean(-1).sqrt().mean().item() == pytest.approx(1, rel=1e-3)
     if model in ("pegasus", "t5"):
         delta = torch.randn_like(normalised)
-        shifted = ctx.forward(SiFT().shift({name: delta}), dropout="off")
+        shifted = ctx.forward(SiFT().attack.shift({name: delta}), dropout="off")
         token = ctx.clean.embeds[name, "embedding"]
         expected = token + delta * token.square().mean(-1, keepdim=True).sqrt()
         torch.testing.assert_close(shifted.embeds[name, "embedding"], expected, rtol=1e-5, atol=1e-6)
@@ -260,8 +262,8 @@ def test_released_sift_is_not_zero_where_outputs_agree() -> None:
     net = tiny_models.dropout_off(tiny_models.make("roberta"))
     ctx = context(net, tiny_models.batch("roberta"))
     tiny = {"scale": 1e-6, "step_size": 1e-6}
-    released = Criterion(SiFT(preset="deberta", weight=1.0, **tiny))(ctx).values["sift"]  # type: ignore[arg-type]
-    ours = Criterion(SiFT(weight=1.0, radius=1e-6, **tiny))(ctx).values["sift"]  # type: ignore[arg-type]
+    released = Criterion(SiFT(preset="deberta", weight=1.0, attack=tiny))(ctx).values["sift"]  # type: ignore[arg-type]
+    ours = Criterion(SiFT(attack={**tiny, "radius": 1e-6}, weight=1.0))(ctx).values["sift"]  # type: ignore[arg-type]
     assert released > 0.5
     assert ours < 1e-6
 
@@ -285,11 +287,11 @@ def test_regression_value_does_not_broadcast() -> None:
     net = tiny_models.dropout_off(tiny_models.make("roberta", num_labels=1))
     batch = {**tiny_models.batch("roberta"), "labels": torch.tensor([0.1, 2.0, 3.5])}
     ctx = Evaluation(context(net, batch))
-    term = SMART(inner="mse", divergence="mse", radius=1e-3, step_size=1e-3)
+    term = SMART(attack=Ascent(radius=1e-3, step_size=1e-3), inner="mse", divergence="mse")
     torch.manual_seed(0)
     value = Criterion(term)(ctx).values["smart"]
     torch.manual_seed(0)
-    view = ctx.forward(term.shift(term.attack(ctx, ctx.clean).final), dropout="shared")
+    view = ctx.forward(term.attack.shift(term.worst(ctx, ctx.clean).final), dropout="shared")
     assert value.item() == pytest.approx(float((view.logits - ctx.clean.logits).square().mean().detach()), rel=1e-4)
 
 
@@ -299,7 +301,7 @@ def test_freelb_is_the_mean_loss_along_the_ascent(trained: Any) -> None:
 
     def run(weight: float) -> Any:
         torch.manual_seed(0)
-        return Criterion(FreeLB(weight=weight, steps=3))(context(trained, batch))
+        return Criterion(FreeLB(attack=Ascent(steps=3), weight=weight))(context(trained, batch))
 
     whole, half = run(1.0), run(0.5)
     clean = whole.parts["base"]
@@ -314,7 +316,7 @@ def test_freelb_has_the_attack_of_roast(trained: Any) -> None:
     batch, deltas = sentences(8), []
     ctx = context(trained, batch)
     inner = ctx.forward.run
-    ctx.forward.run = lambda shifts, *, hidden: (deltas.append(shifts), inner(shifts, hidden=hidden))[1]  # type: ignore
+    ctx.forward.run = lambda request: (deltas.append(request.shifts), inner(request))[1]  # type: ignore
     trained.zero_grad()
     report = Criterion(FreeLB(preset="roast"))(ctx)
     report.total.backward()
@@ -348,10 +350,10 @@ def test_freelb_start_is_scaled_by_the_true_length() -> None:
     net = tiny_models.dropout_off(tiny_models.make("roberta"))
     ctx = Evaluation(context(net, tiny_models.batch("roberta")))
     term = FreeLB(preset="paper")
-    start, _ = term.init_delta(ctx, ctx.clean)
+    start, _ = term.attack.init_delta(ctx, ctx.clean)
     lengths = tiny_models.batch("roberta")["attention_mask"].sum(-1)
     for row, length in enumerate(lengths):
-        bound = term.scale / float(length * 16) ** 0.5
+        bound = term.attack.scale / float(length * 16) ** 0.5
         assert start["encoder"][row].abs().max() <= bound
         assert start["encoder"][row].abs().max() > 0.9 * bound
         assert (start["encoder"][row, length:] == 0).all()
@@ -373,16 +375,18 @@ def test_freelb_start_is_scaled_by_the_true_length() -> None:
 @pytest.mark.parametrize("term", [*AGREEMENTS, FreeLB])
 def test_bad_settings(term: Any, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput) as caught:
-        term(**settings)
+        term(attack=settings)
     assert message in str(caught.value)
 
 
 def test_a_radius_that_the_arithmetic_cannot_see() -> None:
     with (
         torch.autocast("cpu", torch.bfloat16),
-        pytest.raises(BadInput, match="smart: radius=1e-05: a perturbation of 1e-05 is below"),
+        pytest.raises(BadInput, match=r"smart: attack.radius=1e-05: a perturbation of 1e-05 is below"),
     ):
-        Criterion(SMART(relative=False, radius=1e-5))(context(tiny_models.make("bart"), tiny_models.batch("bart")))
+        Criterion(SMART(attack=Ascent(relative=False, radius=1e-5)))(
+            context(tiny_models.make("bart"), tiny_models.batch("bart"))
+        )
 
 
 def test_terms_compose_around_one_clean_pass() -> None:
@@ -391,7 +395,7 @@ def test_terms_compose_around_one_clean_pass() -> None:
     ctx = context(net, tiny_models.batch("bart"), step=0)
     passes = []
     inner = ctx.forward.run
-    ctx.forward.run = lambda shifts, *, hidden: (passes.append(1), inner(shifts, hidden=hidden))[1]  # type: ignore
+    ctx.forward.run = lambda request: (passes.append(1), inner(request))[1]  # type: ignore
     terms = [build_term(name) for name in names]
     report = Criterion(*terms, label_smoothing=0.1)(ctx)
     assert len(passes) == 1 + sum(term.cost.forwards for term in terms)
@@ -438,7 +442,9 @@ def test_ascent_under_autocast_is_made_in_float32(trained: Any) -> None:
 @pytest.mark.parametrize("term", [SMART(), VAT()], ids=lambda term: term.name)
 def test_weights_in_bfloat16_are_refused_by_setting_and_fix(trained: Any, term: Any) -> None:
     """Near the clean input bfloat16 weights give a gradient of rounding; autocast over float32 weights does not."""
-    words = rf"^{term.name}: scale=0.001: the start is lost: .*load the weights in float32 and train under autocast"
+    words = (
+        rf"^{term.name}: attack\.scale=0.001: the start is lost: .*load the weights in float32 and train under autocast"
+    )
     with pytest.raises(BadInput, match=words):
         Criterion(term)(context(copy.deepcopy(trained).bfloat16(), sentences(8)))
     with torch.autocast("cpu", torch.bfloat16):
@@ -446,8 +452,10 @@ def test_weights_in_bfloat16_are_refused_by_setting_and_fix(trained: Any, term: 
 
 
 def test_a_perturbation_that_bfloat16_loses_is_refused_by_the_name_of_its_setting(trained: Any) -> None:
-    with pytest.raises(BadInput, match=r"^smart: radius=0.0001: .* is below what bfloat16 resolves .*make it larger"):
-        Criterion(SMART(radius=1e-4))(context(copy.deepcopy(trained).bfloat16(), sentences(8)))
+    with pytest.raises(
+        BadInput, match=r"^smart: attack.radius=0.0001: .* is below what bfloat16 resolves .*make it larger"
+    ):
+        Criterion(SMART(attack=Ascent(radius=1e-4)))(context(copy.deepcopy(trained).bfloat16(), sentences(8)))
 
 
 @pytest.mark.parametrize("model", ["pegasus", "mbart"])
@@ -461,10 +469,11 @@ def test_relative_sizes_do_not_depend_on_the_scale_inside_the_model(model: str) 
         ]
 
     for inject in ("scaled", "word"):
-        assert ratio(VAT(inject=inject, radius=0.1)) == pytest.approx(0.1, rel=1e-3)
+        assert ratio(VAT(attack=Ascent(inject=inject, radius=0.1))) == pytest.approx(0.1, rel=1e-3)
         assert ratio(R3F(inject=inject, relative=True, scale=0.1)) == pytest.approx(0.1, rel=0.1)
     absolute = [
-        ratio(SMART(inject=inject, relative=False, radius=0.01, step_size=0.1)) for inject in ("scaled", "word")
+        ratio(SMART(attack=Ascent(inject=inject, relative=False, radius=0.01, step_size=0.1)))
+        for inject in ("scaled", "word")
     ]
     assert absolute[1] == pytest.approx(4 * absolute[0], rel=0.05)
 
@@ -481,10 +490,10 @@ def test_raw_steps_on_word_embeddings() -> None:
     }
     found = {}
     for inject in ("scaled", "word"):
-        term = SMART(inject=inject, **settings)
+        term = SMART(attack=Ascent(inject=inject, **settings))
         torch.manual_seed(0)
         ctx = Evaluation(context(net, tiny_models.batch("pegasus")))
-        ascent = term.attack(ctx, ctx.clean)
+        ascent = term.worst(ctx, ctx.clean)
         found[inject] = (ascent.final["encoder"] - ascent.start["encoder"]) / ascent.gradient["encoder"]
     kept = tiny_models.batch("pegasus")["attention_mask"].bool()
     assert found["scaled"][kept].median().item() == pytest.approx(50.0, rel=1e-4)
@@ -495,7 +504,7 @@ def test_raw_steps_on_word_embeddings() -> None:
 def test_embeddings_can_be_left_out_of_the_adversarial_gradient(reaches: bool) -> None:
     net = tiny_models.dropout_off(tiny_models.make("roberta"))
     ctx = context(net, tiny_models.batch("roberta"))
-    report = Criterion(VAT(embedding_grad=reaches))(ctx)
+    report = Criterion(VAT(attack=Ascent(embedding_grad=reaches)))(ctx)
     without_base(ctx, report).backward()
     gradient = net.get_input_embeddings().weight.grad
     assert (gradient.abs().sum() > 1e-12) == reaches
@@ -510,7 +519,7 @@ def test_losses_are_averaged_as_the_criterion_averages() -> None:
         ctx = context(net, tiny_models.batch("bart"), step=1)
         report = Criterion(RDrop(), per=per)(ctx)  # type: ignore[arg-type]
         assert report.values["rdrop"].item() == pytest.approx(report.parts["base"].item(), rel=1e-6)
-        free = Criterion(FreeLB(scale=1e-6, step_size=1e-6, radius=1e-5, steps=2), per=per)  # type: ignore[arg-type]
+        free = Criterion(FreeLB(attack=Ascent(scale=1e-6, step_size=1e-6, radius=1e-5, steps=2)), per=per)  # type: ignore[arg-type]
         report = free(context(net, tiny_models.batch("bart")))
         assert abs(report.values["freelb"].item()) < 1e-4 * report.parts["base"].item()
 

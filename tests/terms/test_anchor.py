@@ -10,6 +10,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from torch.nn import functional
 
@@ -160,7 +161,7 @@ def test_l2_is_half_the_squared_distance_of_the_trained_weights(name: str) -> No
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"on": "all"}, {"per": "sequence"}, {"divergence": "l2"}, {"divergence": "k3"}]
+    "settings", [{}, {"positions": "all"}, {"per": "sequence"}, {"divergence": "l2"}, {"divergence": "k3"}]
 )
 def test_accumulation_does_not_matter(settings: dict[str, Any]) -> None:
     """Four micro-batches of two rows, with prompts without labels, of unequal length: one batch of eight."""
@@ -183,7 +184,7 @@ def test_accumulation_does_not_matter(settings: dict[str, Any]) -> None:
     (one, gradient), (four, pieced) = found
     assert four == pytest.approx(one, rel=1e-9)
     torch.testing.assert_close(pieced, gradient, rtol=1e-8, atol=1e-12)
-    if settings.get("on") == "all":
+    if settings.get("positions") == "all":
         with torch.no_grad():
             own, ref = (
                 m(**batch).logits[:, :-1] for m in (net, tiny_models.dropout_off(tiny_models.make("llama")).double())
@@ -227,9 +228,9 @@ def by_hand(preset: str) -> tuple[float, float]:
 class _Clean(Played):
     """The clean pass gives the first logits, others the second, in whatever order they are made."""
 
-    def run(self, shifts: Any, *, hidden: bool) -> Any:
+    def run(self, request: Any) -> Any:
         self.passes = 0 if torch.is_grad_enabled() else 1
-        return super().run(shifts, hidden=hidden)
+        return super().run(request)
 
 
 @pytest.mark.parametrize(
@@ -320,6 +321,41 @@ def test_the_average_is_that_of_bregman() -> None:
     assert report.values["anchor"] == report.values["bregman"] > 0
 
 
+SMALL: dict[str, Any] = {
+    "vocab_size": 48, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "said"),
+    [
+        ("gemma2", {"final_logit_softcapping": 5.0}, "final_logit_softcapping=5.0, the model 30.0"),
+        ("gemma2", {"attn_logit_softcapping": None}, "attn_logit_softcapping=None, the model 50.0"),
+        ("granite", {"logits_scaling": 3.0}, "logits_scaling=3.0, the model 1.0"),
+        ("llama", {"hidden_act": "relu"}, "hidden_act='relu', the model 'silu'"),
+        ("llama", {"rope_parameters": {"rope_theta": 5.0, "rope_type": "default"}}, "inv_freq is not that of the"),
+    ],
+)
+def test_a_reference_that_computes_something_else_is_refused(
+    name: str, changed: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    config = transformers.AutoConfig.for_model(name, **SMALL)
+    net = transformers.AutoModelForCausalLM.from_config(config)
+    config.update(changed)
+    type(net)(config).save_pretrained(tmp_path / "other")
+    net.config = transformers.AutoConfig.for_model(name, **SMALL)
+    with pytest.raises(BadInput, match=said):
+        context(net, tiny_models.batch("llama")).forward.saved_weights(str(tmp_path / "other"))
+
+
+def test_a_reference_may_differ_in_what_changes_no_output(tmp_path: Path) -> None:
+    net = tiny_models.make("llama")
+    net.save_pretrained(tmp_path / "start")
+    net.config.update({"attention_dropout": 0.3, "use_cache": False, "pad_token_id": 0, "initializer_range": 1.0})
+    assert context(net, tiny_models.batch("llama")).forward.saved_weights(str(tmp_path / "start"))
+
+
 def test_a_folder_is_read_once_and_strictly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = tiny_models.batch("bart")
     start = tiny_models.dropout_off(tiny_models.make("bart"))
@@ -327,6 +363,7 @@ def test_a_folder_is_read_once_and_strictly(tmp_path: Path, monkeypatch: pytest.
     tiny_models.make("bart", d_model=8).save_pretrained(tmp_path / "narrow")
     tiny_models.make("bart", encoder_layers=2).save_pretrained(tmp_path / "deep")
     tiny_models.make("llama").save_pretrained(tmp_path / "llama")
+    tiny_models.make("bart", activation_function="relu").save_pretrained(tmp_path / "relu")
     (tmp_path / "empty").mkdir()
     net = copy.deepcopy(start)
     net.model.encoder.requires_grad_(False)  # it may differ from the reference in what is not trained as well
@@ -349,6 +386,7 @@ def test_a_folder_is_read_once_and_strictly(tmp_path: Path, monkeypatch: pytest.
         "narrow": r"model\.shared\.weight is \[48, 8\] there and \[48, 16\] in the model",
         "deep": r"it also has model\.encoder\.layers\.1\..*, unlike the model",
         "llama": r"model\.decoder\..* is missing there, for a BartForConditionalGeneration",
+        "relu": r"its config\.json has activation_function='relu', the model 'gelu'",
         "empty": r"BartForConditionalGeneration\.from_pretrained cannot read it: .*",
     }
     for folder, line in lines.items():
@@ -366,8 +404,8 @@ def test_a_folder_is_read_once_and_strictly(tmp_path: Path, monkeypatch: pytest.
 BAD: list[tuple[Any, str]] = [
     (lambda: Anchor(reference="strat"), "reference='strat': expected 'start', 'average', or a folder"),
     (lambda: Anchor(beta=1.0), "beta=1.0: expected a number in (0, 1)"),
-    (lambda: Anchor(divergence="k3", on="all"), "on='all': k3 is of labels"),
-    (lambda: Anchor(divergence="l2", on="all"), "on='all': l2 is of weights"),
+    (lambda: Anchor(divergence="k3", positions="all"), "positions='all': k3 is of labels"),
+    (lambda: Anchor(divergence="l2", positions="all"), "positions='all': l2 is of weights"),
     (lambda: Anchor(head=True), "head=True: it is for divergence='l2'"),
     (lambda: Anchor(divergence="reverse"), "did you mean 'reverse_kl'?"),
     (lambda: Criterion(loss="dtf"), "loss='dtf': choose 'nll' or 'dft'"),
@@ -404,7 +442,7 @@ def test_what_a_model_cannot_give_is_refused(tmp_path: Path) -> None:
     assert Criterion(Anchor(divergence="mse"))(context(regression, rows, step=0)).values["anchor"] >= 0
     unknown = Context(_Clean(torch.zeros(1, 2, 3), torch.ones(1, 2, 3)), torch.tensor([[1, 2]]), kind="tokens")
     with pytest.raises(BadInput, match="use on='labels'"):
-        Criterion(Anchor(on="all"))(unknown)
+        Criterion(Anchor(positions="all"))(unknown)
 
 
 def test_dft_is_the_task_of_every_pass() -> None:

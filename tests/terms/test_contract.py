@@ -5,21 +5,30 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from seqreg import BadInput, Context, Criterion, LossReport, Pass, Perturbation, Term, build_criterion, build_term
+from seqreg import (
+    BadInput,
+    Context,
+    Criterion,
+    LossReport,
+    Pass,
+    PassRequest,
+    Term,
+    build_criterion,
+    build_term,
+)
 from seqreg.build import term_names
 from seqreg.errors import Advice
 from seqreg.integrations.hf import context
 from tests.helpers import tiny_models
 
 OUTSIDE = "tests.helpers.outside_term.ConfidencePenalty"
-TERMS = [*term_names(), OUTSIDE]
+ATTACK = "tests.helpers.outside_attack.WorstCase"
+TERMS = [*term_names(), OUTSIDE, ATTACK]
 everywhere = pytest.mark.parametrize("model", tiny_models.MODELS)
 every_term = pytest.mark.parametrize("term", TERMS)
 
@@ -32,10 +41,10 @@ class Counter:
         self.inner, self.forward = ctx.forward.run, ctx.forward
         ctx.forward.run = self.run  # type: ignore[method-assign]
 
-    def run(self, shifts: Sequence[Perturbation], *, hidden: bool, rows: Tensor | None = None) -> Pass:
+    def run(self, request: PassRequest) -> Pass:
         """A pass of a larger batch counts as several."""
-        size = 1 if rows is None else len(rows) // self.forward.batch_size
-        view = self.inner(shifts, hidden=hidden, rows=rows)
+        size = 1 if request.rows is None else len(request.rows) // self.forward.batch_size
+        view = self.inner(request)
         self.forwards += size
         if self.fail_at is not None and self.forwards >= self.fail_at:
             raise RuntimeError("injected")
@@ -165,7 +174,7 @@ def test_off_costs_nothing(term: str, model: str, reason: str) -> None:
 def test_everything_is_restored_after_an_exception(term: str, model: str, fail_at: int) -> None:
     net = tiny_models.make(model)
     ctx = context(net, tiny_models.batch(model), step=0)
-    ctx.forward.run((), hidden=True)  # transformers puts hooks of its own on the layers, for good
+    ctx.forward.run(PassRequest(hidden=True))  # transformers puts hooks of its own on the layers, for good
     Counter(ctx, fail_at)
     before = fingerprint(net)
     with contextlib.suppress(RuntimeError):
@@ -189,6 +198,28 @@ def test_a_term_outside_the_package_is_named_by_its_dotted_path() -> None:
 
 
 HEADED = [name for name in tiny_models.MODELS if tiny_models.make(name).get_output_embeddings() is not None]
+
+
+@every_term
+@pytest.mark.parametrize("model", ["bart", "roberta", "llama"])
+def test_texts_without_labels_count_or_are_refused(term: str, model: str) -> None:
+    """A term that needs labels says so; any other counts, and adds to the gradient, wherever it is asked to."""
+    if build_term(term).hints.needs_labels:
+        with pytest.raises(BadInput, match="needs labels: use on='labelled'"):
+            build_term(term, {"on": "both"})
+        return
+    one = build_term(term, {"on": "both"})
+    net, criterion = tiny_models.make(model), Criterion(one)
+    for step in range(2):
+        with torch.no_grad():
+            for index, parameter in enumerate(net.parameters()):
+                parameter.mul_(1.0 + 0.01 * (-1) ** index)
+        labelled = context(net, tiny_models.batch(model), step=step)
+        texts = context(net, tiny_models.batch(model, rows=2, seed=4), step=step, stream="unlabelled")
+        report = criterion(labelled, texts)
+    assert report.parts.keys() == {"base", one.name, f"{one.name}.unlabelled"}
+    assert torch.isfinite(report.total)
+    report.total.backward()
 
 
 @every_term
@@ -243,7 +274,7 @@ def test_a_term_works_or_says_that_it_does_nothing(term: str, monkeypatch: pytes
     works = beside.norm() / plain.norm() > 1e-4
     nothing = [line for line in lines if "does nothing" in line]
     assert works != bool(nothing), f"{term}: {float(beside.norm() / plain.norm()):.1e}, {lines}"
-    assert all(line.startswith(f"{one.name}: ") and line.endswith(one.remedy) for line in nothing)
+    assert all(line.startswith(f"{one.name}: ") and line.endswith(one.hints.remedy) for line in nothing)
     assert all("\n" not in line for line in lines)
     assert len(lines) == len(set(lines)) <= 1
     monkeypatch.setattr("seqreg.advice._first_rank", lambda: False)
@@ -286,7 +317,9 @@ def test_a_term_larger_than_the_base_loss_says_so_once(term: str) -> None:
         lines += said(caught)
         large |= bool(report.parts[one.name] - report.tasks.get(one.name, 0) > report.parts["base"])
     assert len(lines) == (1 if large else 0)
-    assert all(re.match(rf"{one.name}: it is .* times the base loss of .*: {one.gentler}$", line) for line in lines)
+    assert all(
+        re.match(rf"{one.name}: it is .* times the base loss of .*: {one.hints.gentler}$", line) for line in lines
+    )
     assert large == (term not in ("neftune", OUTSIDE))  # a penalty on confidence is negative
 
 

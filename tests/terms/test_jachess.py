@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks import steps as bench_steps
+from benchmarks import worker_process
+from benchmarks.sizes import SIZES
 from seqreg import BadInput, Criterion, Evaluation, Perturbation, StartAt
-from seqreg.bench import steps as bench_steps
-from seqreg.bench import worker_process
-from seqreg.bench.sizes import SIZES
 from seqreg.errors import Advice
 from seqreg.integrations.hf import context, count
 from seqreg.noise import rms
@@ -352,45 +352,13 @@ def test_two_phases() -> None:
 
 
 @pytest.mark.parametrize("model", ["bart", "roberta", "gpt2", "t5", "bart_classifier"])
-def test_unlabelled_batches(model: str) -> None:
-    net = tiny_models.make(model)
-    batch = {key: value for key, value in tiny_models.batch(model).items() if key != "labels"}
-    criterion = Criterion(JacHess(mode="alternate"))
-    report = criterion(context(net, batch, unlabelled=True, step=0))
-    assert report.parts["base"] == 0
-    assert report.parts["jachess"] > 0
-    report.total.backward()
-    assert list(criterion(context(net, tiny_models.batch(model), step=0)).parts) == ["base"]
-
-
-def test_alternate_runs_and_resumes_exactly(tmp_path: Path) -> None:
-    settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3}
-    unlabelled = [{key: value for key, value in row.items() if key != "labels"} for row in rows("bart", 5)]
-
-    def build(out: str) -> Any:
-        return trainer("bart", tmp_path / out, JacHess(mode="alternate"), unlabeled_dataset=unlabelled, **settings)
-
-    whole, again = build("whole"), build("again")
-    whole.train()
-    assert all(row["unlabelled/jachess"] > 0 for row in losses(whole))
-    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
-    for a, b in zip(whole.model.parameters(), again.model.parameters(), strict=True):
-        assert torch.equal(a, b)
-    with pytest.raises(BadInput, match="needs unlabeled_dataset="):
-        trainer("bart", tmp_path, JacHess(mode="alternate"))
-
-
-def test_unlabelled_rows_go_round_in_epochs(tmp_path: Path) -> None:
-    unlabelled = [{"input_ids": torch.tensor([i, 2]), "attention_mask": torch.tensor([1, 1])} for i in range(4, 9)]
-    one = trainer("bart", tmp_path, JacHess(), unlabeled_dataset=unlabelled)
-    seen = [
-        int(i)
-        for step in range(5)
-        for i in one._batch(one.unlabeled_dataset, one._unlabelled_indices(step))["input_ids"][:, 0]
-    ]
-    assert len(seen) == 20
-    for epoch in range(4):
-        assert sorted(seen[5 * epoch : 5 * epoch + 5]) == [4, 5, 6, 7, 8]
+def test_alternate_counts_on_texts_without_labels_alone(model: str) -> None:
+    net, batch = tiny_models.make(model), tiny_models.batch(model)
+    report = Criterion(JacHess(mode="alternate"))(
+        context(net, batch, step=0), context(net, batch, step=0, stream="unlabelled")
+    )
+    assert set(report.parts) == {"base", "jachess.unlabelled"}
+    assert report.parts["jachess.unlabelled"] > 0
 
 
 def test_a_term_that_has_nothing_to_remember_yet_can_resume(tmp_path: Path) -> None:
@@ -522,20 +490,8 @@ def test_what_would_fail_in_the_middle_of_training_is_refused() -> None:
         JacHess(estimator="reverse", floor=0.5)
 
 
-def test_unlabelled_steps_without_an_active_term(tmp_path: Path) -> None:
-    unlabelled = [{key: value for key, value in row.items() if key != "labels"} for row in rows("bart", 5)]
-    late = JacHess(mode="alternate", weight=StartAt(0.1, start=1))
-    trainer("bart", tmp_path, late, unlabeled_dataset=unlabelled, max_steps=3).train()
-    for wrong, message in (([], "at least one"), (iter(unlabelled), "counted and indexed")):
-        with pytest.raises(BadInput, match=message):
-            trainer("bart", tmp_path, JacHess(), unlabeled_dataset=wrong)
-    with pytest.raises(BadInput, match="no term of this criterion takes unlabelled data"):
-        trainer("bart", tmp_path, unlabeled_dataset=unlabelled)
-
-
-def test_guards_are_logged_also_when_alternating(tmp_path: Path) -> None:
-    unlabelled = [{key: value for key, value in row.items() if key != "labels"} for row in rows("bart", 5)]
-    one = trainer("bart", tmp_path, JacHess(mode="alternate"), unlabeled_dataset=unlabelled, max_steps=2)
+def test_guards_are_logged_on_texts_without_labels(tmp_path: Path) -> None:
+    one = trainer("bart", tmp_path, JacHess(on="both"), streams={"unlabelled_dataset": rows("bart", 5)}, max_steps=2)
     one.diagnostics_steps = 1
     one.train()
     assert {"diagnostics/jachess/least_J", "diagnostics/source_gap"} <= losses(one)[-1].keys()
@@ -553,6 +509,6 @@ def test_padding_of_unlabelled_decoder_inputs_does_not_count() -> None:
         batch["decoder_input_ids"] = torch.full((3, width), tiny_models.PAD)
         batch["decoder_input_ids"][:, :5] = torch.arange(4, 9)
         torch.manual_seed(0)
-        ctx = Evaluation(context(net, batch, unlabelled=True), hidden=True)
+        ctx = Evaluation(context(net, batch, stream="unlabelled"), hidden=True)
         found.append({name: float(slope.detach()) for name, (slope, _) in JacHess().norms(ctx).items()})
     assert found[0] == pytest.approx(found[1], rel=1e-6)

@@ -29,9 +29,7 @@ def test_formula_recomputed_in_plain_steps() -> None:
     ctx = context(net, batch)
     drawn: dict[str, Tensor] = {}
     inner = ctx.forward.run
-    ctx.forward.run = lambda shifts, *, hidden: ([drawn.update(s.delta) for s in shifts], inner(shifts, hidden=hidden))[
-        1
-    ]  # type: ignore
+    ctx.forward.run = lambda request: ([drawn.update(s.delta) for s in request.shifts], inner(request))[1]  # type: ignore
     report = Criterion(R3F(scale=0.02, weight=0.5))(ctx, batched=False)
     report.total.backward()
     ours = {name: parameter.grad.clone() for name, parameter in net.named_parameters()}
@@ -123,9 +121,7 @@ def test_size_of_the_noise(noise: Any, padding: bool) -> None:
     seen: dict[str, Tensor] = {}
     ctx = context(tiny_models.make("bart"), tiny_models.batch("bart", rows=24))
     inner = ctx.forward.run
-    ctx.forward.run = lambda shifts, *, hidden: ([seen.update(s.delta) for s in shifts], inner(shifts, hidden=hidden))[
-        1
-    ]  # type: ignore
+    ctx.forward.run = lambda request: ([seen.update(s.delta) for s in request.shifts], inner(request))[1]  # type: ignore
     Criterion(R3F(scale=0.02, noise=noise, padding=padding))(ctx, batched=False)
     real = tiny_models.batch("bart", rows=24)["attention_mask"].bool()
     delta = seen["encoder"]
@@ -172,9 +168,7 @@ def test_where(where: Any) -> None:
     ctx = context(net, tiny_models.batch("bart"))
     seen: dict[str, Tensor] = {}
     inner = ctx.forward.run
-    ctx.forward.run = lambda shifts, *, hidden: ([seen.update(s.delta) for s in shifts], inner(shifts, hidden=hidden))[
-        1
-    ]  # type: ignore
+    ctx.forward.run = lambda request: ([seen.update(s.delta) for s in request.shifts], inner(request))[1]  # type: ignore
     Criterion(R3F(where=where, scale=0.1))(ctx, batched=False)
     names = {"input": ["encoder"], "both": ["encoder", "decoder"]}.get(where, [where])
     assert list(seen) == names

@@ -27,7 +27,7 @@ def test_rdrop_formula_and_gradient() -> None:
     ctx = context(net, tiny_models.batch("bart"), step=1)
     views = []
     inner = ctx.forward.run
-    ctx.forward.run = lambda shifts, *, hidden: (views.append(inner(shifts, hidden=hidden)), views[-1])[1]  # type: ignore
+    ctx.forward.run = lambda request: (views.append(inner(request)), views[-1])[1]  # type: ignore
     report = Criterion(RDrop(alpha=3.0), label_smoothing=0.1)(ctx, batched=False)
     p, q = (view.logits.log_softmax(-1) for view in views)
     kept = ctx.labels != -100

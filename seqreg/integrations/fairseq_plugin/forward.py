@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
 from seqreg.errors import BadInput
-from seqreg.forward import Forward, Pass, Perturbation, PerturbationSite
+from seqreg.forward import Forward, Pass, PassRequest, PerturbationSite
 from seqreg.fused.head import Projection
 from seqreg.integrations.embedding_hook import Stack, perturbed
 from seqreg.integrations.fairseq_plugin import model as fs
@@ -24,6 +24,7 @@ class FairseqForward(Forward):
         head: the name of a classification head; None for a model that gives a distribution a token
     """
 
+    checkpointing, reentrant_fix = "--checkpoint-activations", "leave it out"
     dropouts = (*Forward.dropouts, FairseqDropout)
 
     def __init__(self, model: nn.Module, inputs: Mapping[str, Any], head: str | None = None) -> None:
@@ -54,13 +55,13 @@ class FairseqForward(Forward):
         elif self.projection is not None:
             self.options = {"features_only": True}
 
-    def run(self, shifts: Sequence[Perturbation], *, hidden: bool, rows: Tensor | None = None) -> Pass:
-        inputs = self.inputs
+    def run(self, request: PassRequest) -> Pass:
+        inputs, rows, hidden = self.inputs, request.rows, request.hidden
         if rows is not None:
             inputs = {key: value[rows] if isinstance(value, Tensor) else value for key, value in inputs.items()}
         options = {**self.options, "return_all_hiddens": True} if hidden else self.options
         with contextlib.ExitStack() as exits:
-            embeds = exits.enter_context(perturbed(self.stacks, shifts))
+            embeds = exits.enter_context(perturbed(self.stacks, request.shifts))
             states = exits.enter_context(_layers(self.stacks)) if hidden else {}
             output, _ = (self.module if self.observing else self.model)(**inputs, **options)
         if self.projection is None:

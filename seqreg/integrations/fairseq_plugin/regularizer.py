@@ -87,10 +87,6 @@ class Regularizer:
             labels: with `IGNORE` where there is none
             size: fairseq's sample_size
         """
-        terms = self.criterion.terms
-        if forward.reentrant and any(term.uses_inner_gradient for term in terms):
-            name = next(term.name for term in terms if term.uses_inner_gradient)
-            raise BadInput(f"{name} needs torch.autograd.grad, which --checkpoint-activations forbids: leave it out")
         ctx = Context(forward, labels, kind=kind, step=self.step, count=self._count(labels, kind, size))
         return self.criterion(ctx, training=True, batched=not self.one_by_one), ctx
 

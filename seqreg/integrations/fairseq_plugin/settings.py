@@ -101,6 +101,8 @@ def _term(name: str, settings: Any, where: str) -> Term:
         path = f"terms.{name}"
         key, line = error.under(path, settings if isinstance(settings, Mapping) else {})
         raise BadInput(f"{where}: {f'{path}: ' if key == path else ''}{line}") from None
-    if term.needs_unlabelled:
-        raise BadInput(f"{where}: terms.{name}.mode='alternate': fairseq has no unlabelled rows; choose 'joint'")
+    if term.on != "labelled":
+        raise BadInput(
+            f"{where}: terms.{name}.on={term.on!r}: fairseq loads no texts without labels: use on='labelled'"
+        )
     return term

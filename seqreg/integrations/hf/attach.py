@@ -43,8 +43,8 @@ def attach(trainer: Any, criterion: Criterion, *, own_loss: OwnLoss = "refuse", 
         criterion: the loss
         own_loss: where the trainer's class has a `compute_loss` of its own: "refuse" it, "replace" it by the criterion,
             or "call" it, and let the criterion answer its `super().compute_loss(...)`
-        options: `diagnostics_steps`, `smoothness_steps`, `update`, `unlabeled_dataset` and `build_context` of
-            `RegularizedTrainer`
+        options: `diagnostics_steps`, `smoothness_steps`, `update`, `unlabelled_dataset`, `unlabelled_ratio`,
+            `replay_dataset`, `replay_share`, `build_context` and `strict` of `RegularizedTrainer`
     """
     if not isinstance(trainer, Trainer):
         what = f"the class {trainer.__name__}" if isinstance(trainer, type) else f"a {type(trainer).__name__}"

@@ -45,13 +45,3 @@ class UpdateCallback(TrainerCallback):
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         self.update.after(list(model.parameters()))
-
-
-class UnlabelledStepCallback(TrainerCallback):
-    """Make a step on unlabelled examples after every step on labelled ones."""
-
-    def __init__(self, trainer: RegularizedTrainer) -> None:
-        self.trainer = trainer
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.trainer.regularizer_step(state.global_step - 1)

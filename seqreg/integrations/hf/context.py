@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,19 +17,19 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import EncoderDecoderModel, PreTrainedModel
 
-from seqreg import spectral_norm
-from seqreg.context import Context, Count, Kind
+from seqreg.context import Context, Count, Kind, Stream
 from seqreg.engines import deepspeed, tensor_parallel
-from seqreg.engines.detect import WHOLE_WEIGHTS, Engine, check_group, check_processes, engine_of, world_size
-from seqreg.engines.shards import Shards, kept_whole
+from seqreg.engines.detect import WHOLE_WEIGHTS, Engine, check_group, check_processes, world_size
+from seqreg.engines.shards import kept_whole
 from seqreg.errors import BadInput
-from seqreg.forward import Forward, Pass, Perturbation, PerturbationSite, Point
+from seqreg.forward import Dropout, Forward, Pass, PassRequest, Perturbation, PerturbationSite, Point
 from seqreg.integrations.embedding_hook import Lookup, Stack, perturbed
 from seqreg.integrations.hf import model as hf
 from seqreg.integrations.hf import reference
 from seqreg.integrations.hf.encoder_reuse import EncoderReuse
+from seqreg.integrations.hf.facts import ModelFacts
 from seqreg.integrations.hf.layer_input import LayerInput
-from seqreg.integrations.hf.lazy_logits import Pending, deferred, head_of
+from seqreg.integrations.hf.lazy_logits import Pending, deferred
 from seqreg.integrations.hf.lora_head import LoraHead
 from seqreg.losses import IGNORE, check_labels
 from seqreg.overrides import training_off
@@ -39,57 +41,39 @@ ContextBuilder = Callable[..., Context]
 class HFForward(Forward):
     """Runs a transformers model, wrapped or not, on the inputs of one batch (without its labels)."""
 
-    def __init__(
-        self, model: nn.Module, inputs: Mapping[str, Any], task: hf.ModelTask, labels: Tensor | None = None
-    ) -> None:
-        self.wrapped, self.inputs, self.task = model, dict(inputs), task
-        module = hf.unwrap(model)
-        self.module, self.config = module, module.config
-        self.stacks = hf.stacks(module)
+    def __init__(self, facts: ModelFacts, inputs: Mapping[str, Any], labels: Tensor | None = None) -> None:
+        self.facts, self.inputs = facts, dict(inputs)
+        self.wrapped = facts.wrapped
+        self.model, self.module, self.task, self.stacks = facts.model, facts.module, facts.task, facts.stacks
+        self.engine, self.shards, self.adapters = facts.engine, facts.shards, facts.adapted is not None
         self.documents = documents(self.inputs)
         self.packed = self.documents is not None
-        if task == "classification":
-            self._check_classifier()
+        if self.packed and self.task == "classification":
+            raise BadInput("rows are packed, and a classifier has one label a row: give it a document a row")
         self.sites = {name: self._site(name, stack, labels) for name, stack in self.stacks.items()}
-        self.engine, self.shards = engine_of(model), Shards.of(model)
-        self.model: nn.Module = model.module if deepspeed.is_deepspeed(model) else model  # type: ignore[assignment]
-        if self.engine == "tensor parallelism" and spectral_norm.raw_state(module):
-            raise BadInput("r4f: tensor parallelism cuts the head, whose norm is that of all of it: use FSDP2 or DDP")
-        self.targets = None if labels is None else target_positions(self.inputs, labels, task)
-        self.reentrant = hf.uses_reentrant_checkpointing(module)
-        self.drops_layers = module.training and hf.drops_layers(module)
+        self.targets = None if labels is None else target_positions(self.inputs, labels, self.task)
+        training, checkpointing = self.module.training, facts.checkpointing
+        self.drops_layers = training and hf.drops_layers(self.module)
         if self.drops_layers and self.engine not in ("", "DDP"):
             raise BadInput(
                 f"{self.engine}: layerdrop skips layers that other ranks gather: set the model's layerdrop to 0"
             )
-        self.ragged = self.drops_layers and _several_ranks(model, self.engine)
-        if module.is_gradient_checkpointing and module.config._attn_implementation != "eager":
-            self.no_double_backward = "checkpointing recomputes fused attention: load with attn_implementation='eager'"
-        if getattr(module, "is_quantized", False):
-            self.no_double_backward = "a quantised model has no second derivatives: use estimator='finite_difference'"
-        self.recomputes = module.training and module.is_gradient_checkpointing
-        if task in ("seq2seq", "causal") or hf.takes_cache(module):
+        self.ragged = self.drops_layers and _several_ranks(self.model, self.engine)
+        self.reentrant = checkpointing == "reentrant"
+        self.recomputes = training and bool(checkpointing)
+        self.no_double_backward = facts.no_double_backward
+        if facts.takes_cache:
             self.inputs.setdefault("use_cache", False)
-        self.head = None if task == "classification" else head_of(self.model, module, self.shards)
+        self.head = facts.head
         self.lora = LoraHead(self.head) if hasattr(self.head, "lora_A") else None
         self.head_owner = None if self.head is None or self.shards is None else self.shards.owner(self.head)
-        self.batch_size = None if self.packed or hf.routes(module, self.inputs) else _batch_size(self.inputs)
+        self.batch_size = None if self.packed or hf.routes(self.module, self.inputs) else _batch_size(self.inputs)
         self.lookups = self._lookups(self.inputs)
         self.kept_inputs: dict[tuple[str, Point], LayerInput] = {}
-        self.adapted = reference.adapted(self.model)
-        self.adapters = self.adapted is not None
-        if task in ("causal", "tokens"):
-            reference.check_no_virtual_tokens(self.adapted)
-        possible = task == "seq2seq" and self.model is module and not self.packed and not self.recomputes
-        whole = not self.drops_layers and self.engine in WHOLE_WEIGHTS
-        self.reuse = EncoderReuse.of(module, self.stacks) if possible and whole else None
-
-    def _check_classifier(self) -> None:
-        if self.packed:
-            raise BadInput("rows are packed, and a classifier has one label a row: give it a document a row")
-        head = hf.classification_head(self.module)
-        if spectral_norm.is_normalised(head):
-            hf.check_adapted_head(head)
+        if self.task in ("causal", "tokens"):
+            reference.check_no_virtual_tokens(facts.adapted)
+        reusable = facts.reuses_encoder and not self.packed and not self.recomputes and not self.drops_layers
+        self.reuse = EncoderReuse(self.module, self.stacks["encoder"].module) if reusable else None
 
     def keep_input(self, site: str, layer: int) -> None:
         if (site, layer) in self.kept_inputs:
@@ -111,7 +95,8 @@ class HFForward(Forward):
         with super()._clean_pass_of(step):
             yield
 
-    def run(self, shifts: Sequence[Perturbation], *, hidden: bool, rows: Tensor | None = None) -> Pass:
+    def run(self, request: PassRequest) -> Pass:
+        shifts, hidden, rows, masks = request.shifts, request.hidden, request.rows, request.masks
         inputs: Mapping[str, Any] = self.inputs
         if rows is not None:
             inputs = {key: value[rows] if isinstance(value, Tensor) else value for key, value in inputs.items()}
@@ -123,17 +108,18 @@ class HFForward(Forward):
             at_embeddings = [shift for shift in shifts if not isinstance(shift.point, int)]
             for shift in shifts:
                 if isinstance(shift.point, int):
-                    at_embeddings = self._resume(exits, shift, shift.point, at_embeddings)
-            unperturbed = len(shifts) == len(self._input_perturbations) and self._masks is not None
-            kept_inputs = self.kept_inputs if unperturbed else {}
+                    at_embeddings = self._resume(exits, shift, masks or "independent", at_embeddings)
+            kept_inputs = {} if masks is None or request.perturbed else self.kept_inputs
             for kept in kept_inputs.values():
-                exits.enter_context(kept.keeping(self._masks or "shared"))
+                exits.enter_context(kept.keeping(masks or "shared"))
             embeds = exits.enter_context(perturbed(self.stacks, at_embeddings))
             reached = getattr(self.model, "find_unused_parameters", False)  # of DistributedDataParallel
-            stopped = deferred(self.head, self.head_owner, copied=self._swapped, lora=self.lora, reached=reached)
+            stopped = deferred(
+                self.head, self.head_owner, copied=request.other_weights, lora=self.lora, reached=reached
+            )
             exits.enter_context(stopped)
-            if self.reuse is not None and self._masks is not None and not (hidden and shifts):
-                inputs = exits.enter_context(self.reuse(inputs, self._masks, shifts))
+            if self.reuse is not None and masks is not None and not (hidden and shifts):
+                inputs = exits.enter_context(self.reuse(inputs, masks, shifts))
             alone = self.observing and self.shards is None  # FSDP2 gathers in the forward of what it was called on
             exits.enter_context(deepspeed.autocast(self.wrapped))
             try:
@@ -144,7 +130,7 @@ class HFForward(Forward):
                     fix = "a layer of it takes more from those below than their output: leave layer out"
                     raise BadInput(f"layer={layer}: {name} cannot begin there, as {fix}") from error
                 raise
-        embeds.layer_inputs |= {key: kept.states(self._masks or "shared") for key, kept in kept_inputs.items()}
+        embeds.layer_inputs |= {key: kept.states(masks or "shared") for key, kept in kept_inputs.items()}
         states = _hidden_states(output, self.stacks) if hidden else {}
         aux = hf.aux_loss(self.module, output, inputs)
         causal = self.task == "causal"  # what follows the last token has no label
@@ -165,11 +151,11 @@ class HFForward(Forward):
         return Pass(projection.logits, embeds, states, whole, embeds.dtype, projection, rows, aux)
 
     def _resume(
-        self, exits: contextlib.ExitStack, shift: Perturbation, layer: int, others: Sequence[Perturbation]
+        self, exits: contextlib.ExitStack, shift: Perturbation, masks: Dropout, others: Sequence[Perturbation]
     ) -> list[Perturbation]:
         """Begin the pass at the input of a layer; returns the other perturbations, without stacks that do not run."""
         ((site, delta),) = shift.delta.items()
-        exits.enter_context(self.kept_inputs[site, layer].resumed(self._masks or "independent", delta, shift.detach))
+        exits.enter_context(self.kept_inputs[site, shift.point].resumed(masks, delta, shift.detach))
         runs = self.stacks.keys() - ({"encoder"} if site == "decoder" else set())
         return [
             dataclasses.replace(other, delta={key: value for key, value in other.delta.items() if key in runs})
@@ -188,16 +174,13 @@ class HFForward(Forward):
         rows = next((len(v) for v in self.inputs.values() if isinstance(v, Tensor)), 0)
         if self.task != "seq2seq" or rows < 2:
             return None
-        inputs, kept = self.inputs, self.kept_inputs
-        try:
-            self.kept_inputs = {}  # are of the rows' own sources
-            self.inputs = {
-                k: v if k.startswith("decoder_") or not isinstance(v, Tensor) else v.roll(1, 0)
-                for k, v in inputs.items()
-            }
-            return self(dropout="off", grad=False)
-        finally:
-            self.inputs, self.kept_inputs = inputs, kept
+        other = copy.copy(self)
+        other.kept_inputs = {}  # those of this batch are of the rows' real sources
+        other.inputs = {
+            key: value if key.startswith("decoder_") or not isinstance(value, Tensor) else value.roll(1, 0)
+            for key, value in self.inputs.items()
+        }
+        return other(dropout="off", grad=False)
 
     @contextlib.contextmanager
     def one_step(self) -> Iterator[None]:
@@ -208,7 +191,7 @@ class HFForward(Forward):
 
     @contextlib.contextmanager
     def without_adapters(self) -> Iterator[None]:
-        with reference.without_adapters(self.adapted):
+        with reference.without_adapters(self.facts.adapted):
             yield
 
     def saved_weights(self, folder: str) -> Mapping[str, Tensor]:
@@ -346,7 +329,7 @@ def context(
     *,
     step: int | None = None,
     count: Count | None = None,
-    unlabelled: bool = False,
+    stream: Stream = "labelled",
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Context:
     """One batch of a transformers model, ready for a criterion.
@@ -358,72 +341,91 @@ def context(
         batch: what the model takes, with "labels" (-100 where there is none); decoder inputs are made when absent
         step: the number of the optimizer step; schedules need it
         count: what the optimizer step averages over, from `count`; needed with gradient accumulation and several ranks
-        unlabelled: ignore labels: only terms that need none count. Where a seq2seq batch has no decoder_input_ids, the
-            decoder sees its start token alone
+        stream: "unlabelled" for texts on which only terms count, with `on="unlabelled"` or "both"; "replay" for
+            labelled examples of an old task, which the base loss counts too. For texts without labels the decoder of a
+            seq2seq model needs targets: "labels" such as `written_targets` gives, or decoder_input_ids
         loss: a base loss of your own: called with logits and labels, aligned, it gives one number a label, and 0 where
             there is none; for classifiers one a row. Multi-label classification works that way
     """
-    module = hf.unwrap(model)
-    task = hf.task_of(module)
-    if unlabelled:
-        return _unlabelled(model, batch, step, count)
+    facts = ModelFacts.of(model)
+    module, task = facts.module, facts.task
+    if stream == "unlabelled":
+        return _unlabelled(facts, batch, step, count)
     labels = labels_of(batch)
     if loss is None:
         hf.check_loss(module)
     kind = _kind(labels, module, task, own=loss is not None)
-    labels = _checked(labels, batch, module, task, kind)
+    labels = _checked(labels, batch, facts, kind)
     inputs = {key: value for key, value in batch.items() if key != "labels"}
     if task == "seq2seq" and "decoder_input_ids" not in inputs and "decoder_inputs_embeds" not in inputs:
-        inputs["decoder_input_ids"] = hf.decoder_inputs(module, labels)
-        if isinstance(module, EncoderDecoderModel):  # which does not let its decoder see padding
-            seen = inputs["decoder_input_ids"] != module.config.pad_token_id
-            inputs.setdefault("decoder_attention_mask", seen.long())
-    if count is None and module.training and _several_ranks(model, engine_of(model)):
+        _add_decoder_inputs(inputs, module, labels)
+    if count is None and module.training and _several_ranks(model, facts.engine):
         raise BadInput("several ranks train one model: pass count=count(model, batches), or ranks weigh unequally")
     aligned = labels[:, 1:] if task == "causal" else labels
-    forward = HFForward(model, inputs, task, labels)
+    forward = HFForward(facts, inputs, labels)
     own = None if loss is None else functools.partial(_of_labels, loss, aligned)
-    return Context(forward, aligned, kind=kind, step=step, count=count, training=module.training, loss=own)
+    return Context(
+        forward, aligned, kind=kind, step=step, count=count, training=module.training, stream=stream, loss=own
+    )
 
 
 def _of_labels(loss: Callable[[Tensor, Tensor], Tensor], labels: Tensor, logits: Tensor) -> Tensor:
     return loss(logits, labels)
 
 
-def _unlabelled(model: nn.Module, batch: Mapping[str, Any], step: int | None, count: Count | None) -> Context:
-    module = hf.unwrap(model)
-    task = hf.task_of(module)
+def _unlabelled(facts: ModelFacts, batch: Mapping[str, Any], step: int | None, count: Count | None) -> Context:
+    """A batch of texts without labels: every real position counts, or every text for a classifier."""
+    module, task = facts.module, facts.task
     inputs = {key: value for key, value in batch.items() if key != "labels"}
-    ids = inputs.get("input_ids")
+    mask, targets = _unlabelled_positions(module, task, batch)
+    if task == "seq2seq" and "decoder_input_ids" not in inputs:
+        _add_decoder_inputs(inputs, module, targets)
+    kind: Kind = "classes" if task == "classification" else "tokens"
+    forward = HFForward(facts, inputs, targets)
+    return Context(forward, None, kind=kind, mask=mask, step=step, count=count, training=module.training)
+
+
+def _unlabelled_positions(module: Any, task: hf.ModelTask, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """The positions of texts without labels that count, and targets that stand for labels there, not shifted."""
+    ids, written, given = (batch.get(key) for key in ("input_ids", "labels", "decoder_input_ids"))
     if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.numel() == 0:
         raise BadInput("an unlabelled batch needs input_ids, one row a sequence")
-    if task == "seq2seq" and "decoder_input_ids" not in inputs:
-        start = hf.special(module, "decoder_start_token_id")
-        if start is None:
-            raise BadInput("config.decoder_start_token_id is not set, so the decoder has no input: set it")
-        inputs["decoder_input_ids"] = torch.full((len(ids), 1), start, device=ids.device)
-    rows = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
-    mask = inputs.get("attention_mask", torch.ones_like(ids)).bool()
-    if task == "seq2seq":
-        mask = inputs["decoder_input_ids"] != hf.special(module, "pad_token_id")
+    if task == "classification":
+        return torch.ones(len(ids), dtype=torch.bool, device=ids.device), torch.zeros_like(ids[:, 0])
+    if task != "seq2seq":
+        positions = target_positions(batch, ids, task)
+        assert positions is not None  # the mask of tokens has the shape of their ids
+        return positions, ids
+    if isinstance(given, Tensor):
+        pad = hf.special(module, "pad_token_id")
+        mask = torch.ones_like(given, dtype=torch.bool) if pad is None else given.ne(pad)
         mask[:, 0] = True  # some models start with their padding token
-        mask = inputs["decoder_attention_mask"].bool() if "decoder_attention_mask" in inputs else mask
-    elif task == "causal":
-        mask = mask[:, 1:]
-    kind: Kind = "classes" if task == "classification" else "tokens"
-    counted = rows if task == "classification" else mask
-    targets = torch.zeros_like(mask, dtype=torch.long).masked_fill(~mask, IGNORE) if task == "seq2seq" else None
-    forward = HFForward(model, inputs, task, targets)
-    return Context(forward, None, kind=kind, mask=counted, step=step, count=count, training=module.training)
+        mask = batch["decoder_attention_mask"].bool() if "decoder_attention_mask" in batch else mask
+        return mask, given.masked_fill(~mask, IGNORE)
+    if not isinstance(written, Tensor):
+        raise BadInput(
+            "texts without labels: the decoder of this model needs targets: give 'labels' that the starting model "
+            "wrote (seqreg.integrations.hf.written_targets), or decoder_input_ids"
+        )
+    return written != IGNORE, written
 
 
-def _checked(labels: Tensor, batch: Mapping[str, Any], model: Any, task: hf.ModelTask, kind: Kind) -> Tensor:
+def _add_decoder_inputs(inputs: dict[str, Any], module: Any, labels: Tensor) -> None:
+    """Labels shifted right, as inputs of the decoder."""
+    inputs["decoder_input_ids"] = hf.decoder_inputs(module, labels)
+    if isinstance(module, EncoderDecoderModel):  # which does not let its decoder see padding
+        seen = inputs["decoder_input_ids"] != module.config.pad_token_id
+        inputs.setdefault("decoder_attention_mask", seen.long())
+
+
+def _checked(labels: Tensor, batch: Mapping[str, Any], facts: ModelFacts, kind: Kind) -> Tensor:
     """The labels of a batch, checked before anything runs."""
+    model, task = facts.module, facts.task
     ids, mask = batch.get("input_ids"), batch.get("attention_mask")
     if isinstance(ids, Tensor) and (ids.dim() != 2 or len(labels) != len(ids) or ids.numel() == 0):
         raise BadInput(f"input_ids {list(ids.shape)}, labels {list(labels.shape)}: expected as many rows, at least one")
     if isinstance(ids, Tensor):
-        _check_ids(ids, model)
+        _check_ids(ids, facts.stacks)
     if task == "classification":
         labels = labels.reshape(len(labels)) if labels.shape == (len(labels), 1) else labels
         if kind == "classes" and labels.dim() != 1:
@@ -441,9 +443,9 @@ def _checked(labels: Tensor, batch: Mapping[str, Any], model: Any, task: hf.Mode
     return labels
 
 
-def _check_ids(ids: Tensor, model: Any) -> None:
+def _check_ids(ids: Tensor, stacks: Mapping[str, Stack]) -> None:
     """Refuse tokens that the model has no embedding for."""
-    table = next((stack.embedding for stack in hf.stacks(model).values()), None)
+    table = next((stack.embedding for stack in stacks.values()), None)
     size = getattr(table, "num_embeddings", None)
     if size is None:
         return
@@ -496,6 +498,8 @@ def count(
     batches: Iterable[Mapping[str, Any]],
     accelerator: Any = None,
     *,
+    unlabelled: Iterable[Mapping[str, Any]] | None = None,
+    replay: Iterable[Mapping[str, Any]] | None = None,
     build_context: ContextBuilder | None = None,
 ) -> Count:
     """What one optimizer step averages over: the labels of all its micro-batches on all ranks.
@@ -505,39 +509,64 @@ def count(
     Args:
         batches: the micro-batches of this rank up to the next optimizer step
         accelerator: your `accelerate.Accelerator`, if you use one; plain torch.distributed needs none
+        unlabelled: those of texts without labels; None where no rank has any in the step
+        replay: those of labelled examples of an old task; None where no rank has any in the step
         build_context: makes your contexts, if they are not those of `seqreg.integrations.hf.context`
     """
     check_group()
     if isinstance(batches, Mapping):
         raise BadInput("count takes the list of an optimizer step's batches: count(model, [batch])")
-    batches = list(batches)
-    if build_context in (None, context):
-        module = hf.unwrap(model)
-        task = hf.task_of(module)
-        here = [
-            Count.of(_label_mask(labels, module, task), target_positions(batch, labels, task))
-            for batch in batches
-            for labels in (labels_of(batch),)
-        ]
-    else:  # a context runs nothing until a criterion is called with it
-        inner = model.module if isinstance(model, DistributedDataParallel) else model
-        with training_off(inner.modules()):  # in which several ranks need the count that is being made
-            here = [build_context(inner, batch).count for batch in batches]
-    unknown = float("nan")  # of one is unknown of all
-    known = [(one.labels, one.sequences, unknown if one.positions is None else one.positions) for one in here]
-    totals = torch.tensor(known, dtype=torch.float64).reshape(-1, 3).sum(0)
+    given: dict[Stream, Iterable[Mapping[str, Any]] | None] = {
+        "labelled": batches, "replay": replay, "unlabelled": unlabelled
+    }  # fmt: skip
+    streams = {name: list(some) for name, some in given.items() if some is not None}
+    numbers = torch.stack([_summed(model, some, name, build_context) for name, some in streams.items()])  # [streams, 3]
     ranks = world_size()
     if accelerator is not None:
         check_processes(accelerator.num_processes)
     if ranks > 1:
-        totals = totals.to(next(model.parameters()).device)
-        torch.distributed.all_reduce(totals)
-    labels, sequences, positions = totals.tolist()
+        numbers = numbers.to(next(model.parameters()).device)
+        torch.distributed.all_reduce(numbers)
     divided = deepspeed.is_deepspeed(model) or accelerator is None
-    pieces = deepspeed.accumulation_steps(model) if divided else accelerator.gradient_accumulation_steps
-    total = Count(labels, sequences, ranks * pieces, None if math.isnan(positions) else positions)
-    make = build_context or context
-    return dataclasses.replace(total, contexts=lambda: (make(model, batch, count=total) for batch in batches))
+    divisor = ranks * (deepspeed.accumulation_steps(model) if divided else accelerator.gradient_accumulation_steps)
+    here = {
+        name: Count(labels, sequences, divisor, None if math.isnan(positions) else positions)
+        for name, (labels, sequences, positions) in zip(streams, numbers.tolist(), strict=True)
+    }
+    step, old = here["labelled"], here.get("replay")
+    step = step if old is None else replace(step + old, replay=old)
+    total = replace(step, unlabelled=here.get("unlabelled"))
+
+    def contexts() -> Iterator[Context]:
+        for name, some in streams.items():
+            options: dict[str, Any] = {} if name == "labelled" else {"stream": name}
+            for batch in some:
+                yield (build_context or context)(model, batch, count=total, **options)
+
+    return replace(total, contexts=contexts)
+
+
+def _summed(
+    model: nn.Module, batches: Iterable[Mapping[str, Any]], stream: str, build_context: ContextBuilder | None
+) -> Tensor:
+    """Labels, sequences and positions of some batches of one stream, [3]; positions are NaN where not known."""
+    if build_context in (None, context):
+        module = hf.unwrap(model)
+        task = hf.task_of(module)
+        here = []
+        for batch in batches:
+            if stream == "unlabelled":
+                mask, targets = _unlabelled_positions(module, task, batch)
+            else:
+                targets = labels_of(batch)
+                mask = _label_mask(targets, module, task)
+            here.append(Count.of(mask, target_positions(batch, targets, task)))
+    else:  # a context runs nothing until a criterion is called with it
+        inner = model.module if isinstance(model, DistributedDataParallel) else model
+        with training_off(inner.modules()):  # in which several ranks need the count that is being made
+            here = [build_context(inner, batch).count for batch in batches]
+    known = [(one.labels, one.sequences, math.nan if one.positions is None else one.positions) for one in here]
+    return torch.tensor(known, dtype=torch.float64).reshape(-1, 3).sum(0)
 
 
 def _label_mask(labels: Tensor, model: Any, task: hf.ModelTask) -> Tensor:

@@ -41,15 +41,6 @@ class EncoderReuse:
         self.device = next(module.parameters()).device
         self._kept: dict[Dropout, _Encoded] = {}
 
-    @classmethod
-    def of(cls, module: nn.Module, stacks: Mapping[str, Stack]) -> EncoderReuse | None:
-        """None where the model takes no encoder output, or its weights or arithmetic may differ between passes."""
-        takes = "encoder_outputs" in inspect.signature(module.forward).parameters
-        if not takes or not {"encoder", "decoder"} <= stacks.keys() or any(map(is_parametrized, module.modules())):
-            return None
-        encoder = stacks["encoder"].module
-        return cls(module, encoder) if all(map(_is_known, _around(module, encoder))) else None
-
     def forget(self) -> None:
         """A new clean pass begins: what is kept is of an earlier one."""
         self._kept.clear()
@@ -114,15 +105,20 @@ class EncoderReuse:
         return *weights, *(module.training for module in self.module.modules())
 
 
-def _around(module: nn.Module, encoder: nn.Module) -> Iterator[nn.Module]:
-    """The model, and the modules between it and its encoder."""
+def takes_encoder_output(module: nn.Module, stacks: Mapping[str, Stack]) -> bool:
+    """Whether a model can be given its encoder's output, and its weights are the same in all passes of a step."""
+    takes = "encoder_outputs" in inspect.signature(type(module).forward).parameters
+    return takes and {"encoder", "decoder"} <= stacks.keys() and not any(map(is_parametrized, module.modules()))
+
+
+def between(module: nn.Module, encoder: nn.Module) -> Iterator[nn.Module]:
+    """The modules between a model and its encoder, outermost first."""
     name = next(name for name, part in module.named_modules() if part is encoder)
-    yield module
     for step in name.split(".")[:-1]:
         module = getattr(module, step)
         yield module
 
 
-def _is_known(module: nn.Module) -> bool:
+def is_known(module: nn.Module) -> bool:
     """Whether a forward is transformers' own: another may do more to what the encoder gave than to what it is given."""
     return type(module).forward.__module__.startswith("transformers.") and "forward" not in vars(module)

@@ -37,6 +37,7 @@ class Window:
         kinds = ("part", "task", "value", "weight")
         fixed = ["part/base", "part/aux_loss", "value/nll"]
         keys = [*fixed, *(f"{kind}/{name}" for name in names for kind in kinds)]
+        keys = [f"{key}{stream}" for key in keys for stream in ("", ".replay", ".unlabelled")]
         keys = [key for key in keys if key in self.sums]
         if not keys:
             return {}

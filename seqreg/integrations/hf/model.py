@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 import warnings
@@ -52,18 +51,18 @@ def unwrap(model: Any) -> PreTrainedModel:
 
 def task_of(model: PreTrainedModel) -> ModelTask:
     """What the model was made for, from its class; a subclass counts as what it inherits from."""
-    _, task = _known_class(model)  # transformers counts language models that listen as seq2seq
+    _, task = _known_class(type(model))  # transformers counts language models that listen as seq2seq
     return "causal" if task == "seq2seq" and not model.config.is_encoder_decoder else task
 
 
-def _known_class(model: PreTrainedModel) -> tuple[type[PreTrainedModel], ModelTask]:
-    """The class of transformers that a model is an instance of, and its task."""
-    for cls in type(model).__mro__:
+def _known_class(kind: type[Any]) -> tuple[type[PreTrainedModel], ModelTask]:
+    """The class of transformers that the class of a model is or inherits from, and its task."""
+    for cls in kind.__mro__:
         for task, names in _CLASSES.items():
             if cls.__name__ in names:
                 return cls, task
     raise BadInput(
-        f"{type(model).__name__} is neither a seq2seq, causal or masked LM nor a classifier: load it with "
+        f"{kind.__name__} is neither a seq2seq, causal or masked LM nor a classifier: load it with "
         "AutoModelForSeq2SeqLM, AutoModelForCausalLM or AutoModelForSequenceClassification"
     )
 
@@ -82,7 +81,7 @@ def check_loss(model: PreTrainedModel) -> None:
             f"{name}: the loss_function that was assigned to it would not be called: give a loss of your own as "
             "context(model, batch, loss=...)"
         )
-    cls, _ = _known_class(model)
+    cls, _ = _known_class(type(model))
     if type(model).forward is not cls.forward:
         warnings.warn(
             f"{name} has a forward of its own: what it adds to the loss of {cls.__name__} is not in the criterion's",
@@ -147,11 +146,12 @@ def takes_cache(model: PreTrainedModel) -> bool:
 def stacks(model: PreTrainedModel) -> dict[str, Stack]:
     """The stacks that embed tokens, input side first."""
     if getattr(model.config, "is_encoder_decoder", False):
-        found = {"encoder": model.get_encoder(), "decoder": model.get_decoder()}
+        base = model if hasattr(model, "get_encoder") else model.base_model  # a classifier of transformers 4
+        found = {"encoder": base.get_encoder(), "decoder": base.get_decoder()}
     elif task_of(model) == "causal":
         found = {"decoder": model}
     else:
-        encoder = model.get_encoder()  # of T5, which has a table of its own
+        encoder = model.get_encoder() if hasattr(model, "get_encoder") else model  # of T5, which has a table of its own
         found = {"encoder": encoder if _embedding(encoder) is not None else model}
     return {name: _stack(module) for name, module in found.items() if _embedding(module) is not None}
 
@@ -221,15 +221,6 @@ def decoder_inputs(model: PreTrainedModel, labels: Tensor) -> Tensor:
     shifted = labels.roll(1, dims=-1)
     shifted[:, 0] = start
     return shifted.masked_fill(shifted == IGNORE, pad)
-
-
-def uses_reentrant_checkpointing(model: PreTrainedModel) -> bool:
-    return any(
-        getattr(module, "gradient_checkpointing", False)
-        and isinstance(function := getattr(module, "_gradient_checkpointing_func", None), functools.partial)
-        and function.keywords.get("use_reentrant", True)
-        for module in model.modules()
-    )
 
 
 def classification_head(model: PreTrainedModel) -> nn.ModuleDict:

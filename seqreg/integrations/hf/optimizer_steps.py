@@ -10,10 +10,10 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from seqreg.context import Context
 from seqreg.engines import deepspeed
 from seqreg.errors import BadInput
 from seqreg.integrations.hf.context import ContextBuilder, context, count
+from seqreg.integrations.hf.streams import FurtherStream, endless
 
 
 def optimizer_steps(
@@ -23,8 +23,10 @@ def optimizer_steps(
     *,
     accelerator: Any = None,
     first: int = 0,
+    unlabelled: Iterable[Mapping[str, Any]] | None = None,
+    replay: Iterable[Mapping[str, Any]] | None = None,
     build_context: ContextBuilder = context,
-) -> Iterator[tuple[int, Iterator[Context]]]:
+) -> Iterator[tuple[int, Iterator[Any]]]:
     """The optimizer steps that a loader has batches for: the number of each, and its contexts.
 
     Every context knows the step and what all micro-batches of all ranks add up to, so that the gradient does not depend
@@ -37,6 +39,9 @@ def optimizer_steps(
         gradient_accumulation_steps: micro-batches of a step; those of the accelerator, or 1, by default
         accelerator: your `accelerate.Accelerator`, if you use one
         first: the number of the first step, for schedules of weights: those made before, where a run resumes
+        unlabelled, replay: batches of texts without labels, and of labelled examples of an old task: every micro-batch
+            has one of each, and the loader begins again when it ends. Every micro-batch is then a tuple of contexts in
+            place of one context: `criterion(*contexts)`
         build_context: makes the context of a batch
     """
     if gradient_accumulation_steps is None and accelerator is None:
@@ -47,18 +52,25 @@ def optimizer_steps(
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise BadInput(f"gradient_accumulation_steps={size!r}: expected a whole number >= 1")
     batches = iter(loader)
+    streams: dict[FurtherStream, Iterable[Mapping[str, Any]] | None] = {"replay": replay, "unlabelled": unlabelled}
+    further = {name: endless(given, name) for name, given in streams.items() if given is not None}
     for step in itertools.count(first):
         group = list(itertools.islice(batches, size))
         if not group:
             return
-        total = count(model, group, accelerator, build_context=build_context)
-        micro = (build_context(model, batch, step=step, count=total) for batch in group)
+        groups = {name: list(itertools.islice(given, len(group))) for name, given in further.items()}
+        total = count(model, group, accelerator, build_context=build_context, **groups)
+        micro: Iterator[Any] = (build_context(model, batch, step=step, count=total) for batch in group)
+        if groups:
+            others = (
+                [context(model, some[place], step=step, count=total, stream=name) for name, some in groups.items()]
+                for place in range(len(group))
+            )
+            micro = ((ctx, *more) for ctx, more in zip(micro, others, strict=True))
         yield step, _synchronised_last(model, micro, len(group), accelerator)
 
 
-def _synchronised_last(
-    model: nn.Module, contexts: Iterator[Context], number: int, accelerator: Any
-) -> Iterator[Context]:
+def _synchronised_last(model: nn.Module, contexts: Iterator[Any], number: int, accelerator: Any) -> Iterator[Any]:
     for index, ctx in enumerate(contexts, 1):
         manager: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if deepspeed.is_deepspeed(model):

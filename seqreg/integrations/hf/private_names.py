@@ -11,7 +11,6 @@ from __future__ import annotations
 READ_IN = {"transformers": "5.22.2", "accelerate": "1.15.0", "trl": "1.16.0", "torch": "2.13.0", "peft": "0.21.2"}
 
 TRAINER_METHODS = {
-    "_clip_grad_norm": "model",
     "_determine_best_metric": "metrics trial",
     "_evaluate": "trial ignore_keys_for_eval skip_scheduler",
     "_finalize_training": "trial num_train_samples start_time",

@@ -52,6 +52,18 @@ def without_adapters(model: Any | None) -> Iterator[None]:
             parameter.requires_grad_(flag)
 
 
+_SAME_FUNCTION = frozenset(
+    # Names, and how a model is stored, called, initialised or trained.
+    "_name_or_path architectures dtype finetuning_task gradient_checkpointing id2label init_std initializer_factor "
+    "initializer_range label2id output_attentions output_hidden_states problem_type return_dict task_specific_params "
+    "torch_dtype transformers_version use_cache "
+    # Of generation, and ids that the Trainer sets to those of its tokenizer.
+    "bos_token_id decoder_start_token_id early_stopping eos_token_id forced_bos_token_id forced_eos_token_id "
+    "length_penalty max_length min_length no_repeat_ngram_size num_beams pad_token_id".split()
+)
+"""Fields of a configuration that do not change the logits of a batch; besides all of dropout."""
+
+
 _saved: WeakKeyDictionary[nn.Module, dict[str, dict[str, Tensor]]] = WeakKeyDictionary()
 """Parameters that were read from folders, for every model they were read for."""
 
@@ -59,7 +71,8 @@ _saved: WeakKeyDictionary[nn.Module, dict[str, dict[str, Tensor]]] = WeakKeyDict
 def saved_weights(model: PreTrainedModel, folder: str) -> dict[str, Tensor]:
     """All parameters of a model that `save_pretrained` wrote, by their names in this one; read once.
 
-    Refused where a name or a shape differs, or a buffer, which is not exchanged with the parameters.
+    Refused where a name or a shape differs, or what is not exchanged with the parameters: a buffer, or a field of the
+    configuration that changes what the model computes.
     """
     known = _saved.setdefault(model, {})
     if folder not in known:
@@ -75,8 +88,23 @@ def saved_weights(model: PreTrainedModel, folder: str) -> dict[str, Tensor]:
         for name, buffer in model.named_buffers():
             if name not in buffers or not _equal(buffer.cpu(), buffers[name]):
                 raise BadInput(f"its buffer {name} is not that of the model")
+        if different := _different_fields(other.config.to_dict(), model.config.to_dict()):
+            raise BadInput(different)
         known[folder] = {name: found[name].detach().to(p.device, p.dtype) for name, p in parameters.items()}
     return known[folder]
+
+
+def _different_fields(there: dict[str, Any], here: dict[str, Any], path: str = "") -> str:
+    """The first field of two configurations that makes two functions of the same weights; "" if there is none."""
+    for key in dict.fromkeys([*here, *there]):
+        own, other, name = here.get(key), there.get(key), f"{path}{key}"
+        if own == other or key in _SAME_FUNCTION or "drop" in key:
+            continue
+        if not (isinstance(own, dict) and isinstance(other, dict)):
+            return f"its config.json has {name}={other!r}, the model {own!r}"
+        if different := _different_fields(other, own, f"{name}."):
+            return different
+    return ""
 
 
 def _equal(buffer: Tensor, other: Tensor) -> bool:

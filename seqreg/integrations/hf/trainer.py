@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import math
 import os
 import warnings
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +23,20 @@ from seqreg.engines import checkpoint as sharded
 from seqreg.engines.detect import check_engine, check_processes, engine_of, is_sharded
 from seqreg.engines.shards import whole_state
 from seqreg.errors import BadInput
-from seqreg.integrations.hf.callbacks import CheckedStep, UnlabelledStepCallback, UpdateCallback
+from seqreg.integrations.hf.callbacks import CheckedStep, UpdateCallback
 from seqreg.integrations.hf.context import ContextBuilder, context, count
 from seqreg.integrations.hf.loss_log import Window
+from seqreg.integrations.hf.record import CriterionRecord
 from seqreg.integrations.hf.reference import adapted
 from seqreg.integrations.hf.sft import record_sft_metrics, replace_sft_loss
+from seqreg.integrations.hf.streams import (
+    FurtherStream,
+    StreamSampler,
+    count_streams,
+    replay_ratio,
+    split_streams,
+    with_stream,
+)
 from seqreg.losses import IGNORE, Base
 from seqreg.overrides import generator_state, replay, training_off
 from seqreg.selective_update import MeasuredUpdate, Update
@@ -39,7 +46,7 @@ RAW_HEAD = "seqreg_head.safetensors"
 """Raw weights of a spectrally normalised head, beside the folded ones that `from_pretrained` reads."""
 TERM_STATE = "seqreg_terms.safetensors"
 """State of the terms of a criterion, of the update and of the reference of the smoothness measurements."""
-UPDATE, REFERENCE = "#update", "#reference"
+UPDATE, REFERENCE, DRAWN = "#update", "#reference", "#drawn"
 SHARDS, SHARDED_OPTIMIZER, SHARDED_TERMS = "sharded/model", "sharded/optimizer", "sharded/terms"
 """Folders of a checkpoint under FSDP2: the weights, and what the optimizer and the terms remember of each."""
 
@@ -64,26 +71,37 @@ class RegularizedTrainer(Trainer):
     Args:
         criterion: the loss
         diagnostics_steps: log `Criterion.diagnostics` under diagnostics/ every so many steps; 0 for never
-        unlabeled_dataset: examples for terms that take unlabelled data: after every step on labelled ones another
-            is made on these, of the terms alone. Their order depends on the seed and the step, so that it resumes
+        unlabelled_dataset: texts without labels, for terms with `on="unlabelled"` or "both"; every optimizer step has
+            some. For a seq2seq model with "labels" that the starting model wrote (`written_targets`), which are targets
+            of the decoder and of divergences, never of the base loss
+        unlabelled_ratio: of them per labelled example
+        replay_dataset: labelled examples of an old task, which every optimizer step learns too
+        replay_share: of old examples among the labelled ones
         update: a change of the optimizer's step, such as `seqreg.selective_update.StochasticUpdate()`
         smoothness_steps: log the Jacobian norm, the effective rank and the CKA to the model at the start, of every
             layer, under smoothness/ every so many steps, on the first examples of the evaluation (or training) data
         build_context: makes the context of a batch, called as `seqreg.integrations.hf.context` is, which is the
             default: for models and losses that it does not know
+        strict: refuse to resume from a checkpoint of another criterion, or of none, instead of a warning
     """
 
     loss_is_scaled_for_ga = True
+    keeps_record = True
+    """Whether the criterion is written to every checkpoint, and compared by a run that resumes."""
 
     def __init__(
         self,
         *args: Any,
         criterion: Criterion,
         diagnostics_steps: int = 500,
-        unlabeled_dataset: Any = None,
+        unlabelled_dataset: Any = None,
+        unlabelled_ratio: float = 1.0,
+        replay_dataset: Any = None,
+        replay_share: float = 0.05,
         update: Update | None = None,
         smoothness_steps: int = 0,
         build_context: ContextBuilder | None = None,
+        strict: bool = False,
         **kwargs: Any,
     ) -> None:
         check_criterion(criterion)
@@ -91,10 +109,14 @@ class RegularizedTrainer(Trainer):
         self.set_criterion(
             criterion,
             diagnostics_steps=diagnostics_steps,
-            unlabeled_dataset=unlabeled_dataset,
+            unlabelled_dataset=unlabelled_dataset,
+            unlabelled_ratio=unlabelled_ratio,
+            replay_dataset=replay_dataset,
+            replay_share=replay_share,
             update=update,
             smoothness_steps=smoothness_steps,
             build_context=build_context,
+            strict=strict,
         )
 
     def set_criterion(
@@ -102,10 +124,14 @@ class RegularizedTrainer(Trainer):
         criterion: Criterion,
         *,
         diagnostics_steps: int = 500,
-        unlabeled_dataset: Any = None,
+        unlabelled_dataset: Any = None,
+        unlabelled_ratio: float = 1.0,
+        replay_dataset: Any = None,
+        replay_share: float = 0.05,
         update: Update | None = None,
         smoothness_steps: int = 0,
         build_context: ContextBuilder | None = None,
+        strict: bool = False,
     ) -> None:
         """All that a trainer with a criterion has beyond the one that it is made from; called once."""
         check_criterion(criterion)
@@ -116,29 +142,22 @@ class RegularizedTrainer(Trainer):
         """Whether the model was sharded, by `seqreg.integrations.hf.shard`, before the trainer was made."""
         self._check_settings(update)
         if self.sharded:
+            if not hasattr(self, "is_distributed_loading_by_transformers"):
+                raise BadInput("the Trainer of transformers 4 would wrap a model that FSDP2 shards: use transformers 5")
             self.is_distributed_loading_by_transformers = True  # it is neither wrapped nor moved
         for name, steps in (("diagnostics_steps", diagnostics_steps), ("smoothness_steps", smoothness_steps)):
             if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
                 raise BadInput(f"{name}={steps!r}: expected a whole number >= 0")
-        alternating = [term.name for term in criterion.terms if term.needs_unlabelled]
-        if alternating and unlabeled_dataset is None:
-            raise BadInput(f"{alternating[0]}: mode='alternate' needs unlabeled_dataset=")
-        if unlabeled_dataset is not None:
-            if self.is_deepspeed_enabled:
-                raise BadInput("unlabeled_dataset: its optimizer steps have not been tried with DeepSpeed: use DDP")
-            if build_context is not None:
-                raise BadInput("unlabeled_dataset and build_context=: unlabelled batches are those of hf.context alone")
-            if not is_indexed(unlabeled_dataset) or not len(unlabeled_dataset):
-                raise BadInput("unlabeled_dataset: expected examples that can be counted and indexed, at least one")
-            if not any(term.takes_unlabelled for term in criterion.terms):
-                raise BadInput("unlabeled_dataset: no term of this criterion takes unlabelled data; JacHess does")
-            if labelled := [term.name for term in criterion.terms if not term.takes_unlabelled]:
-                raise BadInput(
-                    f"unlabeled_dataset: {labelled[0]} counts on labelled data alone: leave out {labelled[0]}, or "
-                    "unlabeled_dataset"
-                )
+        criterion.check_streams({"labelled"} if unlabelled_dataset is None else {"labelled", "unlabelled"})
+        self.streams: dict[FurtherStream, StreamSampler] = {}
+        """The further examples of every step."""
+        if replay_dataset is not None:
+            self._add_stream("replay", replay_dataset, replay_ratio(replay_share), build_context)
+        if unlabelled_dataset is not None:
+            self._add_stream("unlabelled", unlabelled_dataset, unlabelled_ratio, build_context)
         self.criterion, self.diagnostics_steps, self.smoothness_steps = criterion, diagnostics_steps, smoothness_steps
         self.build_context = build_context or context
+        self.model_accepts_loss_kwargs = True  # or transformers 4 divides the loss by the accumulated batches again
         self._reference: dict[str, Tensor] | None = None
         self._window = Window(criterion)
         self._diagnostics: dict[str, float] = {}
@@ -150,15 +169,29 @@ class RegularizedTrainer(Trainer):
         """Whether no example of the present step has a label."""
         self.losses_of_step = 0
         """Losses that the criterion has computed for the present step."""
-        self.unlabeled_dataset = unlabeled_dataset
-        self._unlabelled: dict[str, list[Tensor]] = defaultdict(list)
         self.update = update
+        self.criterion_record = CriterionRecord(self, strict) if self.keeps_record else None
         self.add_callback(CheckedStep(self))
+        if self.criterion_record is not None:
+            self.add_callback(self.criterion_record)
         if update is not None:
             self.add_callback(UpdateCallback(self, update))
-        if unlabeled_dataset is not None:
-            self.add_callback(UnlabelledStepCallback(self))
         self.args.logging_nan_inf_filter = False  # a NaN must be seen in the log, not replaced by the last good loss
+
+    def _add_stream(self, name: FurtherStream, examples: Any, ratio: Any, build_context: ContextBuilder | None) -> None:
+        if self.is_deepspeed_enabled:
+            raise BadInput(f"{name}_dataset has not been tried with DeepSpeed in a Trainer: use DDP or FSDP2")
+        if build_context is not None:
+            raise BadInput(
+                f"{name}_dataset and build_context=: batches of further streams are those of hf.context alone"
+            )
+        if not is_indexed(examples) or not len(examples):
+            raise BadInput(f"{name}_dataset: expected examples that can be counted and indexed, at least one")
+        if not isinstance(ratio, (int, float)) or isinstance(ratio, bool) or not 0 < ratio < 1000:
+            raise BadInput(f"{name}_ratio={ratio!r}: expected a number > 0, of examples per labelled example")
+        self.streams[name] = StreamSampler(
+            examples, ratio, self.args.seed, self.args.process_index, self.args.world_size
+        )
 
     def _check_settings(self, update: Update | None) -> None:
         """Refuse settings of the trainer that would be ignored, or make the loss another one."""
@@ -202,15 +235,24 @@ class RegularizedTrainer(Trainer):
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[Any, Any]:
         samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         check_processes(self.args.world_size)
-        step_count = count(self.model, samples, build_context=self.build_context) if samples else None
+        self._add_further_batches(samples)
+        step_count = count_streams(self.model, samples, self.streams, self.build_context) if samples else None
         if step_count is not None and type(self).compute_loss is not RegularizedTrainer.compute_loss:
-            step_count = replace(step_count, contexts=None)  # it may take something out of its inputs first
+            step_count = dataclasses.replace(step_count, contexts=None)  # it may take something out of its inputs first
         self.step_count = step_count
         self.unlearnable, self.losses_of_step = step_count is not None and step_count.labels == 0, 0
         if self.unlearnable:
             self._check_some_label()
             warnings.warn(f"step {self.state.global_step}: no example has a label, so it is skipped", stacklevel=2)
         return samples, step_count
+
+    def _add_further_batches(self, samples: list[Any]) -> None:
+        """Let the micro-batches of a step carry their examples of every further stream."""
+        labelled = len(samples) * self.args.train_batch_size
+        for name, sampler in self.streams.items() if samples else ():
+            for place, indices in enumerate(sampler.draw(labelled, len(samples))):
+                if indices:
+                    samples[place] = with_stream(samples[place], name, self._collated(sampler.examples, indices))
 
     def _check_some_label(self) -> None:
         """Refuse data without any label; looked at only when a whole step had none."""
@@ -232,10 +274,11 @@ class RegularizedTrainer(Trainer):
         criterion: Criterion | None = None,
     ) -> tuple[LossReport, Context]:
         """The loss of one micro-batch of the present step, and the context that it was taken on."""
-        ctx = self.build_context(model, inputs, step=self.state.global_step, count=step_count)
-        criterion = self.criterion if criterion is None else criterion
-        alternating = [term.name for term in criterion.terms if term.needs_unlabelled]  # steps of their own
-        return (criterion.without(*alternating) if alternating else criterion)(ctx, batched=not outputs), ctx
+        inputs, further = split_streams(inputs)
+        made = {"step": self.state.global_step, "count": step_count}
+        ctx = self.build_context(model, inputs, **made)
+        others = [context(model, batch, stream=name, **made) for name, batch in further.items()]
+        return (self.criterion if criterion is None else criterion)(ctx, *others, batched=not outputs), ctx
 
     def compute_loss(
         self, model: nn.Module, inputs: Mapping[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -256,7 +299,7 @@ class RegularizedTrainer(Trainer):
         if ctx.training:
             if self.state.global_step != self._measured_at:
                 self._measured_at = self.state.global_step
-                self._measure(ctx)
+                self._measure(ctx, inputs)
             self._window.add(report, 1 / getattr(self, "current_gradient_accumulation_steps", 1))
         return (report.total, report.clean and report.clean.output) if return_outputs else report.total
 
@@ -268,29 +311,30 @@ class RegularizedTrainer(Trainer):
         asked = os.environ.get("ACCELERATE_USE_FSDP", "")
         return f"ACCELERATE_USE_FSDP={asked}" if asked.lower() == "true" else ""
 
-    def _measure(self, ctx: Context) -> None:
+    def _measure(self, ctx: Context, inputs: Mapping[str, Any]) -> None:
         """Diagnostics and smoothness on the first micro-batch of a step, for the next log."""
         step = self.state.global_step
         if self.diagnostics_steps and step % self.diagnostics_steps == 0:
             self._diagnose(ctx)
-            if self.unlabeled_dataset is not None:  # what is regularized there shows here, on labelled examples
-                with ctx.forward.observed(), torch.no_grad():
-                    gap = source_gap(Evaluation(ctx, self.criterion.base))
+            if texts := split_streams(inputs)[1].get("unlabelled"):
+                self._diagnose(context(self.model, texts, step=step, stream="unlabelled"), ".unlabelled")
+            if "unlabelled" in self.streams:  # what is regularized there shows here, on labelled examples
+                with ctx.observed() as observed, torch.no_grad():
+                    gap = source_gap(Evaluation(observed, self.criterion.base))
                 self._diagnostics |= {} if gap is None else {"diagnostics/source_gap": gap}
         if self.smoothness_steps and step % self.smoothness_steps == 0:
             self._diagnostics |= {f"smoothness/{key}": number for key, number in self._smoothness().items()}
 
-    def _diagnose(self, ctx: Context) -> None:
-        self._diagnostics |= {f"diagnostics/{key}": value for key, value in self.criterion.diagnostics(ctx).items()}
+    def _diagnose(self, ctx: Context, stream: str = "") -> None:
+        for key, value in self.criterion.diagnostics(ctx).items():
+            name, _, number = key.partition("/")
+            self._diagnostics[f"diagnostics/{name}{stream}/{number}"] = value
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs.update(self._window.flush(self.accelerator))
             logs.update(self._diagnostics)
             self._diagnostics = {}
-            for name, values in self._unlabelled.items():
-                logs[f"unlabelled/{name}"] = float(torch.stack(values).float().mean())
-            self._unlabelled.clear()
         super().log(logs, start_time)
 
     def prediction_step(
@@ -332,37 +376,17 @@ class RegularizedTrainer(Trainer):
     @property
     def _remembers(self) -> bool:
         return (
-            self.update is not None or self.smoothness_steps > 0 or any(term.stateful for term in self.criterion.terms)
+            self.update is not None
+            or self.smoothness_steps > 0
+            or bool(self.streams)
+            or any(term.stateful for term in self.criterion.terms)
         )
-
-    def regularizer_step(self, step: int) -> None:
-        """One optimizer step on unlabelled examples, of the terms alone."""
-        model = self.model_wrapped.train()
-        batch = self._batch(self.unlabeled_dataset, self._unlabelled_indices(step))
-        with self.compute_loss_context_manager():
-            ctx, world = context(model, batch, unlabelled=True, step=step), self.accelerator.num_processes
-            ctx = replace(ctx, count=Count(ctx.count.labels * world, ctx.count.sequences * world, world))
-            report = self.criterion(ctx)
-            if self.diagnostics_steps and step % self.diagnostics_steps == 0:
-                self._diagnose(ctx)
-        if not report.total.requires_grad:  # no term counts at this step
-            return
-        self.accelerator.backward(report.total)
-        norm = self._clip_grad_norm(model) if self.args.max_grad_norm else None
-        self._get_grad_norm(model, grad_norm=norm)
-        with contextlib.nullcontext() if self.update is None else self.update.around(model.parameters()):
-            self.optimizer.step()
-        self.optimizer.zero_grad()
-        for name, part in report.parts.items():
-            if name != "base":
-                self._unlabelled[name].append(part)
 
     def begin_update(self, update: Update, loader: Any) -> None:
         """Tell an update about the run, and measure what it needs before the first step."""
         arguments, steps = self.args, None
-        if has_length(loader):  # the step on unlabelled examples after every other one counts too
+        if has_length(loader):
             steps = math.ceil(len(loader) / arguments.gradient_accumulation_steps)
-            steps *= 1 if self.unlabeled_dataset is None else 2
         update.begin(self.model, steps_per_epoch=steps, seed=arguments.seed)
         if isinstance(update, MeasuredUpdate) and update.wants_measuring:
             self.measure(update)
@@ -409,19 +433,11 @@ class RegularizedTrainer(Trainer):
 
     def _batch(self, examples: Any, indices: Iterable[int]) -> dict[str, Any]:
         """Some examples of a dataset, collated, on the device of the model."""
-        collate = self._get_collator_with_removed_columns(self.data_collator)
-        return dict(self._prepare_inputs(collate([examples[index] for index in indices])))
+        return dict(self._prepare_inputs(self._collated(examples, indices)))
 
-    def _unlabelled_indices(self, step: int) -> list[int]:
-        """The unlabelled examples of this rank at a step: epochs of a permutation that depends on the seed alone."""
-        total, size, world = len(self.unlabeled_dataset), self.args.per_device_train_batch_size, self.args.world_size
-        first = (step * world + self.args.process_index) * size
-        indices = []
-        for position in range(first, first + size):
-            epoch, index = divmod(position, total)
-            order = torch.randperm(total, generator=torch.Generator().manual_seed(self.args.seed + epoch))
-            indices.append(int(order[index]))
-        return indices
+    def _collated(self, examples: Any, indices: Iterable[int]) -> Any:
+        collate = self._get_collator_with_removed_columns(self.data_collator)
+        return collate([examples[index] for index in indices])
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if self.sharded:
@@ -449,6 +465,7 @@ class RegularizedTrainer(Trainer):
             state |= {f"{REFERENCE}/{key}": value for key, value in self._reference.items()}
         if self.update is not None:
             state |= {f"{UPDATE}/{key}": value for key, value in self.update.state_dict().items()}
+        state |= {f"{DRAWN}/{name}": sampler.state() for name, sampler in self.streams.items()}
         if self._remembers and self.args.should_save:  # also while there is no state yet
             state = {key: value.contiguous() for key, value in state.items()}
             safetensors.torch.save_file(state, os.path.join(output_dir, TERM_STATE))
@@ -457,6 +474,8 @@ class RegularizedTrainer(Trainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
+        if self.criterion_record is not None:
+            self.criterion_record.check(checkpoint)
         folder = Path(checkpoint) / SHARDED_OPTIMIZER
         if folder.exists():
             sharded.load_optimizer_state(sharded.read(folder, self.model), self.optimizer)
@@ -476,7 +495,10 @@ class RegularizedTrainer(Trainer):
             if (folder := Path(checkpoint) / SHARDED_TERMS).exists():
                 state |= sharded.read(folder, self.model)
             self._reference = _pop_prefixed(state, REFERENCE) or None
-            update_state = _pop_prefixed(state, UPDATE)
+            update_state, drawn = _pop_prefixed(state, UPDATE), _pop_prefixed(state, DRAWN)
+            for name, sampler in self.streams.items():
+                if name in drawn:
+                    sampler.load_state(drawn[name])
             if changed:
                 names = {term.name for term in self.criterion.terms}
                 state = {key: value for key, value in state.items() if key.partition("/")[0] in names}
@@ -495,11 +517,20 @@ class RegularizedTrainer(Trainer):
         if raw and state_dict is None:
             state_dict = spectral_norm.folded_state(self.model)
         super()._save(output_dir, state_dict)
-        if raw and self.args.should_save:
-            folder = self.args.output_dir if output_dir is None else output_dir
+        if not self.args.should_save:
+            return
+        folder = self.args.output_dir if output_dir is None else output_dir
+        if self.criterion_record is not None:
+            self.criterion_record.write(Path(folder))
+        if raw:
             safetensors.torch.save_file(
                 {key: value.contiguous() for key, value in raw.items()}, os.path.join(folder, RAW_HEAD)
             )
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        super().create_model_card(*args, **kwargs)
+        if self.criterion_record is not None:
+            self.criterion_record.add_to_card()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         model = self.model if model is None else model

@@ -21,6 +21,7 @@ from seqreg.workbench.data.examples import Example
 def calibrate(
     folder: Path, *, split: str | None = None, bins: int = 15, limit: int = 1000, sequences: bool = True,
     output: Path | None = None, overrides: Sequence[str] = (), trust: bool = False,
+    trust_changes: bool = False,
 ) -> Finding:  # fmt: skip
     """Measure, draw, and write what was found."""
     if not 1 <= bins <= 1000:
@@ -28,7 +29,7 @@ def calibrate(
     if limit < 2:
         raise BadInput(f"--limit {limit}: expected at least 2 examples")
     output = output_folder([folder], output)
-    model = TrainedModel.load(folder, overrides, trust=trust)
+    model = TrainedModel.load(folder, overrides, trust=trust, trust_changes=trust_changes)
     if model.card.kind == "regression":
         raise BadInput(f"{folder}: {model.card.title} is a regression: there are no probabilities to calibrate")
     dev, test, names = _halves(model, split, limit)

@@ -118,10 +118,10 @@ class Prober:
 
 def study(
     folders: Sequence[Path], file: Path | None, output: Path, *, most: int = 5000, pooling: Pooling = "mean",
-    pretrained: str | None = None, trust: bool = False,
+    pretrained: str | None = None, trust: bool = False, trust_changes: bool = False,
 ) -> Finding:  # fmt: skip
     """Probe the encoders of runs, and the pretrained models that they started from, on the tasks of a file."""
-    runs = load_all(folders, trust=trust)
+    runs = load_all(folders, trust=trust, trust_changes=trust_changes)
     first = next(iter(runs.values()))
     if file is not None:
         tasks = study_files.read_tasks(file, most)

@@ -75,8 +75,9 @@ def resolve_onto(folder: Path, task: str, share: float, settings: Sequence[str],
 
 
 def resolve(
-    folders: Sequence[Path], task: str, shares: Sequence[float], settings: Sequence[str], trust: bool = False
-) -> ShiftPlan:
+    folders: Sequence[Path], task: str, shares: Sequence[float], settings: Sequence[str], trust: bool = False,
+    trust_changes: bool = False,
+) -> ShiftPlan:  # fmt: skip
     """Resolve all runs, and compare what the models were trained for with the target."""
     one_process()
     for share in shares:
@@ -86,7 +87,7 @@ def resolve(
         if assigned_key(setting) in ("output", "task", "data.train_fraction"):
             raise BadInput(f"{setting}: not here: the folders, --to and --share say so")
     card, _ = cards.load(task)
-    models = load_all(list(dict.fromkeys(folders)), trust=trust)
+    models = load_all(list(dict.fromkeys(folders)), trust=trust, trust_changes=trust_changes)
     for model in models.values():
         _check_same_kind(model.folder, model.card, card)
     shares = sorted(dict.fromkeys(shares))
@@ -132,10 +133,10 @@ def _score(scores: Mapping[str, Any], metric: str) -> Score:
 
 def study(
     folders: Sequence[Path], task: str, shares: Sequence[float], output: Path, *, settings: Sequence[str] = (),
-    trust: bool = False,
+    trust: bool = False, trust_changes: bool = False,
 ) -> Finding:  # fmt: skip
     """Score every run on the target, train what is not trained yet, and write what was found."""
-    plan = resolve(folders, task, shares, settings, trust)
+    plan = resolve(folders, task, shares, settings, trust, trust_changes)
     results: dict[str, ShiftScores] = {}
     with Signals():
         for name, move in plan.moves.items():

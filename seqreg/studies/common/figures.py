@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from seqreg.workbench.text.atomic_files import written_aside
+
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 """Okabe and Ito's, those that are far apart first."""
 
@@ -43,6 +45,6 @@ def figure(*files: Path, width: float = 8, height: float = 5) -> Iterator[Any]:
             axis.set_major_formatter(LogFormatter())  # the default one writes powers of ten as formulas
             axis.set_minor_formatter(LogFormatter())  # seen where there is less than a power of ten
         for file in files:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.unlink(missing_ok=True)  # a link is replaced, not followed
-            drawn.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
+            kind, date = file.suffix[1:], {"Date": None} if file.suffix == ".svg" else None
+            with written_aside(file) as aside:
+                drawn.savefig(aside, dpi=150, format=kind, metadata=date)

@@ -15,7 +15,7 @@ import rich.table
 from rich.console import Console
 
 from seqreg.errors import BadInput
-from seqreg.workbench.text.atomic_files import ASIDE, to_json, writable, write_text
+from seqreg.workbench.text.atomic_files import ASIDE, inside, to_json, writable, write_text
 from seqreg.workbench.text.escape import plain
 from seqreg.workbench.text.terminal import console, print_json
 
@@ -60,7 +60,6 @@ class Finding:
     def write(self, folder: Path) -> Finding:
         """Write it to `<kind>.json`."""
         _refuse_link(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / f"{self.kind}.json", to_json(asdict(self), indent=1, ensure_ascii=False) + "\n")
         return self
 
@@ -89,7 +88,7 @@ class Finding:
 def findings(folder: Path) -> list[Finding]:
     """All findings about a run or a comparison, by name."""
     paths = [path for path in (folder / FOLDER).glob("*.json") if not path.name.startswith(ASIDE)]
-    return [Finding.read(path) for path in sorted(paths)]
+    return [Finding.read(inside(folder, f"{FOLDER}/{path.name}")) for path in sorted(paths)]
 
 
 def command(*words: object) -> str:

@@ -31,7 +31,7 @@ from seqreg.workbench.data.encoding import Encoded, collator
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.data.loading import Splits
 from seqreg.workbench.data.word_limits import word_limits
-from seqreg.workbench.run.run_directory import RunRecord
+from seqreg.workbench.run.record import RunRecord
 from seqreg.workbench.run.train import LoadedRun, make_trainer, trained
 from seqreg.workbench.scores.evaluate import Scored, decode, evaluate
 
@@ -72,9 +72,12 @@ class TrainedModel:
     method: str = ""
 
     @classmethod
-    def load(cls, folder: Path, overrides: Sequence[str] = (), *, trust: bool = False) -> TrainedModel:
+    def load(
+        cls, folder: Path, overrides: Sequence[str] = (), *, trust: bool = False, trust_changes: bool = False
+    ) -> TrainedModel:
         """The model of a folder whose run has finished."""
-        run, record = trained(folder, tuple(overrides), trust=trust), RunRecord.read(folder)
+        run = trained(folder, tuple(overrides), trust=trust, trust_changes=trust_changes)
+        record = RunRecord.read(folder)
         if record is not None and not record.finished:
             raise BadInput(f"{folder}: its run has not finished: run the same seqreg train again")
         method = run_config.load(folder, overrides, build_terms=False).config.method  # `trained` has no terms
@@ -218,11 +221,13 @@ class TrainedModel:
             return evaluate(make_trainer(parts, Path(scratch)), self.run, self.tokenizer, examples, split)
 
 
-def load_all(folders: Sequence[Path], overrides: Sequence[str] = (), *, trust: bool = False) -> dict[str, TrainedModel]:
+def load_all(
+    folders: Sequence[Path], overrides: Sequence[str] = (), *, trust: bool = False, trust_changes: bool = False
+) -> dict[str, TrainedModel]:
     """The models of several runs by short name: their methods, with seeds where needed, or their folders."""
     if len({os.path.realpath(folder) for folder in folders}) < len(folders):
         raise BadInput(f"{', '.join(map(str, folders))}: the same run twice")
-    loaded = [TrainedModel.load(folder, overrides, trust=trust) for folder in folders]
+    loaded = [TrainedModel.load(folder, overrides, trust=trust, trust_changes=trust_changes) for folder in folders]
     methods = [model.method for model in loaded]
     seeds = [f"{model.method}, seed {model.run.config.seed}" for model in loaded]
     paths = [folder.resolve() for folder in folders]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from typing import Any
 
@@ -20,10 +21,26 @@ def searched(values: dict[str, Any]) -> list[str]:
         f"{name}: {', '.join(search['trials'][name][place]['settings']) or 'its recipe as it is'}"
         for name, place in search["chosen"].items()
     ]
+    spaces = search.get("spaces", {})  # none in comparisons of seqreg 0.1, which had as many trials for all
     return [
-        f"Every trained method had {search['budget']} trials on the validation set, with seeds that no run here has "
-        f"({', '.join(map(str, search['seeds']))}); test sets were not scored in them. Chosen: {'; '.join(chosen)}."
+        f"Every trained method had {'at most ' if spaces else ''}{search['budget']} trials on the validation set, with "
+        f"seeds that no run here has ({', '.join(map(str, search['seeds']))}); test sets were not scored in them. "
+        f"Chosen: {'; '.join(chosen)}.",
+        *covered(spaces),
     ]
+
+
+def covered(spaces: dict[str, dict[str, list[Any]]]) -> list[str]:
+    """The values that every method tried, its own of other settings than the learning rate first."""
+    tried = {
+        name: "; ".join(f"{key} {', '.join(map(_short, values))}" for key, values in space.items())
+        for name, space in spaces.items()
+    }
+    return [f"{name} tried {values}." for name, values in tried.items()]
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value)
 
 
 def against_free(values: dict[str, Any], judged: Collection[str]) -> list[str]:

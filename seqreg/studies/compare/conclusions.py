@@ -23,6 +23,7 @@ from seqreg.studies.compare.judgement import (
     DESCRIBED,
     FEW_EXAMPLES,
     FEW_SEEDS,
+    NOT_MEASURED,
     NOT_SHOWN,
     WORSE,
     both_collapsed,
@@ -33,6 +34,7 @@ from seqreg.studies.compare.judgement import (
     judgement,
     judgement_words,
     listed,
+    same_score,
     unjudged,
 )
 from seqreg.studies.compare.plan import Job
@@ -43,13 +45,19 @@ from seqreg.workbench.text.escape import plain
 KIND = "compare"
 EXAMPLES = "examples.jsonl"
 CHANGES = "What the methods change"
+START = "before training"
+"""The row of the model that all runs started from."""
 _NONE = object()
 
 
-def judge(folder: Path) -> Finding:
+def judge(folder: Path, *, trust_changes: bool = False) -> Finding:
     """Judge the finished runs of a comparison, and write the verdict."""
-    results = stored.load(folder)
-    values = measure(results)
+    return write_verdict(stored.load(folder, trust_changes=trust_changes))
+
+
+def write_verdict(results: Results) -> Finding:
+    """Judge results that are loaded already, and write the verdict."""
+    folder, values = results.folder, measure(results)
     text, tables = sentences(results, values), tables_of(results, values)
     values |= {"headline": headline(results, values)}
     finding = Finding(KIND, "Comparison", results.plan.command(folder), text, tables, [], values)
@@ -67,7 +75,9 @@ def sentences(results: Results, values: dict[str, Any]) -> list[str]:
         total = len(plan.jobs(results.folder))
         lines.append(f"Preliminary: {len(unfinished)} of {total} runs are not finished{_stopped(unfinished)}.")
     lines += searched(values)
-    lines.append(f"{base} has {metric} {describe(methods[base])} on {values['split']}.")
+    start = "" if values["start"]["mean"] is None else f"; before training it is {values['start']['mean']:.2f}"
+    lines.append(f"{base} has {metric} {describe(methods[base])} on {values['split']}{start}.")
+    lines += [f"{name}: {stats['unlearned']}." for name, stats in methods.items() if stats["unlearned"]]
     lines += [_verdict(name, stats, values, plan.seeds) for name, stats in methods.items() if name != base]
     judged = [name for name, stats in methods.items() if not stats.get("missing") and not unjudged(stats, values)]
     lines += against_free(values, judged)
@@ -160,6 +170,8 @@ def _verdict(name: str, stats: dict[str, Any], values: dict[str, Any], seeds: Se
     if stats.get("described"):
         ends = f" (95% interval {plus['interval'][0]:+.2f} to {plus['interval'][1]:+.2f})" if plus["interval"] else ""
         return f"{name} against {base}, {DESCRIBED}: {plus['difference']:+.2f} {values['metric']}{ends}{cost}."
+    if same_score(stats, values) and not both_collapsed(stats, values):
+        return f"{name} against {base}: not measured, for every run of both has {values['metric']} {stats['mean']:.2f}."
     if (plus["p"] is None or stats["missing"]) and not both_collapsed(stats, values):
         more, beyond = counted(stats["missing"], "seed"), stats["missing"] - stats["waiting"]
         further = [*seeds, *range(max(seeds) + 1, max(seeds) + 1 + beyond)]
@@ -178,6 +190,8 @@ def _verdict(name: str, stats: dict[str, Any], values: dict[str, Any], seeds: Se
         f"{plus['difference']:+.2f} {values['metric']} (95% interval {low:+.2f} to {high:+.2f}, corrected "
         f"p = {stats['holm']:.2g}){cost}"
     )
+    if stats["detectable"] is not None:
+        text += f"; with these seeds a difference of {stats['detectable']:.2f} is found with 80% power"
     if plus["test"] == TWO_LEVEL and stats["pairs"] < max(stats["n"], values["methods"][base]["n"]):
         text += f", over the {counted(stats['pairs'], 'seed')} that both have"
     collapsed = [who for who in (name, base) if fallen(values["methods"][who])]
@@ -212,15 +226,17 @@ def tables_of(results: Results, values: dict[str, Any]) -> list[Table]:
 
 def _quality_table(values: dict[str, Any]) -> Table:
     columns = ["method", "seeds", "failed", "mean", "sd", "median", "max", "95% interval", "BCa interval"]
-    columns += [f"minus {values['baseline']}", "95% interval of it", "p", "p (Holm)", "verdict"]
-    rows = [
+    columns += [f"minus {values['baseline']}", "95% interval of it", "p", "p (Holm)", "found with 80% power", "verdict"]
+    start = values["start"]
+    rows = [[START, start["n"], None, start["mean"], start["sd"], *[None] * 2, *[""] * 8]] if start["n"] else []
+    rows += [
         [name, *(stats[key] for key in ("n", "failed", "mean", "sd", "median", "max")), pair(stats["student"]),
          pair(stats["interval"]), *_difference_cells(stats, values)]
         for name, stats in values["methods"].items()
     ]  # fmt: skip
     for name, stats in values["without"].items():
         rows.append(
-            [name, 0, stats["failed"], *[None] * 6, *[""] * 4, "not finished" if stats["open"] else "all failed"]
+            [name, 0, stats["failed"], *[None] * 6, *[""] * 5, "not finished" if stats["open"] else "all failed"]
         )
     return Table(_title(values), columns, rows)
 
@@ -300,11 +316,12 @@ def _setting(key: str, value: Any) -> str:
 
 def _difference_cells(stats: dict[str, Any], values: dict[str, Any]) -> list[Any]:
     if "difference" not in stats:
-        return ["", "", "", "", "baseline"]
+        return ["", "", "", "", "", "baseline"]
     plus, kind = stats["difference"], judgement(stats, values)
     judged = kind in (BETTER, WORSE, NOT_SHOWN)  # a p that no verdict may rest on is not shown
     p, corrected = (f"{value:.2g}" if judged else "" for value in (plus["p"], stats["holm"]))
-    return [f"{plus['difference']:+.2f}", pair(plus["interval"]), p, corrected, judgement_words(stats, values)]
+    power = f"{stats['detectable']:.2f}" if judged and stats["detectable"] is not None else ""
+    return [f"{plus['difference']:+.2f}", pair(plus["interval"]), p, corrected, power, judgement_words(stats, values)]
 
 
 def pair(ends: Any) -> str:
@@ -323,11 +340,13 @@ def verdict_table(values: dict[str, Any]) -> rich.table.Table:
     table = rich.table.Table(title=plain(_title(values)), caption=plain(caption))
     for place, head in enumerate(["method", "seeds", "mean", "sd", "max", f"minus {base}", "p (Holm)", "time"]):
         table.add_column(plain(head), justify="right" if place else "left", no_wrap=place == 0)
+    if (start := values["start"])["n"]:
+        table.add_row(START, *(cell(start.get(key)) for key in ("n", "mean", "sd")), *[""] * 4)
     for name, stats in methods.items():
-        plus, _, _, corrected, _ = _difference_cells(stats, values)
+        plus, _, _, corrected, _, _ = _difference_cells(stats, values)
         if "difference" in stats:
             words = {ONE_MODEL: "one model", DESCRIBED: "not tested", FEW_SEEDS: FEW_SEEDS}
-            words |= dict.fromkeys((FEW_EXAMPLES, BOTH_COLLAPSED), "no verdict")
+            words |= dict.fromkeys((FEW_EXAMPLES, BOTH_COLLAPSED, NOT_MEASURED), "no verdict")
             corrected = words.get(judgement(stats, values), corrected)
         cells = [cell(stats[key]) for key in ("n", "mean", "sd", "max")]
         table.add_row(plain(name), *cells, plus, corrected, _times(stats) or "")

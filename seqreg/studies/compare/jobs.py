@@ -14,7 +14,8 @@ from pathlib import Path
 from seqreg.errors import BadInput, Interrupted
 from seqreg.studies.common.processes import ForkedCommand
 from seqreg.studies.compare.plan import ComparisonPlan, Job
-from seqreg.workbench.run.run_directory import LOCK, RunRecord
+from seqreg.workbench.run.record import RunRecord
+from seqreg.workbench.run.run_directory import LOCK
 from seqreg.workbench.scores.results import METRICS, deciding, main_split, scores_examples, scores_of
 from seqreg.workbench.text.atomic_files import open_own, write_text
 from seqreg.workbench.text.escape import plain

@@ -12,11 +12,14 @@ DESCRIBED = "described and not tested"
 """Of a difference that is not one of the primary comparisons."""
 BETTER, WORSE, NOT_SHOWN = "significantly better", "significantly worse", "not shown to differ"
 FEW_SEEDS, FEW_EXAMPLES, BOTH_COLLAPSED = "too few seeds", "too few test examples", "both collapsed"
+NOT_MEASURED = "not measured"
+"""Of a method all of whose runs, and all of the baseline's, have one and the same score."""
 _HEADLINES = {
     BETTER: "{who} {are} significantly better than {base}",
     WORSE: "{who} {are} significantly worse than {base}",
     NOT_SHOWN: "{who} {are} not shown to differ from {base}",
     BOTH_COLLAPSED: "the output of {base} has collapsed, and that of {who} too",
+    NOT_MEASURED: "nothing was measured of {who}: every run has the score of {base}",
     FEW_SEEDS: "too few seeds for a verdict on {who}",
     FEW_EXAMPLES: "too few test examples for a verdict on {who}",
     DESCRIBED: "{who} {are} described, not tested",
@@ -34,6 +37,8 @@ def judgement(stats: dict[str, Any], values: dict[str, Any]) -> str:
         return DESCRIBED
     if both_collapsed(stats, values):  # which more seeds or examples do not change
         return BOTH_COLLAPSED
+    if same_score(stats, values):
+        return NOT_MEASURED
     if plus["p"] is None or stats["missing"]:
         return FEW_SEEDS
     if unjudged(stats, values):
@@ -51,6 +56,7 @@ def judgement_words(stats: dict[str, Any], values: dict[str, Any]) -> str:
         FEW_SEEDS: f"{counted(stats['missing'], 'seed')} more needed",
         FEW_EXAMPLES: f"none: {values['examples']} test examples",
         BOTH_COLLAPSED: "means nothing: both collapsed",
+        NOT_MEASURED: "not measured: every run has the same score",
         NOT_SHOWN: "no difference shown",
     }.get(kind, kind)
     if fallen(stats) != fallen(values["methods"][values["baseline"]]):
@@ -69,6 +75,8 @@ def headline(results: Results, values: dict[str, Any]) -> str:
         for kind in _HEADLINES
         if kind in groups
     ]
+    unlearned = [name for name, stats in values["methods"].items() if stats["unlearned"]]
+    parts = [f"nothing was learned by {listed(unlearned)}", *parts] if unlearned else parts
     parts += [f"{listed(list(values['without']))} has no scores"] if len(values["without"]) == 1 else []
     parts += [f"{listed(list(values['without']))} have no scores"] if len(values["without"]) > 1 else []
     unfinished = any(method.open for method in results.methods.values())
@@ -101,6 +109,12 @@ def unjudged(stats: dict[str, Any], values: dict[str, Any]) -> str:
 def both_collapsed(stats: dict[str, Any], values: dict[str, Any]) -> bool:
     """Whether the outputs of a method and of the baseline have both collapsed."""
     return fallen(stats) and fallen(values["methods"][values["baseline"]])
+
+
+def same_score(stats: dict[str, Any], values: dict[str, Any]) -> bool:
+    """Whether two or more runs of a method and of the baseline have one and the same score, so that nothing is told."""
+    both = [stats, values["methods"][values["baseline"]]]
+    return stats["difference"]["difference"] == 0 and all(some["sd"] == 0 for some in both)
 
 
 def fallen(stats: dict[str, Any]) -> bool:

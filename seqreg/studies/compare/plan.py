@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from seqreg.errors import BadInput, nearest
 from seqreg.studies.common.seeds import read_seeds, write_seeds
 from seqreg.studies.compare import arms as arm_names
-from seqreg.studies.compare.search import ONLY_VALIDATION, Search, check_budget, choose, trials
+from seqreg.studies.compare.search import ONLY_VALIDATION, Search, begun, best, further
 from seqreg.workbench.config import methods, run_config
 from seqreg.workbench.config.methods import BASELINE
 from seqreg.workbench.config.other_names import current_settings
@@ -22,11 +22,13 @@ from seqreg.workbench.config.settings import with_defaults
 from seqreg.workbench.text.atomic_files import write_text
 
 if TYPE_CHECKING:
-    from seqreg.workbench.run.run_directory import RunRecord
+    from seqreg.workbench.run.record import RunRecord
 
 PLAN = "comparison.json"
 SEARCH = "search"
 """The folder of the trials."""
+DEFAULT_BUDGET = 12
+"""Trials of a search that a message names."""
 MADE_OF = "soup.runs"
 """The key of an arm's record that names the runs that it is made of."""
 
@@ -89,6 +91,7 @@ class ComparisonPlan:
         arms: the free arms among the methods
         search: trials on the validation set that choose settings of the methods, and what they chose
         nproc: processes of every run and trial
+        grid: values to search, as the command line gave them
     """
 
     recipe: str
@@ -107,6 +110,7 @@ class ComparisonPlan:
     arms: list[str] = field(default_factory=list)
     search: Search = field(default_factory=Search)
     nproc: int = 1
+    grid: list[str] = field(default_factory=list)
 
     @property
     def baseline(self) -> str:
@@ -142,12 +146,12 @@ class ComparisonPlan:
         return runs
 
     def trials(self, folder: Path) -> list[Job]:
-        """The trials of the search, one of every method after the other."""
+        """The trials of the search that are known so far, one of every method after the other."""
         tried = self.search.trials
         return [
             Job(name, tried[name][place].seed, folder / SEARCH / name / f"trial-{place + 1}", place + 1,
                 tuple(tried[name][place].settings))
-            for place in range(self.search.budget) for name in tried
+            for place in range(self.search.budget) for name in tried if place < len(tried[name])
         ]  # fmt: skip
 
     def words(self, job: Job) -> list[str]:
@@ -175,6 +179,7 @@ class ComparisonPlan:
         words = ["seqreg", "compare", self.recipe, *terms, *first, *variants, *self.settings]
         words += [word for arm in self.arms for word in ("--arm", arm)]
         words += ["--search", str(self.search.budget)] if self.search.budget else []
+        words += [word for text in self.grid for word in ("--grid", text)]
         words += ["--seeds", write_seeds(self.seeds), *(["--nproc", str(self.nproc)] if self.nproc > 1 else [])]
         level = [] if self.alpha == 0.05 else ["--alpha", f"{self.alpha:g}"]
         keep = [] if self.keep_models == "best" else ["--keep-models", self.keep_models]
@@ -182,17 +187,16 @@ class ComparisonPlan:
         return shlex.join([*words, *level, *keep, "--output", str(folder)])
 
     def write(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / PLAN, json.dumps(asdict(self), indent=1) + "\n")
 
 
 def make(
     recipe: str, terms: Sequence[str], seeds: str, *, variants: Sequence[str] = (), settings: Sequence[str] = (),
     alpha: float = 0.05, baseline: str = BASELINE, arms: Sequence[str] = (), search: int = 0,
-    primary: Sequence[str] = (), nproc: int = 1,
+    grid: Sequence[str] = (), primary: Sequence[str] = (), nproc: int = 1,
 ) -> tuple[ComparisonPlan, Run]:  # fmt: skip
     """A plan whose every method is known to resolve, and the run of its baseline."""
-    from seqreg.workbench.run.run_directory import settings_of
+    from seqreg.workbench.run.record import settings_of
 
     for key in ("seed", "output"):
         if any(setting.partition("=")[0].strip() == key for setting in settings):
@@ -216,14 +220,14 @@ def make(
         {name: without_seed(settings_of(run)) for name, run in runs.items()},
         given={name: text for name, text in given.items() if text != name},
         terms={name: list(run.config.terms) for name, run in runs.items()}, arms=arms,
-        primary=list(dict.fromkeys(primary)), nproc=nproc,
+        primary=list(dict.fromkeys(primary)), nproc=nproc, grid=list(grid),
     )  # fmt: skip
+    if grid and not search:
+        raise BadInput(f"--grid {grid[0]}: says what --search tries: add --search {DEFAULT_BUDGET}")
     if search:
-        check_budget(search, plan.seeds)
-        tried = {name: trials(run, name, search) for name, run in runs.items()}
-        plan = replace(plan, search=Search(search, tried))
-        for name, some in tried.items():
-            for trial in some:
+        plan = replace(plan, search=begun(runs, search, grid, plan.seeds))
+        for name, space in plan.search.spaces.items():
+            for trial in [*plan.search.trials[name], *further(space, plan.search.trials[name][0], name, search)]:
                 _resolved(plan, name, trial.settings)
     return plan, runs[first]
 
@@ -238,6 +242,23 @@ def _resolved(plan: ComparisonPlan, method: str, settings: Sequence[str]) -> Run
     return run_config.resolve_method(plan.recipe, method, given, plan.variants, [*plan.settings, *settings])
 
 
+def with_rates(
+    plan: ComparisonPlan, scores: dict[str, list[float | None]], *, greater_is_better: bool = True
+) -> ComparisonPlan:
+    """The plan after the learning rates: further trials of every method at its best one.
+
+    Args:
+        scores: of the trials of learning rates, of the methods that have no best one yet
+    """
+    old = plan.search
+    rates = {name: best(name, some, greater_is_better=greater_is_better) for name, some in scores.items()}
+    more = {
+        name: [*old.trials[name], *further(old.spaces[name], old.trials[name][place], name, old.budget)]
+        for name, place in rates.items()
+    }
+    return replace(plan, search=replace(old, trials={**old.trials, **more}, rates={**old.rates, **rates}))
+
+
 def with_choices(
     plan: ComparisonPlan, scores: dict[str, list[float | None]], *, greater_is_better: bool = True
 ) -> ComparisonPlan:
@@ -246,10 +267,9 @@ def with_choices(
     Args:
         scores: of all trials of the methods that have not been chosen for yet
     """
-    from seqreg.workbench.run.run_directory import settings_of
+    from seqreg.workbench.run.record import settings_of
 
-    tried = {name: plan.search.trials[name] for name in scores}
-    chosen = choose(scores, tried, greater_is_better=greater_is_better)
+    chosen = {name: best(name, some, greater_is_better=greater_is_better) for name, some in scores.items()}
     resolved = {}
     for name, place in chosen.items():
         extra = arm_names.baseline_settings(plan.arms, plan.settings) if name == plan.baseline else []
@@ -263,7 +283,7 @@ def with_choices(
 
 def check_record(plan: ComparisonPlan, job: Job, record: RunRecord) -> None:
     """Refuse a finished run that was not trained with the method and the seed of its folder."""
-    from seqreg.workbench.run.run_directory import ROWS, WORLD
+    from seqreg.workbench.run.record import ROWS, WORLD
 
     was, wanted = record.settings, {**plan.settings_of(job.method), "seed": job.seed}
     if job.trial:
@@ -283,7 +303,7 @@ def check_record(plan: ComparisonPlan, job: Job, record: RunRecord) -> None:
 
 def check_sources(job: Job, record: RunRecord) -> None:
     """Refuse an arm whose runs were trained again since it was made of them."""
-    from seqreg.workbench.run.run_directory import RunRecord
+    from seqreg.workbench.run.record import RunRecord
 
     now = [None if (source := RunRecord.read(run.folder)) is None else source.run for run in job.sources]
     if job.sources and record.settings.get(MADE_OF, now) != now:
@@ -331,7 +351,8 @@ def settle(folder: Path, plan: ComparisonPlan, extend: bool) -> ComparisonPlan:
     if (old.seeds, old.methods) == (plan.seeds, plan.methods):
         return replace(old, primary=plan.primary, primary_late=True) if late else old
     before = [*old.extended, {"seeds": old.seeds, "methods": old.methods}]
-    search = replace(old.search, trials=plan.search.trials)  # what was chosen stays
+    new, kept = plan.search, old.search  # what was tried and chosen stays
+    search = replace(kept, spaces={**new.spaces, **kept.spaces}, trials={**new.trials, **kept.trials})
     return replace(plan, extended=before, search=search, primary_late=late or old.primary_late)
 
 
@@ -344,10 +365,8 @@ def differences(old: ComparisonPlan, new: ComparisonPlan, skip: Sequence[str] = 
     ]
     pairs = [(key, getattr(old, key), getattr(new, key)) for key in keys]
     pairs.append(("search", old.search.budget, new.search.budget))
-    same = new.search.trials if old.search.budget == new.search.budget else {}
-    for name in [name for name in same if name in old.search.trials]:
-        was, now = ([asdict(trial) for trial in plan.search.trials[name]] for plan in (old, new))
-        pairs.append((f"{name}: trials", was, now))
+    same = new.search.spaces if old.search.budget == new.search.budget else {}
+    pairs += [(f"{name}: grid", old.search.spaces[name], same[name]) for name in same if name in old.search.spaces]
     for name in [name for name in new.trained if name in old.resolved]:
         before, after = with_defaults(old.resolved[name]), new.resolved[name]
         pairs += [(f"{name}: {key}", before.get(key), after.get(key)) for key in sorted({*before, *after})]

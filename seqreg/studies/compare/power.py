@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from seqreg.errors import BadInput
 from seqreg.metrics import statistics
 from seqreg.studies.compare import jobs
 from seqreg.studies.compare.arms import SOUPS
+from seqreg.studies.compare.choices import covered
 from seqreg.studies.compare.plan import ComparisonPlan
+from seqreg.studies.compare.search import LEARNING_RATE, Search
 from seqreg.workbench.scores.results import main_split, scores_examples, scores_of
 
 POWER = 0.8
@@ -59,11 +62,19 @@ def preview(plan: ComparisonPlan, folder: Path, texts: bool, given_sd: float | N
         smallest = statistics.detectable(spread.sd, seeds, tests, alpha=plan.alpha, power=POWER, paired=texts)
     return {
         "methods": plan.methods, "arms": plan.arms, "seeds": plan.seeds, "tests": tests, "alpha": plan.alpha,
-        "trials": len(plan.trials(folder)), "budget": plan.search.budget, "search_seeds": plan.search.seeds,
+        "trials": sum(_most_trials(plan.search, name) for name in plan.search.spaces), "budget": plan.search.budget,
+        "search_seeds": plan.search.seeds, "spaces": plan.search.spaces,
         "runs": sum(not job.sources for job in everything), "evaluations": sum(bool(job.sources) for job in everything),
         "sd": spread.sd, "sd_source": spread.source, "power": POWER, "smallest_difference": smallest,
         "missing_seeds": statistics.missing(seeds, plan.alpha, tests) if tests else 0, "texts": texts,
     }  # fmt: skip
+
+
+def _most_trials(search: Search, name: str) -> int:
+    """The trials that a method will have had in the end."""
+    space = search.spaces[name]
+    others = [len(values) for key, values in space.items() if key != LEARNING_RATE]
+    return min(search.budget, len(space[LEARNING_RATE]) + math.prod(others) - 1)
 
 
 def sentences(numbers: dict[str, Any]) -> list[str]:
@@ -77,9 +88,10 @@ def sentences(numbers: dict[str, Any]) -> list[str]:
     if numbers["budget"]:
         seeds = ", ".join(map(str, numbers["search_seeds"]))
         lines.append(
-            f"Every trained method has {numbers['budget']} trials on the validation set, with seeds that no run "
-            f"has ({seeds})."
+            f"Every trained method has at most {numbers['budget']} trials on the validation set, with seeds that no "
+            f"run has ({seeds})."
         )
+        lines += covered(numbers["spaces"])
     if one_model:
         lines.append(f"Not tested: {', '.join(one_model)}: a soup is one model of all seeds.")
     if numbers["missing_seeds"]:

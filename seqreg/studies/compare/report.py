@@ -23,10 +23,10 @@ from seqreg.studies.compare.jobs import finished_record
 from seqreg.studies.compare.reader import BINS, reader
 from seqreg.studies.compare.results import Results
 from seqreg.version import __version__
-from seqreg.workbench.config.lookup import inside
-from seqreg.workbench.run import disk
-from seqreg.workbench.run.run_directory import RECORD
-from seqreg.workbench.text.atomic_files import writable, write_text
+from seqreg.workbench.config import overlay
+from seqreg.workbench.run.record import RECORD
+from seqreg.workbench.text.atomic_files import inside, writable, write_text
+from seqreg.workbench.text.escape import places, without_places
 
 TEMPLATE = "report.html"
 _KINDS = {".svg": "image/svg+xml", ".png": "image/png"}
@@ -49,7 +49,8 @@ class AttachedFinding:
 
 
 def report(
-    folders: Sequence[Path], output: Path | None = None, *, markdown: bool = False, latex: bool = False
+    folders: Sequence[Path], output: Path | None = None, *, markdown: bool = False, latex: bool = False,
+    trust_changes: bool = False,
 ) -> Path:  # fmt: skip
     """Judge comparisons again and write their page; returns where it is."""
     if markdown and latex:
@@ -62,23 +63,32 @@ def report(
     writable(target, "--output ")
     if target.is_dir():
         raise BadInput(f"--output {target}: is a folder: name a file")
-    loaded = [results.load(folder) for folder in folders]
+    loaded = [results.load(folder, trust_changes=trust_changes) for folder in folders]
     pages: list[Any] = []
     for compared in loaded:
-        with disk.writing(compared.folder):
-            finding, others = conclusions.judge(compared.folder), attached_findings(compared)
-            named = [(other.about, other.finding) for other in others]
-            if markdown:
-                pages.append(markdown_page(finding, named, commands(compared)))
-            elif latex:
-                pages.append(latex_page(finding, named))
-            else:
-                prefix = f"c{len(pages) + 1}-" if len(folders) > 1 else ""
-                pages.append(_comparison(compared, finding, others, prefix))
-    with disk.writing(target.parent):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_text(target, "\n".join(pages) if markdown or latex else page(comparisons=pages, version=__version__))
+        finding, others = conclusions.write_verdict(compared), attached_findings(compared)
+        named = [(other.about, other.finding) for other in others]
+        if markdown:
+            pages.append(markdown_page(finding, named, commands(compared)))
+        elif latex:
+            pages.append(latex_page(finding, named))
+        else:
+            prefix = f"c{len(pages) + 1}-" if len(folders) > 1 else ""
+            pages.append(_comparison(compared, finding, others, prefix))
+    text = "\n".join(pages) if markdown or latex else page(comparisons=pages, version=__version__)
+    write_text(target, without_places(text, [place for compared in loaded for place in _places(compared)]))
     return target
+
+
+def _places(compared: Results) -> list[str]:
+    """Paths of this machine in the settings and commands of a comparison: a page is given to others."""
+    lines = [*commands(compared), *(other.finding.command for other in attached_findings(compared))]
+    return places([word for line in lines for word in shlex.split(line)], overlay.read(_recipe(compared)))
+
+
+def _recipe(compared: Results) -> Path:
+    """The settings of the first run of the baseline."""
+    return compared.folder / compared.plan.baseline / f"seed-{next(iter(compared.baseline.metrics))}" / "config.yaml"
 
 
 def attached_findings(compared: Results) -> list[AttachedFinding]:
@@ -112,14 +122,13 @@ def _comparison(compared: Results, finding: Finding, others: list[AttachedFindin
         figures.loss_parts(curves, place), figures.diagnostics(curves, place),
     ]  # fmt: skip
     figures.differences(values, place)  # for papers: the page has its own, from `effects`
-    seed, metrics = next(iter(compared.baseline.metrics.items()))
-    recipe = compared.folder / plan.baseline / f"seed-{seed}" / "config.yaml"
+    metrics = next(iter(compared.baseline.metrics.values()))
     tables = {table.title: table for table in finding.tables[2:]}
     return {
         "prefix": prefix, "finding": finding, "numbers": values, "plan": plan, "studies": others,
         "effects": effects(values), "reader": reader(compared), "about": _about(compared),
         "pictures": {name: picture(place / f"{name}.svg") for name in drawn if name}, "commands": commands(compared),
-        "recipe": recipe.read_text(encoding="utf-8"), "versions": metrics.get("versions", {}),
+        "recipe": _recipe(compared).read_text(encoding="utf-8"), "versions": metrics.get("versions", {}),
         "changes": tables.pop(conclusions.CHANGES), "drift": tables.pop(drift.TITLE, None),
         "others": list(tables.values()),
         "failures": [run for method in compared.methods.values() for run in method.failed],

@@ -15,8 +15,9 @@ from seqreg.metrics.variety import VARIETY
 from seqreg.studies.compare import jobs, plan
 from seqreg.studies.compare.jobs import JobState
 from seqreg.studies.compare.plan import ComparisonPlan, Job
-from seqreg.workbench.data import readers
-from seqreg.workbench.scores.results import cost, deciding, main_split, scores_examples, scores_of
+from seqreg.workbench.run.record import check_collected
+from seqreg.workbench.scores.results import cost, deciding, main_split, scores_examples
+from seqreg.workbench.text import readers
 
 PREDICTIONS = "predictions.jsonl"
 _NOT_SCORES = ("score", "loss", "rows", "seconds", *VARIETY)
@@ -107,8 +108,12 @@ class Results:
         return 100 * np.array([[line[key] for line in predictions[seed]] for seed in seeds], dtype=np.float64)
 
 
-def load(folder: Path) -> Results:
-    """Read everything that is finished; at least one run of the baseline must be."""
+def load(folder: Path, *, trust_changes: bool = False) -> Results:
+    """Read everything that is finished; at least one run of the baseline must be.
+
+    Args:
+        trust_changes: read the scores of runs whose models have changed since
+    """
     chosen = plan.read(folder)
     methods = {name: MethodResults(name) for name in chosen.methods}
     for job in chosen.jobs(folder):
@@ -116,7 +121,7 @@ def load(folder: Path) -> Results:
         record = jobs.finished_record(job)
         if record is not None:
             plan.check_record(chosen, job, record)
-            method.metrics[job.seed] = scores_of(job.folder)
+            method.metrics[job.seed] = check_collected(job.folder, record, trusted=trust_changes)
             method.predictions[job.seed] = _read_predictions(job.folder / PREDICTIONS)
         else:
             (method.failed if state.kind == jobs.FAILED else method.open).append((job, state))

@@ -21,6 +21,7 @@ from seqreg.studies.compare import drift
 from seqreg.studies.compare.arms import SOUPS
 from seqreg.studies.compare.results import MethodResults, Results
 from seqreg.studies.compare.search import Search
+from seqreg.workbench.scores.results import BEFORE, not_better
 from seqreg.workbench.text.atomic_files import to_json, write_text
 
 BOTH, TWO_LEVEL = "seeds and examples", "two-level bootstrap"
@@ -40,7 +41,7 @@ def measure(results: Results) -> dict[str, Any]:
     corrected = _corrected({name: test for name, test in tested.items() if name in family}, family)
     jobs = Counter(job.method for job in results.plan.jobs(results.folder))
     what, costs = results.costs()
-    methods = {}
+    methods, start = {}, _start(results)
     for method in results.scored:
         name, pairs = method.name, len(results.common_seeds(method.name))
         methods[name] = {
@@ -52,6 +53,7 @@ def measure(results: Results) -> dict[str, Any]:
             _relative_cost(costs[name], costs[base], results.common_seeds(name)),
             "collapse": _collapse(method, results), "planned": jobs[name], "free": name in results.plan.arms,
             "validation": results.validation(name), "choices": _choices(method),
+            "unlearned": not_better(results.metric, float(np.mean(list(results.scores(name).values()))), start["mean"]),
         }  # fmt: skip
         if name in tested:
             failed = {job.seed for some in (method, results.baseline) for job, _ in some.failed}
@@ -60,6 +62,7 @@ def measure(results: Results) -> dict[str, Any]:
                 "difference": asdict(change), "holm": corrected.get(name), "pairs": pairs,
                 "described": name not in family,
                 "reachable": statistics.reachable(pairs, len(family)),
+                "detectable": _detectable(results, name, tested[name].test == TWO_LEVEL) if name in family else None,
                 "missing": statistics.missing(pairs, results.plan.alpha, len(family)),
                 "waiting": len(seeds) - pairs - len(failed),
             }  # fmt: skip
@@ -72,7 +75,7 @@ def measure(results: Results) -> dict[str, Any]:
         "metric": results.metric, "greater_is_better": results.greater_is_better, "split": results.split,
         "alpha": results.plan.alpha, "tests": len(family),
         "cost": what, "examples": results.examples, "examples_needed": statistics.EXAMPLES,
-        "baseline": base, "planned": len(seeds), "methods": methods,
+        "baseline": base, "planned": len(seeds), "start": start, "methods": methods,
         "without": {
             name: {"failed": len(method.failed), "open": len(method.open), "planned": jobs[name]}
             for name, method in results.methods.items() if not method.metrics
@@ -85,6 +88,29 @@ def measure(results: Results) -> dict[str, Any]:
             {method.name: method.metrics for method in results.scored}, base, {*SOUPS} & {*results.plan.arms}
         ),
     }  # fmt: skip
+
+
+def _start(results: Results) -> dict[str, Any]:
+    """The scores of the models that the runs of the baseline started from; no mean where they were not scored."""
+    found = [metrics["scores"].get(BEFORE, {}) for metrics in results.baseline.metrics.values()]
+    scores = [numbers[results.metric] for numbers in found if numbers.get(results.metric) is not None]
+    if not scores or results.split == "average":  # it was scored on one of the sets alone
+        return {"n": 0, "mean": None}
+    sd = float(np.std(scores, ddof=1)) if len(scores) > 1 else None
+    return {"n": len(scores), "mean": float(np.mean(scores)), "sd": sd, "scores": scores}
+
+
+def _detectable(results: Results, name: str, paired: bool) -> float | None:
+    """The smallest difference to the baseline that is found with 80% power; None without a spread over seeds."""
+    base, seeds = results.plan.baseline, results.common_seeds(name)
+    first, second = (np.array([results.scores(some)[seed] for seed in seeds]) for some in (base, name))
+    if len(seeds) < 2:
+        return None
+    variances = [np.var(second - first, ddof=1)] if paired else [np.var(some, ddof=1) for some in (first, second)]
+    sd = math.sqrt(sum(variances) / 2)  # of pairs as `detectable` takes it: their differences vary by sqrt(2) sd
+    if not sd:
+        return None
+    return statistics.detectable(sd, len(seeds), len(results.plan.tested), alpha=results.plan.alpha, paired=paired)
 
 
 def _corrected(tested: Mapping[str, Difference], planned: Sequence[str]) -> dict[str, float | None]:
@@ -132,7 +158,7 @@ def _search(search: Search) -> dict[str, Any]:
     if not search.budget:
         return {}
     stored = asdict(search)
-    return {**{key: stored[key] for key in ("budget", "trials", "scores", "chosen")}, "seeds": search.seeds}
+    return {**{key: stored[key] for key in ("budget", "spaces", "trials", "scores", "chosen")}, "seeds": search.seeds}
 
 
 def difference(results: Results, name: str, metric: str | None = None, base: str = "") -> Difference:

@@ -18,12 +18,11 @@ from seqreg.studies.compare.arms import CHOOSING
 from seqreg.studies.compare.plan import ComparisonPlan, Job
 from seqreg.workbench.config.methods import BASELINE
 from seqreg.workbench.data import loading
-from seqreg.workbench.run import disk
 from seqreg.workbench.run.checkpoints import PREFIX
 from seqreg.workbench.run.launch import processes
 from seqreg.workbench.run.run_directory import locked
 from seqreg.workbench.scores.results import METRICS, deciding, main_split, scores_of
-from seqreg.workbench.text.atomic_files import REMOVED, writable, write_text
+from seqreg.workbench.text.atomic_files import REMOVED, writable, write_text, writing
 from seqreg.workbench.text.terminal import say
 
 KEEP = {
@@ -31,13 +30,16 @@ KEEP = {
     "all": "all models are kept",
     "none": "no model is kept: scores, predictions and curves are",
 }
+SEARCH_PHASES = {"rates": "trials of learning rates", "trials": "trials"}
+"""The phases of a search, and what their runs are called."""
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 
 
 def compare(
     recipe: str, methods: Sequence[str], seeds: str, folder: Path, *, variants: Sequence[str] = (),
     settings: Sequence[str] = (), alpha: float = 0.05, baseline: str = BASELINE, arms: Sequence[str] = (),
-    search: int = 0, at_a_time: int = 1, launcher: str | None = None, collect: bool = False, extend: bool = False,
+    search: int = 0, grid: Sequence[str] = (), at_a_time: int = 1, launcher: str | None = None, collect: bool = False,
+    extend: bool = False,
     retry: bool = False, keep_models: str | None = None, primary: Sequence[str] = (), nproc: int = 1,
     trust: bool = False,
 ) -> ComparisonPlan | None:  # fmt: skip
@@ -47,7 +49,8 @@ def compare(
 
     Args:
         arms: free arms; see `seqreg.studies.compare.arms`
-        search: trials of every method; 0 for none
+        search: the most trials of a method; 0 for none
+        grid: values to search; see `seqreg.studies.compare.search.begun`
         at_a_time: runs at a time
         launcher: "print", or a command that takes a line of shell in place of {}
         collect: train nothing and write nothing, also while others train
@@ -67,7 +70,7 @@ def compare(
         jobs.launcher_words(launcher)
     wanted, run = plan.make(
         recipe, methods, seeds, variants=variants, settings=settings, alpha=alpha, baseline=baseline, arms=arms,
-        search=search, primary=primary, nproc=nproc,
+        search=search, grid=grid, primary=primary, nproc=nproc,
     )  # fmt: skip
     exists = (folder / plan.PLAN).exists()
     chosen = plan.settle(folder, wanted, extend)
@@ -80,7 +83,7 @@ def compare(
     chosen = replace(chosen, keep_models=keep_models or (plan.read(folder).keep_models if exists else "best"))
     splits = loading.load(run.card, run.config.data)  # an error in the data is told once, not by every run
     _check_choosing(chosen, splits.evaluations(run.card))
-    with disk.writing(folder):
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
             _check_sources(chosen, folder)
@@ -92,7 +95,7 @@ def _collect(chosen: ComparisonPlan, folder: Path) -> ComparisonPlan | None:
     """What can be judged; None while there are only trials of a search."""
     if _unchosen(chosen):
         _to_do(chosen, chosen.trials(folder), "trials")
-        say("no run yet: the same command without --collect, when all trials have ended, chooses and gives the runs")
+        say("no run yet: the same command without --collect, when all trials have ended, gives what follows")
         return None
     _to_do(chosen, chosen.jobs(folder), "runs")
     return chosen
@@ -114,26 +117,25 @@ def _work(
     chosen: ComparisonPlan, folder: Path, at_a_time: int, launcher: str | None, retry: bool, trust: bool
 ) -> ComparisonPlan | None:
     """Go through trials, runs and arms, and stop where the next cannot begin yet."""
-    for phase in ("trials", "runs", "arms"):
-        if phase == "trials" and not _unchosen(chosen):
+    for phase in ("rates", "trials", "runs", "arms"):
+        if (phase == "rates" and not _without_rate(chosen)) or (phase == "trials" and not _unchosen(chosen)):
             continue
         if phase == "arms" and not chosen.arms:
             continue
-        everything = chosen.trials(folder) if phase == "trials" else chosen.jobs(folder)
+        everything = chosen.trials(folder) if phase in SEARCH_PHASES else chosen.jobs(folder)
         everything = [job for job in everything if job.trial or bool(job.sources) == (phase == "arms")]
-        done, todo = _to_do(chosen, everything, phase, retry)
+        done, todo = _to_do(chosen, everything, SEARCH_PHASES.get(phase, phase), retry)
         if todo and launcher is not None:
             _launch(chosen, todo, launcher, phase, trust)
             return None
         if todo:
-            say(
-                KEEP[chosen.keep_models] if phase != "trials" else "no model of a trial is kept, and no test set scored"
-            )
+            search = phase in SEARCH_PHASES
+            say("no model of a trial is kept, and no test set scored" if search else KEEP[chosen.keep_models])
             _train(chosen, folder, todo, at_a_time, done, trust)
         if any(jobs.state(job).kind == jobs.OPEN for job in everything):  # stopped from outside: the next cannot begin
             break
-        if phase == "trials":
-            chosen = _choose(chosen, folder)
+        if phase in SEARCH_PHASES:
+            chosen = _choose(chosen, folder, phase == "rates")
     prune(chosen, folder)
     return chosen
 
@@ -144,13 +146,17 @@ def _launch(chosen: ComparisonPlan, todo: Sequence[Job], launcher: str, phase: s
         print("\n".join(lines))
     else:
         jobs.submit(launcher, lines)
-        say(f"{len(todo)} {phase} submitted; gather them with the same command and --collect")
-    later = [
-        *(["the runs"] if phase == "trials" else []),
-        *(["the free arms"] if chosen.arms and phase != "arms" else []),
-    ]
+        say(f"{len(todo)} {SEARCH_PHASES.get(phase, phase)} submitted; gather them with the same command and --collect")
+    phases = ["rates", "trials", "runs", *(["arms"] if chosen.arms else [])]
+    names = {"trials": "further trials", "runs": "the runs", "arms": "the free arms"}
+    later = [names[name] for name in phases[phases.index(phase) + 1 :]]
     if later:
-        say(f"these are the {phase}; the same command again, when all have ended, gives {' and then '.join(later)}")
+        say(f"the same command again, when all have ended, gives {' and then '.join(later)}")
+
+
+def _without_rate(chosen: ComparisonPlan) -> list[str]:
+    """The methods whose best learning rate is still to be found."""
+    return [name for name in _unchosen(chosen) if name not in chosen.search.rates]
 
 
 def _unchosen(chosen: ComparisonPlan) -> list[str]:
@@ -158,9 +164,14 @@ def _unchosen(chosen: ComparisonPlan) -> list[str]:
     return [name for name in chosen.search.trials if name not in chosen.search.chosen]
 
 
-def _choose(chosen: ComparisonPlan, folder: Path) -> ComparisonPlan:
-    """Choose the settings of every method by the validation scores of its trials, and write them down."""
-    scores: dict[str, list[float | None]] = {name: [] for name in _unchosen(chosen)}
+def _choose(chosen: ComparisonPlan, folder: Path, rates: bool) -> ComparisonPlan:
+    """Choose by the validation scores of the trials, and write it down.
+
+    Args:
+        rates: the learning rates, which give further trials, and not yet the settings of the methods
+    """
+    names = _without_rate(chosen) if rates else _unchosen(chosen)
+    scores: dict[str, list[float | None]] = {name: [] for name in names}
     sign = 1
     for job in chosen.trials(folder):
         if job.method in scores:
@@ -168,10 +179,11 @@ def _choose(chosen: ComparisonPlan, folder: Path) -> ComparisonPlan:
             if jobs.finished_record(job) is not None:
                 score, sign = _validation_score(job)
             scores[job.method].append(score)
-    chosen = plan.with_choices(chosen, scores, greater_is_better=sign > 0)
+    chosen = (plan.with_rates if rates else plan.with_choices)(chosen, scores, greater_is_better=sign > 0)
     chosen.write(folder)
     for name in scores:
-        say(f"{name}: {', '.join(chosen.search.settings(name)) or 'its recipe as it is'}")
+        place = (chosen.search.rates if rates else chosen.search.chosen)[name]
+        say(f"{name}: {', '.join(chosen.search.trials[name][place].settings)}")
     return chosen
 
 

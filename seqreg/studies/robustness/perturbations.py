@@ -19,7 +19,7 @@ from seqreg.studies.common.trained_model import Batch, Delta, TrainedModel
 from seqreg.workbench.data.examples import Example
 
 STEPS = 5
-"""Of the ascent."""
+"""Steps of the ascent."""
 
 Change = Callable[[TrainedModel, Sequence[Example], Batch], Delta]
 """What to add to the embeddings of some examples, whose batch this is."""
@@ -67,16 +67,17 @@ def embedding_noise(scale: float, seed: int) -> Change:
     return change
 
 
-def attack(radius: float, seed: int, *, ascent: bool) -> Change:
+def attack(radius: float, seed: int, *, ascent: bool, steps: int = STEPS) -> Change:
     """The end of an ascent on the loss of the reference; or only the direction of its random start, of the same norm.
 
     Args:
         radius: of the sphere, as a share of the l2 norm that all embeddings of an example have at the RMS of its batch
+        steps: of the ascent, each half of the radius
     """
     attacker = Ascent(
         noise="uniform",
         scale=radius / 10,
-        steps=STEPS,
+        steps=steps,
         step_size=radius / 2,
         radius=radius,
         norm="l2",
@@ -100,6 +101,6 @@ def attack(radius: float, seed: int, *, ascent: bool) -> Change:
 
 
 def _number(kind: str, seed: int, example: Example) -> int:
-    """A seed of its own for every example."""
+    """A seed for every example."""
     text = f"{kind} {seed} {example.source}\0{example.second or ''}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")

@@ -20,7 +20,12 @@ HELPS = 1.01
 
 @dataclass(frozen=True)
 class ConditionScore:
-    """One condition of one run: score and agreement with the clean answers in percent, loss per label or token."""
+    """One condition of one run: score and agreement with the clean answers in percent, loss per label or token.
+
+    Args:
+        most_common: the share of the most common class in percent: where it is high, a score under attack says that the
+            model has one answer, and not that it withstands; None where there are no classes
+    """
 
     run: str
     noise: str
@@ -29,6 +34,7 @@ class ConditionScore:
     score: float
     agreement: float
     loss: float
+    most_common: float | None = None
 
 
 @dataclass(frozen=True)

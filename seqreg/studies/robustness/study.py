@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,16 @@ class Condition:
     level: float = 0.0
     seed: int = 0
 
-    def change(self) -> perturbations.Change | None:
-        """Of the embeddings; None where it leaves them alone."""
+    def change(self, steps: int = perturbations.STEPS) -> perturbations.Change | None:
+        """The change of the embeddings; None for a noise that leaves them alone.
+
+        Args:
+            steps: of an ascent
+        """
         if self.noise == "embeddings":
             return perturbations.embedding_noise(self.level, self.seed)
         if self.noise in ("adversary", "random"):
-            return perturbations.attack(self.level, self.seed, ascent=self.noise == "adversary")
+            return perturbations.attack(self.level, self.seed, ascent=self.noise == "adversary", steps=steps)
         return None
 
     def texts(self, examples: Sequence[Example]) -> list[Example]:
@@ -51,13 +55,20 @@ class Condition:
 
 @dataclass(frozen=True)
 class NoiseGrid:
-    """Kinds of noise, the levels of each, and how often each is drawn."""
+    """Kinds of noise, the levels of each, and how often each is drawn.
+
+    Args:
+        steps: of the adversarial ascent
+        restarts: ascents for every draw; of every example the one with the highest loss counts
+    """
 
     noises: Sequence[str] = DEFAULT
     rates: Sequence[float] = (0.05, 0.1, 0.2)
     scales: Sequence[float] = (0.1, 0.3, 1.0)
     radii: Sequence[float] = (0.01, 0.03, 0.1)
     draws: int = 3
+    steps: int = perturbations.STEPS
+    restarts: int = 1
 
     def __post_init__(self) -> None:
         for noise in self.noises:
@@ -72,6 +83,9 @@ class NoiseGrid:
                 raise BadInput(f"--{key}: expected at least one number, at most 100, and none twice")
         if not 1 <= self.draws <= 1000:
             raise BadInput(f"--draws {self.draws}: expected 1 to 1000")
+        for key, count in (("steps", self.steps), ("restarts", self.restarts)):
+            if not 1 <= count <= 1000:
+                raise BadInput(f"--{key} {count}: expected 1 to 1000")
 
     @property
     def levels(self) -> dict[str, Sequence[float]]:
@@ -88,30 +102,52 @@ class NoiseGrid:
             for seed in range(self.draws)
         ]
 
+    def starts(self, condition: Condition) -> list[Condition]:
+        """A condition with the seed of every restart."""
+        count = self.restarts if condition.noise == "adversary" else 1
+        return [replace(condition, seed=condition.seed + place * self.draws) for place in range(count)]
+
+    def passes(self, conditions: Sequence[Condition]) -> int:
+        """How often all examples are answered, once of them clean."""
+        return 1 + sum(len(self.starts(condition)) for condition in conditions)
+
     def words(self) -> list[str]:
         """The options of the command."""
         levels = [f"--{key}={','.join(f'{level:g}' for level in levels)}" for key, levels in self.levels.items()]
-        return [*(f"--noise={noise}" for noise in self.noises), *levels, f"--draws={self.draws}"]
+        return [
+            *(f"--noise={noise}" for noise in self.noises),
+            *levels,
+            f"--draws={self.draws}",
+            f"--steps={self.steps}",
+            f"--restarts={self.restarts}",
+        ]
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What a model answers to all examples: class scores [n, C], numbers [n, 1], or texts; and the mean loss."""
+    """What a model answers to all examples.
+
+    Args:
+        outputs: class scores [n, C], numbers [n, 1], or texts
+        loss: mean over labels or tokens
+        losses: mean loss of every example     # [n]
+    """
 
     outputs: Any
     loss: float
+    losses: Any
 
 
 def robustness(
     folders: Sequence[Path], *, split: str | None = None, limit: int = 500, output: Path | None = None,
-    overrides: Sequence[str] = (), trust: bool = False, **noise: Any,
+    overrides: Sequence[str] = (), trust: bool = False, trust_changes: bool = False, **noise: Any,
 ) -> Finding:  # fmt: skip
     """Score every run under every condition, draw, and write what was found; `noise` as in `NoiseGrid`."""
     grid = NoiseGrid(**noise)
     if limit < 2:
         raise BadInput(f"--limit {limit}: expected at least 2 examples")
     output, conditions = output_folder(folders, output), grid.conditions()
-    models = load_all(folders, overrides, trust=trust)
+    models = load_all(folders, overrides, trust=trust, trust_changes=trust_changes)
     for model in models.values():
         if model.card.kind == "token_classification":
             raise BadInput(
@@ -122,11 +158,13 @@ def robustness(
             if model.causal:
                 raise BadInput(f"{model.folder}: {NO_NOISE}")
             model.unload()
+    if grid.restarts > 1 and (writers := [model for model in models.values() if model.generates]):
+        raise BadInput(f"{writers[0].folder}: --restarts {grid.restarts}: for classes and numbers, not for texts")
     split_name, examples = _shared_examples(list(models.values()), split, limit)
     scores: list[ConditionScore] = []
     for name, model in models.items():
-        with progress(model.count_batches(examples) * (len(conditions) + 1)) as done:
-            scores += examine(model, name, examples, conditions, done)
+        with progress(model.count_batches(examples) * grid.passes(conditions)) as done:
+            scores += examine(model, name, examples, conditions, done, grid)
         model.unload()
     words = ["robustness", *folders, *overrides, *grid.words(), f"--limit={limit}"]
     about, card = f"{len(examples)} examples of {split_name}", model.card
@@ -153,18 +191,40 @@ def _shared_examples(models: Sequence[TrainedModel], split: str | None, limit: i
 
 
 def examine(
-    model: TrainedModel, name: str, examples: Sequence[Example], conditions: Sequence[Condition], done: BatchDone
-) -> list[ConditionScore]:
+    model: TrainedModel, name: str, examples: Sequence[Example], conditions: Sequence[Condition], done: BatchDone,
+    grid: NoiseGrid,
+) -> list[ConditionScore]:  # fmt: skip
     """The scores of one model, those of the clean source first."""
     clean: Answers | None = None
     scores = []
     for condition in [Condition(CLEAN), *conditions]:
         what = f"{name}: {condition.noise} {condition.level:g}"
-        answers = answer(model, condition.texts(examples), condition.change(), done, what)
+        starts = grid.starts(condition)
+        answers = worst([answer(model, one.texts(examples), one.change(grid.steps), done, what) for one in starts])
         clean = clean or answers
         score, same = _score(answers.outputs, examples, model), agreement(answers.outputs, clean.outputs, model)
-        scores.append(ConditionScore(name, **asdict(condition), score=score, agreement=same, loss=answers.loss))
+        common = most_common(answers.outputs, model)
+        scores.append(
+            ConditionScore(name, condition.noise, condition.level, condition.seed, score, same, answers.loss, common)
+        )
     return scores
+
+
+def worst(starts: Sequence[Answers]) -> Answers:
+    """Of every example the answer with the highest loss."""
+    if len(starts) == 1:
+        return starts[0]
+    losses = np.stack([answers.losses for answers in starts])
+    chosen, every = losses.argmax(0), np.arange(losses.shape[1])
+    outputs = np.stack([answers.outputs for answers in starts])[chosen, every]
+    return Answers(outputs, float(losses.max(0).mean()), losses.max(0))
+
+
+def most_common(outputs: Any, model: TrainedModel) -> float | None:
+    """The share of the most common class among the answers, in percent; None where there are no classes."""
+    if model.card.kind != "classification":
+        return None
+    return 100 * float(np.bincount(np.asarray(outputs).argmax(-1)).max() / len(outputs))
 
 
 def answer(
@@ -172,18 +232,21 @@ def answer(
 ) -> Answers:
     """All answers under one condition."""
     outputs: list[Any] = [None] * len(examples)
-    losses: list[Any] = []
+    losses, owners = list[Any](), list[Any]()
     for chosen, batch in model.batches(examples):
         delta = None if change is None else change(model, [examples[index] for index in chosen], batch)
         predictions = model.predictions(batch, delta)
         for some in predictions:
             logits, regression = some.logits(), model.card.kind == "regression"
             losses.append((logits[:, 0] - some.labels) ** 2 if regression else Outcomes.of(logits, some.labels).nll)
+            owners.append(np.asarray(chosen)[some.examples])
         answers = model.texts(model.generate(batch, delta)) if model.generates else list(predictions[0].logits())
         for index, output in zip(chosen, answers, strict=True):
             outputs[index] = output
         done(what)
-    return Answers(outputs if model.generates else np.stack(outputs), float(np.concatenate(losses).mean()))
+    every, owner = np.concatenate(losses), np.concatenate(owners)
+    by_example = np.bincount(owner, every, len(examples)) / np.maximum(np.bincount(owner, minlength=len(examples)), 1)
+    return Answers(outputs if model.generates else np.stack(outputs), float(every.mean()), by_example)
 
 
 def _score(outputs: Any, examples: Sequence[Example], model: TrainedModel) -> float:

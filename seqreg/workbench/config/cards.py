@@ -251,6 +251,8 @@ class Card(Section):
         average: report the mean over the sets that a model is judged by in the end, as XNLI does; not over validation
         generation: how text is generated
         prompt: of causal language models, with {source} in the place of the text; see `data.prompt`
+        from_file: find title, labels, lengths, the form of the file and which of the `columns` it has in the file of
+            data.path (`own_file`)
     """
 
     title: str
@@ -273,13 +275,15 @@ class Card(Section):
     average: bool = False
     generation: Generation = Generation()
     prompt: Prompt | None = None
+    from_file: bool = False
 
     @model_validator(mode="after")
     def _agrees(self) -> Card:
         needed = "target" if self.kind == "generation" else "label"
         if getattr(self.columns, needed) is None:
             raise ValueError(f"kind={self.kind!r} needs columns.{needed}")
-        if (self.kind in ("classification", "token_classification")) != (self.labels is not None):
+        has_classes = self.kind in ("classification", "token_classification")
+        if has_classes != (self.labels is not None) and not self.from_file:
             raise ValueError("labels: the names of the classes, for kind='classification' and 'token_classification'")
         if self.labels is not None and (len(self.labels) < 2 or len(set(self.labels)) < len(self.labels)):
             raise ValueError(f"labels={self.labels}: expected at least two, all different")
@@ -299,7 +303,7 @@ class Card(Section):
         for key in ("references", "messages"):
             if getattr(self.columns, key) is not None and self.kind != "generation":
                 raise ValueError(f"columns.{key}: only for kind='generation'")
-        if self.kind == "token_classification":
+        if self.kind == "token_classification" and not self.from_file:
             self._tags_words()
         return self
 

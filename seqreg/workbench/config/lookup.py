@@ -12,12 +12,10 @@ from typing import Literal
 
 from seqreg.errors import Advice, BadInput, nearest
 from seqreg.workbench.config.other_names import RETIRED_TASKS
+from seqreg.workbench.text.atomic_files import inside
 
-Kind = Literal["recipes", "tasks", "recipes/terms", "recipes/sizes", "recipes/studies"]
-_TITLES = {
-    "recipes": "recipe", "tasks": "task", "recipes/terms": "term recipe", "recipes/sizes": "size",
-    "recipes/studies": "study",
-}  # fmt: skip
+Kind = Literal["recipes", "tasks", "recipes/terms", "recipes/sizes"]
+_TITLES = {"recipes": "recipe", "tasks": "task", "recipes/terms": "term recipe", "recipes/sizes": "size"}
 _NAME = re.compile(r"[a-z0-9_]+(/[a-z0-9_]+)*")
 
 
@@ -52,14 +50,6 @@ def find(kind: Kind, name: str) -> Path:
         raise BadInput(f"unknown {_TITLES[kind]} {name!r}; {nearest(name, names(kind))} (or the path of a .yaml file)")
     path = inside(folder(kind), f"{name}.yaml")
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-
-
-def inside(folder: Path, name: str) -> Path:
-    """A file that is really in a folder: neither `..`, an absolute path nor a link leads out of it."""
-    path = folder / name
-    if Path(name).is_absolute() or not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
-        raise BadInput(f"{name!r} leads out of {folder}: what a file names must be in its own folder")
-    return path
 
 
 def header(path: Path) -> str:

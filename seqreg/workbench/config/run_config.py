@@ -16,9 +16,10 @@ from seqreg.workbench.config.cards import Card, ColumnNames
 from seqreg.workbench.config.methods import BASELINE, MethodPart
 from seqreg.workbench.config.other_names import RETIRED_TASKS
 from seqreg.workbench.config.overlay import Overlay
+from seqreg.workbench.config.own_file import OwnFile, training_file
 from seqreg.workbench.config.schema import checked, texts
-from seqreg.workbench.config.settings import Config
-from seqreg.workbench.text.atomic_files import REMOVED, write_text
+from seqreg.workbench.config.settings import Config, Data
+from seqreg.workbench.text.atomic_files import REMOVED, inside, refuse_links_out, writable, write_text
 
 if TYPE_CHECKING:
     from seqreg.criterion import Criterion
@@ -27,6 +28,8 @@ TEXTS = texts(Config)
 CAUSAL = "causal"
 """True in a recipe, a variant or a size of causal language models without dropout: recipes of terms are then laid on it
 with their block of this name."""
+WITHOUT_GPU = "without_gpu"
+"""Settings of a recipe that count on a machine without a GPU."""
 _SECTIONS = ("model", "loss", "terms", "optimisation")
 """What a method may have settings of its own in; data and scores are the same for all."""
 
@@ -38,6 +41,7 @@ class Run:
     Args:
         trust: whether the person who started it trusts code that comes with a model; in no file, and never saved
         note: what its size says about its scores
+        machine: what the recipe chose for this machine, and why
         search: the values that its recipes of terms declare for a search, by dotted key; without keys that were set by
             the command line
     """
@@ -47,6 +51,7 @@ class Run:
     origins: Overlay
     trust: bool = False
     note: str = ""
+    machine: str = ""
     search: dict[str, list[Any]] = field(default_factory=dict)
 
     @functools.cached_property
@@ -56,7 +61,6 @@ class Run:
 
     def save(self, folder: Path) -> None:
         """Write config.yaml, which is a recipe again, and the card beside it."""
-        folder.mkdir(parents=True, exist_ok=True)
         config = {**self.config.model_dump(mode="json"), "task": "task.yaml"}
         write_text(folder / "config.yaml", overlay.dump(config))
         card = self.card.model_dump(mode="json", exclude_defaults=True)
@@ -88,6 +92,7 @@ def resolve(
     """
     path = lookup.find("recipes", recipe)
     stack, note = _recipe(path, variants, forget, _named(overrides, "model.name"))
+    machine = _for_machine(stack)
     recipe_task = _current_task(stack.values.get("task"))
     if _named(overrides, "model.name"):
         _replace_model(stack, ("architecture", "vocab_size", "settings", "tokenizer", "target_tokenizer"))
@@ -105,7 +110,8 @@ def resolve(
         _has_term(stack, assignment)
         stack.set(assignment, texts=TEXTS)
     card, card_path = _card(stack, path)
-    card = _with_columns(stack, card)
+    own_file = _own_file(stack) if card.from_file else None
+    card = _with_columns(stack, card if own_file is None else _card_of_file(stack, card, own_file))
     stack = _above_card(stack, card, card_path)
     for part in parts if card.kind == "regression" else ():
         stack.add(part.regression, part.origin)
@@ -118,12 +124,13 @@ def resolve(
     _refuse_trust(stack)
     task = stack.values["task"] = _current_task(stack.values["task"])
     other_task = [] if task == recipe_task or stack.origin("task") != "command line" else [_short(task)]
+    other_task += [] if own_file is None else [own_file.stem]
     name = "-".join([path.stem if path.stem != "config" else path.parent.name, *other_task, *variants])
     method = "-".join(method.name for method in chosen if method.name != BASELINE) or BASELINE
     stack.values.setdefault("output", f"runs/{name}/{method}")
     config = checked(Config, stack.values, stack.origin)
     search = {key: values for part in parts for key, values in part.search().items() if not _is_given(stack, key)}
-    run = Run(config, card, stack, trust, note, search)
+    run = Run(config, card, stack, trust, note, machine, search)
     _check_paths(config, paths)
     if build_terms:
         if foreign and not trust:
@@ -162,6 +169,25 @@ def _recipe(path: Path, variants: Sequence[str], forget: Sequence[str], pretrain
         values = {key: value for key, value in block.items() if key not in ("size", "variant")}
         stack.add(values, f"{path} ({variant})")
     return stack, note
+
+
+def _for_machine(stack: Overlay) -> str:
+    """Lay the block of a recipe for machines without a GPU on top where there is none; returns what was chosen and why.
+
+    The block says it in its `note`; what the command line gives counts in any case.
+    """
+    block = _mapping(stack.values.pop(WITHOUT_GPU, None), WITHOUT_GPU)
+    if not block:
+        return ""
+    import torch
+
+    if torch.accelerator.is_available():
+        return (
+            f"{torch.accelerator.current_accelerator()}: the recipe as it is; without a GPU it takes less of everything"
+        )
+    note = str(block.pop("note", ""))
+    stack.add(block, WITHOUT_GPU)
+    return note
 
 
 class _TermRecipe:
@@ -322,7 +348,7 @@ def _card(stack: Overlay, recipe: Path) -> tuple[Card, Path]:
     is_file = isinstance(task, str) and task.endswith((".yaml", ".yml"))
     try:
         if is_file and stack.origin("task") != "command line":
-            task = str(lookup.inside(recipe.parent, task))
+            task = str(inside(recipe.parent, task))
         card, path = cards.load(task)
     except BadInput as error:
         raise BadInput(f"{stack.origin('task')}: task={task!r}: {error}") from None
@@ -343,6 +369,28 @@ def _with_columns(stack: Overlay, card: Card) -> Card:
     columns = {**card.columns.model_dump(), **{key: value for key, value in chosen.model_dump().items() if value}}
     values = {**card.model_dump(exclude_defaults=True), "columns": columns}
     return checked(Card, values, lambda key: f"{stack.origin('data.columns')}: data.columns")
+
+
+def _own_file(stack: Overlay) -> Path:
+    """The file whose card is made of it, for a recipe for people's own text."""
+    data = stack.values.get("data")
+    path = data.get("path") if isinstance(data, dict) else None
+    if not isinstance(path, str):
+        raise BadInput(f"{stack.origin('task')}: which file has your text? Give data.path=FILE")
+    return Path(path)
+
+
+def _card_of_file(stack: Overlay, card: Card, path: Path) -> Card:
+    """A card of `from_file` with what it leaves open."""
+    data = checked(Data, stack.values["data"], stack.origin)
+    given = {key: names for key, names in data.columns.model_dump().items() if names}
+    file = OwnFile.read(training_file(path), data.delimiter, data.encoding, "data.")
+
+    def ask(part: str, question: str, columns: Sequence[str]) -> str:
+        raise BadInput(f"{path}: {question} Give data.columns.{part}=NAME, one of {', '.join(columns)}")
+
+    template = card.model_dump(exclude_defaults=True)
+    return cards.parse(file.card(template, given, ask), str(path))
 
 
 def _current_task(task: Any) -> Any:
@@ -412,10 +460,12 @@ def _check_each_term(config: Config, stack: Overlay) -> None:
         except BadInput as error:
             key, line = error.under(f"terms.{name}", settings or {})
             raise BadInput(f"{stack.origin(key)}: {line}") from None
-        if term.needs_unlabelled and config.data.unlabelled is None:
-            key = f"terms.{name}.mode"
-            fix = "set data.unlabelled=FILE, texts without labels, or choose 'joint'"
-            raise BadInput(f"{stack.origin(key)}: {key}='alternate': {fix}")
+        if term.on != "labelled" and config.data.unlabelled is None:
+            key = "mode" if "mode" in (settings or {}) else "on"
+            raise BadInput(
+                f"{stack.origin(f'terms.{name}.{key}')}: terms.{name}.{key}={getattr(term, key)}: counts on texts "
+                "without labels: set data.unlabelled=FILE"
+            )
 
 
 def _check_update(config: Config, stack: Overlay) -> None:
@@ -464,9 +514,8 @@ def _check_paths(config: Config, keys: Sequence[str]) -> None:
     if "model.name" in keys and local and not os.path.isdir(model or ""):
         raise BadInput(f"model.name={model}: no such folder")
     for key, written in (("output", config.output), ("data.cache_dir", config.data.cache_dir)):
-        if key in keys and written is not None and Path(written).parts[:1] == ("~",):
-            home = f"{Path.home()}{written[1:]}"
-            raise BadInput(f"{key}={written}: a folder called ~ would be made here: write {home}")
+        if key in keys and written is not None:
+            writable(written, f"{key}=")
     for path in (config.output, *map(str, Path(config.output).parents)) if "output" in keys else ():
         if os.path.exists(path) and not os.path.isdir(path):
             raise BadInput(f"output={config.output}: {path} is a file and in the way: choose another")
@@ -476,6 +525,7 @@ def _check_run(folder: Path) -> None:
     if not os.path.isfile(folder / "config.yaml"):
         reason = "not a run of seqreg: it has no config.yaml" if os.path.isdir(folder) else "no such folder"
         raise BadInput(f"{folder}: {reason}")
+    refuse_links_out(folder)
 
 
 def check_trained(folder: Path) -> None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from seqreg.errors import BadInput, nearest
 from seqreg.workbench.config.other_names import meant
+from seqreg.workbench.text.readers import is_utf16
 
 _TAG = re.compile(r"constrained-\w+|(list|dict|function-\w+)\[.*\]")
 """What pydantic puts into the place of a fault where a key may have several types: no key."""
@@ -125,11 +126,16 @@ def one_character(delimiter: str, option: str = "") -> str:
 
 
 def known_encoding(encoding: str, option: str = "") -> str:
-    """The encoding of a text file, in which lines and commas are where they are in ASCII; refuses another."""
+    """The encoding of a text file: UTF-16, or one in which lines and commas are where they are in ASCII."""
     try:
-        known = "\n,".encode(encoding) == b"\n,"
+        known = is_utf16(encoding) or "\n,".encode(encoding) == b"\n,"
     except (LookupError, ValueError):  # also codecs that are none of text
         known = False
     if not known:
-        raise BadInput(f"{option} {encoding!r}: " * bool(option) + "expected utf-8, latin-1, cp1252 or the like")
+        raise BadInput(
+            f"{option} {encoding!r}: "
+            * bool(option)
+            + "expected utf-8, latin-1, cp1252 or the like; a file in UTF-16 is "
+            "told by its first bytes, and needs none"
+        )
     return encoding

@@ -31,6 +31,8 @@ VOCABULARY, CHARACTERS = "vocabulary:", "characters"
 """Tokenizers of single symbols: of a list in the model's config.json, or of all characters of the training text."""
 BUFFER_SIZE = 1000
 """Of the shuffle buffer of datasets, by default."""
+LAYERS = 1000
+"""The most layers of a model, more than any has."""
 
 
 class Lora(Section):
@@ -111,7 +113,7 @@ class Model(Section):
         for key, value in _pairs(self.settings):
             if key.startswith("_") or key in ("auto_map", "trust_remote_code") or ("attn" in key and "/" in str(value)):
                 raise ValueError(f"model.settings.{key}={value!r}: a recipe cannot name code to run")
-            most = 1000 if "layers" in key else 10**8
+            most = LAYERS if "layers" in key else 10**8
             if isinstance(value, (int, float)) and not abs(value) <= most:
                 raise ValueError(f"model.settings.{key}={value!r}: expected a finite number, at most {most:,}")
             if key.endswith(("layer", "layers", "heads")) and isinstance(value, int) and value < 0:
@@ -149,6 +151,23 @@ def _pairs(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from _pairs(value)
 
 
+class Replay(Section):
+    """Old examples that training goes on learning, so that an old skill is kept.
+
+    Args:
+        task: the card of the old task, such as glue/sst2; that of the run by default
+        path: a file of old examples, or a folder with its training file; null for the hub
+        share: of old examples among all labelled examples of a step
+        targets: "labels" of the file, or "start" where the starting model writes what it says for every source, which
+            needs no labels
+    """
+
+    task: str | None = None
+    path: str | None = None
+    share: float = Field(default=0.05, gt=0, lt=1)
+    targets: Literal["labels", "start"] = "labels"
+
+
 class Data(Section):
     """Which examples, and how much of each text.
 
@@ -165,8 +184,13 @@ class Data(Section):
         corpora: held-out plain text whose perplexity is measured before training and after it, of a causal language
             model: a name of yours -> a .txt file, with an empty line between texts, or a file with the column `text`.
             Long texts are read in windows of max_source_length + max_target_length tokens
-        unlabelled: a file with the card's columns but no labels, for terms that take such examples: after every
-            optimizer step another is made on them, of those terms alone (`terms.jachess.mode: alternate`)
+        unlabelled: a file with the card's columns but no labels, for terms with `on: unlabelled` or `on: both`; every
+            optimizer step has some of its texts
+        unlabelled_ratio: texts without labels per labelled example
+        unlabelled_targets: what the decoder of an encoder-decoder reads for texts without labels: "start" lets the
+            starting model write it, once; "none" gives it its start token alone; else a column of the file. Such
+            targets are never learnt as labels
+        replay: labelled examples of an old task, mixed into every optimizer step: {task: glue/sst2, share: 0.05}
         limit: at most so many examples of a split, or texts of a corpus, by its name
         holdout: training examples that become the validation set, where the card says so; the card's number by default
         train_fraction: of the training examples, by a fixed shuffle: the same ones for every model and seed
@@ -204,6 +228,9 @@ class Data(Section):
     also: dict[str, str | None] = {}
     corpora: dict[str, str] = {}
     unlabelled: str | None = None
+    unlabelled_ratio: float = Field(default=1.0, gt=0, le=1000)
+    unlabelled_targets: str = "start"
+    replay: Replay | None = None
     limit: dict[str, Count] = {}
     holdout: Count | None = None
     train_fraction: float = Field(default=1.0, gt=0, le=1)
@@ -391,7 +418,8 @@ class EvaluationSettings(Section):
     Args:
         eval_steps: evaluate on the validation set every so many steps; 0 for the end alone
         per_device_eval_batch_size: examples in one pass on one device
-        eval_before_training: also evaluate the untrained model
+        eval_before_training: also evaluate the model that training starts from, on the set that the task is judged by:
+            what fine-tuning was worth is the difference
         load_best_model_at_end: keep the checkpoint with the best validation score instead of the last
         test_sets: score the trained model on the sets that it is judged by in the end too; false, as in the trials of a
             search, for the validation set alone
@@ -408,7 +436,7 @@ class EvaluationSettings(Section):
 
     eval_steps: Natural = 0
     per_device_eval_batch_size: Length = 16
-    eval_before_training: bool = False
+    eval_before_training: bool = True
     load_best_model_at_end: bool = False
     test_sets: bool = True
     drift_examples: Natural = 200

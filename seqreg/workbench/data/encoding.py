@@ -95,7 +95,7 @@ class Encoded(Dataset[dict[str, Any]]):
             "tokens",
             self.examples.key,
             limits,
-            tokenizer_digest(self.tokenizer),
+            [transformers.__version__, tokenizers.__version__, tokenizer_digest(self.tokenizer)],
             code=(sys.modules[__name__], completions),
         )
         table = arrow_cache.table(self.examples.folder, key, self._write)
@@ -233,8 +233,8 @@ def _parallel_tokenizers() -> Iterator[None]:
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """SHA-256 of all that a tokenizer saves, but for what its last call has set; and of its library's version."""
-    digest = hashlib.sha256(f"{transformers.__version__} {tokenizers.__version__}\n".encode())
+    """SHA-256 of all that a tokenizer saves, but for what its last call has set."""
+    digest = hashlib.sha256()
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         for path in sorted(path for path in Path(folder).rglob("*") if path.is_file()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -13,7 +12,7 @@ from typing import Any
 from seqreg.errors import BadInput
 from seqreg.metrics.tags import NO_TAG, OUTSIDE
 from seqreg.workbench.config.cards import Card, Names
-from seqreg.workbench.data.readers import LINE, Record
+from seqreg.workbench.text.readers import LINE, Record, are_texts, json_list
 
 _BROKEN = re.compile("[\0\ud800-\udfff]")
 _WORD = re.compile(r"\w+")
@@ -204,19 +203,6 @@ def _references(card: Card, record: Record, where: str) -> tuple[str, ...]:
             )
         texts += [_clean(card, "target", f"{name}[{place}]", text, where) for place, text in enumerate(several)]
     return tuple(texts)
-
-
-def json_list(text: str) -> Any:
-    """What a cell of a table holds as JSON; None if it is not JSON."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-def are_texts(value: Any) -> bool:
-    """Whether it is a list of texts, at least one."""
-    return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
 
 
 def _text(card: Card, record: Record, part: str, names: Names, where: str) -> str:

@@ -9,6 +9,7 @@ held to the highest level that works; everything is computed all the same.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -19,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from seqreg.errors import BadInput
+from seqreg.errors import BadInput, DiskError
 from seqreg.workbench.text.atomic_files import write_text
 from seqreg.workbench.text.terminal import first_process
 
@@ -93,11 +94,8 @@ def _remembered() -> str:
     except (OSError, UnicodeDecodeError):
         pass  # not tried yet
     level = highest()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(DiskError):  # a home that cannot be written: it is tried again next time
         write_text(path, level + "\n")
-    except OSError:  # a home that cannot be written: it is tried again next time
-        pass
     return level
 
 

@@ -13,21 +13,22 @@ from typing import Any
 from seqreg.errors import BadInput
 from seqreg.workbench.config import cards
 from seqreg.workbench.config.cards import Card, HubSplit
-from seqreg.workbench.config.settings import Data
-from seqreg.workbench.data import arrow_cache, readers, stored_examples, synthetic_news
+from seqreg.workbench.config.settings import Data, Replay
+from seqreg.workbench.data import arrow_cache, stored_examples, synthetic_news
 from seqreg.workbench.data import examples as examples_of_cards
 from seqreg.workbench.data.examples import Example, column_of, example, examples, names_of, text_of
-from seqreg.workbench.data.readers import Record
 from seqreg.workbench.data.stored_examples import OnDisk, StoredExamples, identity
 from seqreg.workbench.data.streaming import StreamedExamples
-from seqreg.workbench.text.atomic_files import regular
+from seqreg.workbench.text import readers
+from seqreg.workbench.text.atomic_files import check_file, regular
+from seqreg.workbench.text.readers import Record
 
 ALIASES = {
     "validation": ("dev", "valid", "val", "validation_matched", "dev_matched"),
     "mismatched": ("validation_mismatched", "dev_mismatched"),
 }
-UNLABELLED = "unlabelled"
-"""Examples that are trained on without a label, beside the splits."""
+UNLABELLED, REPLAY = "unlabelled", "replay"
+"""Texts without labels, and old examples, that training sees in addition to the training set."""
 
 
 PLAIN = Data()
@@ -102,8 +103,7 @@ def _add_other(splits: Splits, card: Card, name: str, path: str | None, data: Da
 
 def _corpus(name: str, path: Path, data: Data) -> list[Example]:
     """The texts of a file: those between empty lines of a .txt file, else those of the column `text`."""
-    if not os.path.isfile(path):
-        raise BadInput(f"data.corpora.{name}={path}: no such file")
+    check_file(path, f"data.corpora.{name}=")
     if path.suffix == ".txt":
         lines = (line.rstrip() for _, line in readers.lines(regular(path), encoding=data.encoding or readers.UTF8))
         blocks = itertools.groupby(lines, key=bool)
@@ -134,9 +134,10 @@ def _splits(card: Card, data: Data, needs_train: bool) -> Splits:
         raise BadInput(f"{card.title}: give the file or folder of your data with data.path=FILE_OR_FOLDER")
     _carve(card, data, splits)
     if data.unlabelled is not None and needs_train:
-        if not os.path.isfile(data.unlabelled):
-            raise BadInput(f"data.unlabelled={data.unlabelled}: no such file")
-        splits.sets[UNLABELLED] = _without_labels(read_file(card, Path(data.unlabelled), data, labelled=False))
+        check_file(data.unlabelled, "data.unlabelled=")
+        splits.sets[UNLABELLED] = _texts(card, data, data.unlabelled)
+    if data.replay is not None and needs_train:
+        splits.sets[REPLAY] = _old_examples(card, data, data.replay)
     for name, most in data.limit.items():
         if name == "train" and data.streaming:
             continue  # which stops there
@@ -148,6 +149,35 @@ def _splits(card: Card, data: Data, needs_train: bool) -> Splits:
         train = splits.sets["train"]
         splits.sets["train"] = _chosen(train, _drawn(len(train), round(data.train_fraction * len(train))))
     return splits
+
+
+def _texts(card: Card, data: Data, file: str) -> Sequence[Example]:
+    """The texts of data.unlabelled, with targets for a decoder where a column of the file has them."""
+    column = data.unlabelled_targets
+    if column in ("start", "none"):
+        return _without_labels(read_file(card, Path(file), data, labelled=False))
+    if card.kind != "generation":
+        raise BadInput(f"data.unlabelled_targets={column}: a task of kind {card.kind} has no decoder: leave it out")
+    named = card.model_copy(update={"columns": card.columns.model_copy(update={"target": column})})
+    return read_file(named, Path(file), data)
+
+
+def _old_examples(card: Card, data: Data, replay: Replay) -> Sequence[Example]:
+    """The training examples of the task of data.replay."""
+    other = card if replay.task is None else cards.load(replay.task)[0]
+    if (other.kind, other.labels) != (card.kind, card.labels):
+        raise BadInput(
+            f"data.replay.task={replay.task}: {other.title} has another kind or other classes than {card.title}"
+        )
+    if replay.path is not None and os.path.isfile(replay.path):
+        return read_file(other, Path(replay.path), labelled=replay.targets == "labels")
+    same = ("max_empty_fraction", "keep_in_memory", "cache_dir")
+    settings = Data(path=replay.path, **{key: getattr(data, key) for key in same})
+    try:
+        return _splits(other, settings, True).sets["train"]
+    except BadInput as error:
+        rest = str(error).removeprefix("data.path")
+        raise BadInput(f"data.replay.path{rest if rest != str(error) else f': {error}'}") from None
 
 
 def _check_used(card: Card, data: Data) -> None:
@@ -200,8 +230,8 @@ def _local(card: Card, data: Data, needs_train: bool) -> Splits:
         raise BadInput(
             f"data.path={path}: data.streaming=true cannot split one file: give a folder that has train and validation"
         )
-    if os.path.isfile(path):
-        return _one_file(card, path, data)
+    if os.path.exists(path) and not os.path.isdir(path):
+        return _one_file(card, regular(path), data)
     if not os.path.isdir(path):
         raise BadInput(f"data.path={path}: no such file or folder")
     for pattern in card.files.names:
@@ -214,6 +244,11 @@ def _local(card: Card, data: Data, needs_train: bool) -> Splits:
         file = _file_of(path, name, card)
         if file is None:
             continue
+        others = [
+            other.name for ending in readers.ENDINGS if (other := file.with_suffix(ending)) != file and other.is_file()
+        ]
+        if others:
+            splits.notes.append(f"{file.name} is read, and not {', '.join(others)}: data.path=FILE names one alone")
         if name not in ("train", "validation", *card.evaluations):
             splits.notes.append(
                 f"{file.name} is there and not scored: this task is judged by {', '.join(card.evaluations)}"

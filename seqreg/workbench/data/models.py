@@ -22,7 +22,7 @@ from seqreg.errors import BadInput, nearest
 from seqreg.integrations.hf import r4f
 from seqreg.integrations.hf.model import special, unwrap
 from seqreg.workbench.config.cards import Card
-from seqreg.workbench.config.settings import Config, Model
+from seqreg.workbench.config.settings import LAYERS, Config, Model
 from seqreg.workbench.data import adapters, weights
 from seqreg.workbench.data.completions import USER, ChatEncoder, PromptEncoder, is_causal
 from seqreg.workbench.data.examples import Example
@@ -232,6 +232,7 @@ def _with_new_head(auto: Any, name: str, trust: bool, config: Any) -> Any:
 
 def loaded(auto: Any, name: str, trust: bool, config: Any, *, new_head: bool) -> Any:
     """A model with the weights that are stored: all of them, but for a head that is drawn anew if `new_head`."""
+    _check_layers(name, config)
     if not trust:
         _check_attention(name, config)
     _check_stored(name, config)
@@ -246,11 +247,23 @@ def loaded(auto: Any, name: str, trust: bool, config: Any, *, new_head: bool) ->
     return model
 
 
+def _check_layers(name: str, config: Any) -> None:
+    """Refuse more layers than model.settings may have: they would be built one by one, for hours."""
+    for key, value in config.to_dict().items():
+        if "layer" in key and isinstance(value, int) and value > LAYERS:
+            raise BadInput(f"{name}: config.json: {key}={value:,}: expected at most {LAYERS:,}")
+
+
 def _check_stored(name: str, config: Any) -> None:
     """Refuse what transformers loads, and neither trains nor saves: quantized weights, a plan for several devices."""
     method = dict(getattr(config, "quantization_config", None) or {}).get("quant_method")
     if method is not None and method not in DEQUANTIZED:
         _refuse_quantized(name, method)
+    if method is None and (whole := weights.whole_numbers(name)):
+        raise BadInput(
+            f"{name}: {whole}, and config.json has no quantization_config: quantized weights are not trained here: "
+            "choose the model that they were made from"
+        )
     if getattr(config, "distributed_config", None) is not None:
         raise BadInput(f"{name}: config.json: distributed_config: remove it; engine.name=fsdp2 is what shards a model")
 

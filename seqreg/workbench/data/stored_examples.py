@@ -14,9 +14,10 @@ import pyarrow
 
 from seqreg.errors import BadInput
 from seqreg.workbench.config.cards import Card
-from seqreg.workbench.data import arrow_cache, examples, readers
+from seqreg.workbench.data import arrow_cache, examples
 from seqreg.workbench.data.arrow_cache import TableWriter
 from seqreg.workbench.data.examples import Example
+from seqreg.workbench.text import readers
 
 IN_MEMORY = 64_000_000
 """Bytes of a file up to which its examples are held in memory."""

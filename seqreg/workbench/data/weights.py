@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+import safetensors
 import torch
 
 from seqreg.engines.shards import local
@@ -15,6 +19,7 @@ SHOWN = 3
 """Names of weights in a message."""
 _BUFFER = re.compile(r"(^|\.)(position_ids|token_type_ids|version|_float_tensor|inv_freq|masked_bias)$")
 """What older checkpoints store although it is computed."""
+_EIGHT_BITS = ("I8", "U8", "F8_E4M3", "F8_E5M2")
 _POOLER = re.compile(r"(^|\.)pooler\.")
 """Below the head of some encoders, and inside their body by name."""
 
@@ -49,6 +54,16 @@ def check_loaded(model: Any, report: Mapping[str, Any], name: str, *, new_head: 
         else "do config.json and model.settings belong to them?"
     )
     raise BadInput(f"{name}: its weights do not fit {type(model).__name__}: {', '.join(filter(None, faults))}; {hint}")
+
+
+def whole_numbers(folder: str) -> str:
+    """The first weight of a folder that is stored in integers or eight bits, and how; "" for none."""
+    for path in sorted(Path(folder).glob("model*.safetensors")) if os.path.isdir(folder) else ():
+        with contextlib.suppress(safetensors.SafetensorError), safetensors.safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 - no mapping
+                if name.endswith("weight") and (kind := file.get_slice(name).get_dtype()) in _EIGHT_BITS:
+                    return f"{path.name}: {name} is stored as {kind}"
+    return ""
 
 
 def _drawn_anew(model: Any, missing: Collection[str], parameters: Iterable[str]) -> set[str]:

@@ -19,13 +19,15 @@ from seqreg.integrations.hf import RegularizedTrainer
 from seqreg.workbench.config.settings import Config
 from seqreg.workbench.data import weights
 from seqreg.workbench.data.batches import GroupedOrder
-from seqreg.workbench.run import checkpoints, disk
+from seqreg.workbench.run import checkpoints
 from seqreg.workbench.run.ema import WeightEMA
 from seqreg.workbench.run.nonfinite import NonfiniteSteps
-from seqreg.workbench.run.run_directory import RunDirectory, covers
+from seqreg.workbench.run.record import covers
+from seqreg.workbench.run.run_directory import RunDirectory
 from seqreg.workbench.run.signals import Signals
 from seqreg.workbench.run.tensorboard import TensorBoardWriter
 from seqreg.workbench.text import stored_json
+from seqreg.workbench.text.atomic_files import writing
 from seqreg.workbench.text.progress import Bars
 from seqreg.workbench.text.terminal import warn
 
@@ -57,6 +59,8 @@ class RunOptions:
 
 class CheckpointingTrainer(RegularizedTrainer):
     """What a run has counted and loaded is an attribute here, and in its checkpoints."""
+
+    keeps_record = False  # run.json has the settings of its terms
 
     def __init__(self, *args: Any, options: RunOptions, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -118,7 +122,7 @@ class CheckpointingTrainer(RegularizedTrainer):
         if final not in checkpoints.sealed(final.parent, facts["run"]) or checkpoints.fault(final):
             facts |= {"step": self.state.global_step}
             hint = f"; {self._last_checkpoint()}; free some space, and run the same command again"
-            with disk.writing(final, options.checkpoint_bytes, hint):
+            with writing(final, options.checkpoint_bytes, hint):
                 wait = self.accelerator.wait_for_everyone
                 with checkpoints.staged(final, facts, bool(self.args.should_save), wait) as aside:
                     self._write_checkpoint(aside)

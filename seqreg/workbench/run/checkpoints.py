@@ -15,7 +15,7 @@ import safetensors
 import torch
 from transformers.trainer_pt_utils import safe_globals
 
-from seqreg.workbench.text.atomic_files import ASIDE, digest, sync, write_text
+from seqreg.workbench.text.atomic_files import ASIDE, digest, inside, move, remove, settle, sync, write_text
 from seqreg.workbench.text.terminal import warn
 
 MANIFEST = "manifest.json"
@@ -26,7 +26,8 @@ NEEDED = (WEIGHTS, "optimizer.pt", "scheduler.pt", "trainer_state.json")
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
+    return [inside(folder, path.relative_to(folder).as_posix()) for path in paths]
 
 
 def listing(folder: Path) -> dict[str, Any]:
@@ -77,8 +78,9 @@ def damage(folder: Path, files: Mapping[str, Any]) -> str | None:
     for name, expected in files.items():
         if not isinstance(expected, dict) or not {"size", "sha256"} <= expected.keys():
             return f"what its manifest says of {name} cannot be read"
-        path = folder / name
-        if ".." in path.parts or not path.is_relative_to(folder):
+        try:
+            path = inside(folder, name)
+        except ValueError:
             return f"its manifest names {name[:100]}, which is elsewhere"
         if not os.path.isfile(path):  # also where the name is none
             return f"{name[:100]} is missing"
@@ -183,21 +185,11 @@ def _make_way(final: Path) -> None:
 
 
 def publish(aside: Path, folder: Path) -> dict[str, Any]:
-    """Move synced files to where they belong, one by one; returns their `listing`.
-
-    They get the permissions of any new file: safetensors writes for the user alone.
-    """
+    """Move synced files to where they belong, one by one; returns their `listing`."""
+    settle(aside)
     files = listing(aside)
-    mask = os.umask(0)
-    os.umask(mask)
-    mode = 0o666 & ~mask
-    for path in _files(aside):
-        target = folder / path.relative_to(aside)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        path.chmod(mode)
-        path.replace(target)
-    sync(folder)
-    shutil.rmtree(aside)
+    move(aside, folder)
+    remove([aside])
     return files
 
 

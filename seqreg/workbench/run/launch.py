@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import resource
 from collections.abc import Sequence
 
 from seqreg.errors import BadInput
 
+FILES = 64
+"""Files that a process must be able to open: with fewer, workers that load data wait for ever."""
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets for every process."""
 _MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
@@ -67,6 +70,8 @@ def _integer(name: str, text: str) -> int:
 def check_environment(precision: str) -> None:
     """Refuse variables that contradict each other, or by which accelerate would train otherwise than the recipe."""
     processes()
+    if (files := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) < FILES:
+        raise BadInput(f"ulimit -n {files}: at least {FILES} files must be open at a time: ulimit -n 1024")
     _unset_empty("ACCELERATE_MIXED_PRECISION", *_ENGINES, *_FLAGS)
     mixed = os.environ.get("ACCELERATE_MIXED_PRECISION", "").lower()
     if mixed not in (*_OFF, precision):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +12,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from seqreg.criterion import LossReport
+from seqreg.criterion import LossReport, term_of
 from seqreg.errors import BadInput, DiskError, NotFinite
-from seqreg.workbench.run import checkpoints, disk, rng
+from seqreg.workbench.run import checkpoints, rng
 from seqreg.workbench.text import stored_json
-from seqreg.workbench.text.atomic_files import to_json
+from seqreg.workbench.text.atomic_files import remove, staged_folder, to_json, write_text
 from seqreg.workbench.text.terminal import warn
 
 BATCHES, REPORT, RNG_STATE = "batch.safetensors", "crash.json", "rng_state.pth"
@@ -30,11 +29,11 @@ MAX_WEIGHTS = 256 * 2**20
 
 
 def not_finite(report: LossReport) -> list[str]:
-    """The parts of a loss that are not finite; "base" for the total if all parts are."""
+    """The names of the terms whose part is not finite on any stream; "base" for the total if all parts are."""
     values = torch.stack([*(part.detach().float() for part in report.parts.values()), report.total.detach().float()])
     finite = values.isfinite().tolist()
-    bad = [name for name, good in zip(report.parts, finite, strict=False) if not good]
-    return bad or ([] if finite[-1] else ["base"])
+    bad = [term_of(name) for name, good in zip(report.parts, finite, strict=False) if not good]
+    return list(dict.fromkeys(bad)) or ([] if finite[-1] else ["base"])
 
 
 @dataclass
@@ -121,8 +120,7 @@ def write_crash(trainer: Any, attempt: StepAttempt, skip: bool) -> Path | None:
     rank, step = trainer.args.process_index, trainer.state.global_step
     parent = Path(trainer.args.output_dir) / "crash"
     folder = parent / f"step-{step + 1}{f'-process-{rank}' if rank else ''}"
-    if folder.exists():  # of the same step before the run was resumed: torn, or with other settings, for all we know
-        shutil.rmtree(folder)
+    remove([folder])  # of the same step before the run was resumed: with other settings, for all we know
     if len(list(parent.glob("step-*"))) >= MAX_STORED:
         return None
     report = {
@@ -136,18 +134,16 @@ def write_crash(trainer: Any, attempt: StepAttempt, skip: bool) -> Path | None:
         if isinstance(value, Tensor)
     }
     try:
-        with disk.writing(folder):
-            folder.mkdir(parents=True)
-            safetensors.torch.save_file(tensors, folder / BATCHES)
-            torch.save(attempt.rng_state, folder / RNG_STATE)
-            (folder / REPORT).write_text(to_json(report, indent=1) + "\n", encoding="utf-8")
+        with staged_folder(folder) as stage:
+            safetensors.torch.save_file(tensors, stage / BATCHES)
+            torch.save(attempt.rng_state, stage / RNG_STATE)
+            write_text(stage / REPORT, to_json(report, indent=1) + "\n")
             size = sum(p.numel() * p.element_size() for p in trainer.model.parameters())
             if size <= MAX_WEIGHTS and not trainer.sharded:  # which other processes hold too
-                trainer.save_weights(folder)
-            checkpoints.seal(folder, {"step": step})
+                trainer.save_weights(stage)
+            checkpoints.seal(stage, {"step": step})
     except DiskError as error:
         warn(f"the step is not stored for a replay: {error}")
-        shutil.rmtree(folder, ignore_errors=True)
         return None
     return folder
 

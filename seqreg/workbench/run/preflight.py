@@ -19,8 +19,9 @@ from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.data import completions
 from seqreg.workbench.data.encoding import Encoded, collator
 from seqreg.workbench.data.examples import Example
-from seqreg.workbench.run import checkpoints, disk, starting_model
+from seqreg.workbench.run import checkpoints, starting_model
 from seqreg.workbench.run.nonfinite import not_finite
+from seqreg.workbench.text.atomic_files import free_bytes
 
 TOKENS = 32
 """Of a text: enough to see that it works."""
@@ -43,7 +44,7 @@ def check_disk_space(run: Run, model: Any, folder: Path) -> int:
     saves = config.checkpoints.save_steps or config.checkpoints.save_minutes
     count = config.checkpoints.save_total_limit + 1 + config.evaluation.load_best_model_at_end if saves else 0
     existing = len(list(folder.glob(f"{checkpoints.PREFIX}*"))) if folder.is_dir() else 0
-    needed, free = size * max(count - existing, 1 if saves else 0) + weights, disk.free(folder)
+    needed, free = size * max(count - existing, 1 if saves else 0) + weights, free_bytes(folder)
     if free < needed:
         raise DiskError(
             f"{folder}: {free:,} bytes free, about {needed:,} needed ({count} checkpoints of {size:,}, and the model): "
@@ -71,16 +72,19 @@ def check_loss(run: Run, model: Any, tokenizer: Any, examples: Sequence[Example]
     try:
         batch = collate(rows)
         ctx = context(model.train(), {**batch}, step=0)
+        texts = any(term.on != "labelled" for term in run.criterion.terms)  # the same ones, as if without labels
+        further = [context(model, {**batch}, step=0, stream="unlabelled")] if texts else []
         if config.engine.name == "fsdp2":
             ctx.forward.engine = "FSDP2"  # which refuses what begins at a layer
         with (
             warnings.catch_warnings(),
-            ctx.forward.observed(),
+            contextlib.ExitStack() as stack,
             _cast(model, config.engine.param_dtype),
             torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=bf16),
         ):
             warnings.simplefilter("ignore", Advice)  # given at the first step, on complete examples
-            bad = not_finite(copy.deepcopy(run.criterion)(ctx))
+            observed = [stack.enter_context(one.observed()) for one in (ctx, *further)]
+            bad = not_finite(copy.deepcopy(run.criterion)(*observed))
         if joins:
             _check_isolation(model, rows, "packing" if config.data.packing else "padding_free")
         if bad:

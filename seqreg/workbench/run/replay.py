@@ -15,11 +15,13 @@ from rich.console import Group
 from rich.table import Table
 
 from seqreg.errors import BadInput
-from seqreg.integrations.hf import RegularizedTrainer, count
+from seqreg.integrations.hf import RegularizedTrainer
+from seqreg.integrations.hf.streams import count_streams
 from seqreg.workbench.config import run_config
 from seqreg.workbench.config.settings import EngineSettings
 from seqreg.workbench.run import checkpoints, nonfinite, rng, train
-from seqreg.workbench.run.run_directory import RunRecord
+from seqreg.workbench.run.record import RunRecord
+from seqreg.workbench.text.atomic_files import inside
 from seqreg.workbench.text.stored_json import CrashReport
 
 
@@ -47,8 +49,9 @@ def shown(replayed: Replayed) -> Group:
 
 def replay(folder: Path, *, trust: bool = False) -> Replayed:
     """The parts of the loss of every micro-batch of RUN/crash/step-N, and the first places that are not finite."""
-    report, rng_state, batches = nonfinite.read_crash(folder)
     home = folder.absolute().parent.parent
+    inside(home, f"{folder.absolute().parent.name}/{folder.absolute().name}")
+    report, rng_state, batches = nonfinite.read_crash(folder)
     run = run_config.load(home, trust=trust)
     run = replace(run, config=run.config.updated(engine=EngineSettings()))  # in this process alone
     weights = _weights(home, folder, report)
@@ -84,7 +87,7 @@ def _weights(home: Path, folder: Path, report: CrashReport) -> Path:
 def _compute(trainer: Any, batches: Sequence[dict[str, Any]], replayed: Replayed) -> None:
     """Make the step up to its gradient; adds to the parts and the notes."""
     model = trainer.model.train()
-    step_count, first = count(model, batches), list[str]()
+    step_count, first = count_streams(model, batches), list[str]()
     for index, batch in enumerate(batches):
         with _not_finite_modules(model) as modules, trainer.compute_loss_context_manager():
             report, _ = RegularizedTrainer.report(trainer, model, trainer._prepare_inputs(batch), step_count)

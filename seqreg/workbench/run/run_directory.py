@@ -4,118 +4,64 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
-import platform
-import shutil
+import re
 import socket
 import stat
-import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
 from accelerate.utils import broadcast_object_list
 
 from seqreg.errors import BadInput, DiskError, nearest
-from seqreg.version import __version__
 from seqreg.workbench.config import overlay
-from seqreg.workbench.config.other_names import current, current_settings
+from seqreg.workbench.config.other_names import current
 from seqreg.workbench.config.run_config import Run
-from seqreg.workbench.config.settings import flat, with_defaults
 from seqreg.workbench.data.loading import Splits
-from seqreg.workbench.data.readers import UTF8
-from seqreg.workbench.run import checkpoints, disk
-from seqreg.workbench.run.fingerprint import difference, fingerprint
-from seqreg.workbench.run.launch import processes
-from seqreg.workbench.scores.results import METRICS
-from seqreg.workbench.text import stored_json
-from seqreg.workbench.text.atomic_files import ASIDE, REMOVED, open_own, to_json, write_text
+from seqreg.workbench.run import checkpoints
+from seqreg.workbench.run.record import (
+    RECORD,
+    ROWS,
+    WEIGHTS,
+    RunRecord,
+    changed_settings,
+    covers,
+    difference,
+    fingerprint,
+    versions,
+)
+from seqreg.workbench.scores.results import METRICS, SCORES, forget_scores
+from seqreg.workbench.text.atomic_files import ASIDE, REMOVED, open_own, remove_files, write_text, writing
 from seqreg.workbench.text.terminal import first_process, say, warn
 
-RECORD, LOCK = "run.json", ".lock"
-ROWS, WORLD = "data.rows", "world_size"
+LOCK = ".lock"
+_REPLACES = f"{ASIDE}replaces"
+"""A file that says which run replaces what is in its folder, and which files go."""
 _UNFINISHED = {LOCK, "config.yaml", "task.yaml", f"{ASIDE}{RECORD}", f"{ASIDE}config.yaml", f"{ASIDE}task.yaml"}
 """What a run that was killed in its first moments leaves."""
-_WRITTEN = (LOCK, "crash", checkpoints.PREFIX, checkpoints.OLD, ASIDE, "tensorboard", "evidence")
+_WRITTEN = (LOCK, "crash", checkpoints.PREFIX, checkpoints.OLD, ASIDE, "tensorboard", "evidence", SCORES)
 """Prefixes of the names that a run writes to, or into."""
+_OUTPUTS = (
+    RECORD, LOCK, REMOVED, METRICS, "config.yaml", "task.yaml", "README.md", "soup.json", "scores/*.json",
+    "scores/*/*.jsonl", "scores/*/*.txt", "predictions*.jsonl", "generated_predictions*.txt", "config.json",
+    "model*.safetensors*", "pytorch_model*.bin*",
+    f"{ASIDE}*", f"{checkpoints.PREFIX}[0-9]*", f"{checkpoints.OLD}*", f"spoilt-{checkpoints.PREFIX}*", "crash",
+    "tensorboard", "evidence/*.json", "evidence/*.jsonl", "evidence/*.svg", "evidence/*.png",
+)  # fmt: skip
+"""Patterns of all that a run and the studies of it write, but for further files of the model, which run.json names."""
 
 
-@dataclass(frozen=True)
-class RunRecord:
-    """Contents of run.json.
-
-    Args:
-        run: a name that no other run has
-        settings: of the recipe and the card, the fingerprint of the data and the number of processes, by dotted key
-        versions: of the libraries when it was started
-        finished: whether the model and its scores are written
-        start: the digest of the weights that it started from
-        before: scores of the untrained model, if there are any
-        retention: the same on every task of data.also
-        files: of the model when it was finished: size and SHA-256 of each
-        outline: of every split of the data, to tell what has changed
-        pretrained: SHA-256 of the pretrained weights that it started from, the same for all seeds; "" from scratch
-        tokens: SHA-256 of the token ids of the splits that are kept on disk
-    """
-
-    run: str
-    settings: dict[str, Any]
-    versions: dict[str, str]
-    finished: bool = False
-    start: str = ""
-    before: stored_json.Before = field(default_factory=stored_json.Before)
-    retention: dict[str, stored_json.Before] = field(default_factory=dict)
-    files: dict[str, Any] = field(default_factory=dict)
-    outline: dict[str, stored_json.Outline] = field(default_factory=dict)
-    pretrained: str = ""
-    tokens: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, run: Run) -> RunRecord:
-        return cls(uuid.uuid4().hex, settings_of(run), versions())
-
-    @classmethod
-    def read(cls, folder: Path) -> RunRecord | None:
-        """The record of a folder; None if it has none."""
-        path = folder / RECORD
-        if not path.is_file():
-            return None
-        record = stored_json.read(cls, path, "--overwrite the run, or choose another output")
-        return replace(record, settings=current_settings(record.settings))
-
-    def write(self, folder: Path) -> None:
-        write_text(folder / RECORD, to_json(asdict(self), indent=1) + "\n")
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """For the manifest of a checkpoint."""
-        settings = {key: value for key, value in self.settings.items() if key not in (ROWS, WORLD)}
-        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-        return {
-            "run": self.run, "configuration": digest, "data": self.settings.get(ROWS),
-            WORLD: self.settings.get(WORLD), "versions": versions(),
-        }  # fmt: skip
-
-
-def versions() -> dict[str, str]:
-    return {
-        "seqreg": __version__, "torch": torch.__version__, "transformers": transformers.__version__,
-        "python": platform.python_version(),
-    }  # fmt: skip
-
-
-def settings_of(run: Run) -> dict[str, Any]:
-    """All settings of a run by dotted key, but for the names of its folder, its card and its cache."""
-    cache = {"keep_in_memory", "cache_dir"}
-    config = run.config.model_dump(mode="json", exclude={"output": True, "task": True, "data": cache})
-    card = run.card.model_dump(mode="json", exclude_defaults=True)
-    config["data"]["encoding"] = config["data"]["encoding"] or UTF8  # as versions wrote it that had no other default
-    return {**flat(config), **flat(card, "task."), WORLD: processes()[1]}
+def written(folder: Path) -> list[str]:
+    """Names of what runs, soups and studies wrote to a folder; all else in it is somebody's own."""
+    try:
+        record = RunRecord.read(folder)
+    except BadInput:  # a spoilt one
+        record = None
+    names = {path.relative_to(folder).as_posix() for pattern in _OUTPUTS for path in folder.glob(pattern)}
+    return sorted(names.union(() if record is None else record.files))
 
 
 def check_output(folder: Path) -> None:
@@ -177,9 +123,7 @@ def check_same(folder: Path, old: RunRecord, new: RunRecord, allowed: Sequence[s
     Args:
         rows: how the data differ
     """
-    missing, known = object(), with_defaults(old.settings)
-    keys = [key for key in new.settings if known.get(key, missing) != new.settings[key]]
-    keys += [key for key in old.settings if key not in new.settings and key != ROWS]
+    keys = changed_settings(old, new)
     refused = [key for key in keys if not any(covers(name, key) for name in allowed)]
     if refused:
         details = {key: f"{_shown(old, key)} there, {_shown(new, key)} now" for key in refused}
@@ -196,22 +140,17 @@ def check_same(folder: Path, old: RunRecord, new: RunRecord, allowed: Sequence[s
 
 def check_allowed(allowed: Sequence[str], *records: RunRecord | None) -> None:
     """Refuse --allow-change of what no run has, also where there is nothing to resume yet."""
-    known = {ROWS, "terms", *(key for record in records if record is not None for key in record.settings)}
+    known = {ROWS, "terms", WEIGHTS, *(key for record in records if record is not None for key in record.everything)}
     for key in allowed:
         if not any(covers(key, name) for name in known):
             raise BadInput(f"--allow-change {key}: there is no such setting; {nearest(key, known)}")
 
 
-def covers(key: str, name: str) -> bool:
-    """Whether a dotted key stands for a setting: it is the same, or above it."""
-    return name == key or name.startswith(f"{key}.")
-
-
 def _shown(record: RunRecord, key: str) -> str:
-    if key not in record.settings:
+    if key not in record.everything:
         return "nothing"
-    shown = json.dumps(record.settings[key])
-    return f"{shown[:12]}..." if key == ROWS else shown
+    shown = json.dumps(value := record.everything[key])
+    return f"{shown[:12]}..." if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) else shown
 
 
 class RunDirectory:
@@ -260,17 +199,11 @@ class RunDirectory:
             rows = "" if self._stored.outline == outline else difference(self._stored.outline, splits)
             self.changed = check_same(self.folder, self._stored, self.record, self.allowed, rows)
 
-    def check_tokens(self, tokens: dict[str, str]) -> None:
-        """The same for token ids that are kept on disk, by split: SHA-256 of each."""
-        self.record = replace(self.record, tokens=tokens)
-        stored = {} if self._stored is None else self._stored.tokens
-        changed = [name for name, digest in tokens.items() if stored.get(name, digest) != digest]
-        if changed and not any(covers(key, ROWS) for key in self.allowed):
-            raise BadInput(
-                f"output={self.folder}: the token ids of {', '.join(changed)} are not those that its run was started "
-                "with: the tokenizer or its library has changed: bring it back, choose another output, or resume all "
-                f"the same with --allow-change {ROWS}"
-            )
+    def check_inputs(self, inputs: dict[str, Any], pretrained: str) -> None:
+        """The same for what the settings only name, when it is loaded; see `record.inputs_of`."""
+        self.record = replace(self.record, inputs=inputs, pretrained=pretrained)
+        if self._stored is not None:
+            self.changed = check_same(self.folder, self._stored, self.record, self.allowed)
 
     def finished(self) -> bool:
         """Whether nothing is left to do; a finished model that is damaged is written again from the last checkpoint."""
@@ -296,7 +229,7 @@ class RunDirectory:
         """Make the folder this run's own; returns the checkpoint to resume from, in all processes."""
         checkpoint: Path | None = None
         if first_process():
-            with disk.writing(self.folder):
+            with writing(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._lock()
                 if self._stored is None:
@@ -307,18 +240,21 @@ class RunDirectory:
         return None if checkpoint is None else Path(checkpoint)
 
     def _start(self) -> None:
-        """Start a new run; what is in the folder belonged to one that is to be replaced."""
+        """Start a new run; what an earlier run wrote goes, and files of nobody's stay."""
         if check_folder(self.folder, self.overwrite, False) is not None:
             raise BadInput(f"output={self.folder}: another process has started there: run the command again")
+        gone = [name for name in written(self.folder) if name not in (RECORD, LOCK)]
         if (self.folder / RECORD).exists():
+            write_text(self.folder / _REPLACES, json.dumps({"run": self.record.run, "gone": gone}))
             self.record.write(self.folder)  # first: nothing of the old run is taken for the new one's
-        for path in self.folder.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            elif path.name not in (RECORD, LOCK):
-                path.unlink()
+        self._clear(gone)
         self.run.save(self.folder)
         self.record.write(self.folder)
+
+    def _clear(self, gone: Sequence[str]) -> None:
+        """Remove files of an earlier run, and at last the note that they are to be removed."""
+        remove_files(self.folder, [name for name in gone if name != _REPLACES])
+        (self.folder / _REPLACES).unlink(missing_ok=True)
 
     def _resume(self, stored: RunRecord) -> Path | None:
         self.record = replace(
@@ -327,13 +263,15 @@ class RunDirectory:
             start=stored.start,
             before=stored.before,
             retention=stored.retention,
-            pretrained=stored.pretrained,
         )
+        if (self.folder / _REPLACES).is_file():  # killed before the files of an earlier run were gone
+            note = json.loads((self.folder / _REPLACES).read_text(encoding="utf-8"))
+            self._clear(note["gone"] if note["run"] == stored.run else ())
         checkpoint = checkpoints.newest(self.folder, stored.run)
         if checkpoint is None and self.resume:
             raise BadInput(f"output={self.folder}: there is no checkpoint to resume from")
         if not stored.finished:
-            (self.folder / METRICS).unlink(missing_ok=True)  # of a run that was to be replaced
+            forget_scores(self.folder)  # of a run that was to be replaced
         if not (self.folder / "config.yaml").exists() or not (self.folder / "task.yaml").exists():
             self.run.save(self.folder)
         if self.changed:
@@ -348,10 +286,10 @@ class RunDirectory:
         """Make changed settings the run's own, now that its checkpoint could be loaded with them."""
         if not self._settled:
             self._settled = True
-            with disk.writing(self.folder):
+            with writing(self.folder):
                 self.run.save(self.folder)
                 self.record.write(self.folder)
-                (self.folder / METRICS).unlink(missing_ok=True)  # of the run as it was
+                forget_scores(self.folder)  # of the run as it was
 
     def check_own(self) -> None:
         """Stop a run whose folder was removed, or given to another run, while it was training."""
@@ -367,7 +305,7 @@ class RunDirectory:
         self.record = replace(self.record, **values)
         if first_process() and self._settled:
             self.check_own()
-            with disk.writing(self.folder):
+            with writing(self.folder):
                 self.record.write(self.folder)
 
     def _lock(self) -> None:

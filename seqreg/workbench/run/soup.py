@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,13 +18,14 @@ from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.data import loading, models, weights
 from seqreg.workbench.data.loading import Splits
 from seqreg.workbench.run import blend as blending
-from seqreg.workbench.run import checkpoints, disk, ema
+from seqreg.workbench.run import checkpoints, ema
 from seqreg.workbench.run.blend import BEST, Blend, Blended, ToScored, Weights
-from seqreg.workbench.run.run_directory import LOCK, RunRecord, check_links, check_output, locked, versions
+from seqreg.workbench.run.record import RunRecord, versions
+from seqreg.workbench.run.run_directory import check_links, check_output, written
 from seqreg.workbench.run.train import LoadedRun, make_trainer, measure, trained
 from seqreg.workbench.scores import results
 from seqreg.workbench.scores.evaluate import Scored, evaluate, with_average
-from seqreg.workbench.text.atomic_files import ASIDE, REMOVED, to_json, write_text
+from seqreg.workbench.text.atomic_files import ASIDE, REMOVED, finish, staged_folder, to_json, write_text
 from seqreg.workbench.text.terminal import say
 
 SOUP = "soup.json"
@@ -43,8 +43,8 @@ class SourceRun:
     record: RunRecord
 
     @classmethod
-    def read(cls, folder: Path, trust: bool) -> SourceRun:
-        final, record = trained(folder, trust=trust), RunRecord.read(folder)
+    def read(cls, folder: Path, trust: bool, trust_changes: bool = False) -> SourceRun:
+        final, record = trained(folder, trust=trust, trust_changes=trust_changes), RunRecord.read(folder)
         if record is None or not record.finished:
             raise BadInput(f"{folder}: its run has not finished: run the same seqreg train again")
         return cls(folder, run_config.load(folder, trust=trust, build_terms=False), final, record)
@@ -107,7 +107,7 @@ def check_alike(runs: Sequence[SourceRun], several: Sequence[Weights]) -> None:
 
 def make_soup(
     folders: Sequence[Path], output: Path, blend: Blend, *, judge: bool = False, overwrite: bool = False,
-    trust: bool = False,
+    trust: bool = False, trust_changes: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Write the model that `blend` makes of those of runs; returns what is in its soup.json.
 
@@ -120,24 +120,22 @@ def make_soup(
     blend.check(len(folders))
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise BadInput(f"{', '.join(map(str, folders))}: the same run twice")
-    runs = [SourceRun.read(folder, trust) for folder in folders]
+    runs = [SourceRun.read(folder, trust, trust_changes) for folder in folders]
     settings = {**runs[0].record.settings, **blend.settings(), MADE_OF: [run.record.run for run in runs]}
     first, new = runs[0].record, RunRecord.of(runs[0].run)
     record = replace(new, settings=settings, versions=versions(), start=first.start, pretrained=first.pretrained)
     check_output(output)
     check_links(output)
+    finish(output)
     if _is_finished(output, record, judge) and not overwrite:
         say(f"{output}: finished, nothing to do (--overwrite makes it again)")
         return dict(json.loads((output / SOUP).read_text(encoding="utf-8")))
     begin = time.process_time(), time.perf_counter()
     parts = _Parts.load(runs, blend, judge)  # whatever is refused is refused before anything is written
-    with disk.writing(output):
-        output.mkdir(parents=True, exist_ok=True)
-        with locked(output):
-            for path in [path for path in output.iterdir() if path.name != LOCK]:
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-            record.write(output)
-            return _make(parts, output, record, blend, judge, begin)
+    old = [name for name in written(output) if not name.startswith((ASIDE, "evidence/"))]
+    size = sum(value.nbytes for value in parts.several[0].values())
+    with staged_folder(output, old, size) as stage:
+        return _make(parts, stage, record, blend, judge, begin)
 
 
 @dataclass(frozen=True)
@@ -174,7 +172,7 @@ class _Parts:
 def _is_finished(output: Path, record: RunRecord, judge: bool) -> bool:
     """Whether there is nothing left to do; refuses a folder that holds something else."""
     names = [path.name for path in output.iterdir()] if output.is_dir() else []
-    if not [name for name in names if name != LOCK and not name.startswith(ASIDE)]:
+    if not [name for name in names if not name.startswith(ASIDE)]:
         return False
     stored = RunRecord.read(output)
     if stored is None or MADE_OF not in stored.settings:
@@ -214,9 +212,10 @@ def _make(
         cost = {"steps": 0, "seconds": seconds, "cpu_seconds": cpu, "step_seconds": seconds, "device": device}
         methods = dict.fromkeys(run.run.config.method for run in parts.runs)
         method = f"{about['kind']} of {', '.join(methods)}"
-        sections = measure(output, first.folder, trust=first.final.trust)
+        sections: dict[str, Any] = measure(output, first.folder, trust=first.final.trust)
         scores = with_average(scores, first.final.card)
-        results.write_scores(output, first.final, scores, method=method, train=cost, soup=about, **sections)
+        path = output / results.METRICS
+        results.write_scores(path, first.final, scores, method=method, train=cost, soup=about, **sections)
     write_text(output / SOUP, to_json(about, indent=1) + "\n")
     replace(record, finished=True, files=files).write(output)
     return about
@@ -260,9 +259,8 @@ def _put(model: Any, values: Weights) -> None:
 
 def _write_model(loaded: LoadedRun, output: Path) -> dict[str, Any]:
     """Write the model and its tokenizer for `from_pretrained`; returns the listing of the files."""
-    aside = output / f"{ASIDE}model"
     if bad := weights.not_finite(loaded.model):
-        raise BadInput(f"{output}: {bad}: the weights of these runs cannot be blended")
-    loaded.model.save_pretrained(aside)
-    loaded.tokenizer.save_pretrained(aside)
-    return checkpoints.publish(aside, output)
+        raise BadInput(f"{bad}: the weights of these runs cannot be blended")
+    loaded.model.save_pretrained(output)
+    loaded.tokenizer.save_pretrained(output)
+    return checkpoints.listing(output)

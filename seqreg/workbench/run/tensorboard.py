@@ -24,7 +24,7 @@ from seqreg.workbench.config.cards import Card
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.data.examples import Example, tag_text
 from seqreg.workbench.scores.evaluate import Scored, Scorer
-from seqreg.workbench.scores.results import drift_numbers, score_lines
+from seqreg.workbench.scores.results import BEFORE, drift_numbers, main_split, score_lines
 from seqreg.workbench.text import stored_json
 from seqreg.workbench.text.escape import code, fenced, prose
 from seqreg.workbench.text.terminal import warn
@@ -178,9 +178,11 @@ class TensorBoardWriter(TrainerCallback):
         if self.writer is None:
             return
         with self._or_give_up():
+            judged = main_split(scores, texts=True)
             for name, scored in scores.items():
                 for key, value in scored.metrics.items():
-                    self.writer.add_scalar(f"trained/{name}/{key}", value)
+                    split, when = (judged, 0) if name == BEFORE else (name, step)
+                    self.writer.add_scalar(f"trained/{split}/{key}", value, when)
             for key, value in drift_numbers(metrics).items():
                 for at, number in ((0, 1.0 if key == "cka" else 0.0), (step, value)):  # the start is itself
                     self.writer.add_scalar(f"trained_drift/{key}", number, at)

@@ -24,14 +24,15 @@ from seqreg.selective_update import MeasuredUpdate
 from seqreg.workbench.config import run_config
 from seqreg.workbench.config.run_config import Run
 from seqreg.workbench.config.settings import Config
-from seqreg.workbench.data import adapters, completions, loading, models
+from seqreg.workbench.data import adapters, completions, loading, models, streams
 from seqreg.workbench.data.batches import GroupedOrder
 from seqreg.workbench.data.encoding import Collator, Encoded, EncodedStream, Numbered, Packed, collator
 from seqreg.workbench.data.hardware import check_precision
-from seqreg.workbench.data.loading import UNLABELLED, Splits
-from seqreg.workbench.run import checkpoints, disk, launch, preflight, starting_model
+from seqreg.workbench.data.loading import REPLAY, UNLABELLED, Splits
+from seqreg.workbench.run import checkpoints, launch, preflight, starting_model
 from seqreg.workbench.run.checkpointing import RunOptions
-from seqreg.workbench.run.run_directory import RunDirectory, RunRecord
+from seqreg.workbench.run.record import RECORD, RunRecord, check_model, inputs_of, made_with
+from seqreg.workbench.run.run_directory import RunDirectory
 from seqreg.workbench.run.signals import Signals
 from seqreg.workbench.run.starting_model import DriftMonitor
 from seqreg.workbench.run.tensorboard import TensorBoardWriter
@@ -39,7 +40,8 @@ from seqreg.workbench.run.trainer import FaultTolerantCausalTrainer, FaultTolera
 from seqreg.workbench.scores import corpora, results
 from seqreg.workbench.scores.drift import retention
 from seqreg.workbench.scores.evaluate import Scored, Scorer, evaluate, with_average
-from seqreg.workbench.text.atomic_files import ASIDE, REMOVED
+from seqreg.workbench.scores.results import METRICS
+from seqreg.workbench.text.atomic_files import ASIDE, REMOVED, writing
 from seqreg.workbench.text.escape import plain
 from seqreg.workbench.text.progress import Bars
 from seqreg.workbench.text.terminal import console, first_process, say, warn
@@ -63,8 +65,8 @@ def prepare(run: Run, *, splits: Splits | None = None) -> LoadedRun:
     launch.check_environment(run.config.optimisation.precision)
     splits = loading.load(run.card, run.config.data) if splits is None else splits
     notes = list(splits.notes)
-    if loading.UNLABELLED in splits.sets and not _takes_unlabelled(run):
-        notes.append("data.unlabelled is not used: no term of this run takes unlabelled examples")
+    if UNLABELLED in splits.sets and not any(term.on != "labelled" for term in run.criterion.terms):
+        notes.append("data.unlabelled is not used: no term of this run counts on texts without labels")
     for note in notes if first_process() else ():
         console.print(plain(note), style="dim")
     check_precision(run.config.optimisation.precision)
@@ -103,7 +105,7 @@ def train(
         launch.check_environment(run.config.optimisation.precision)
         launch.check_trackers(run.config.logging.report_to)
         directory = RunDirectory(folder, run, stack, overwrite=overwrite, resume=resume, allowed=allow_change)
-        with disk.writing(folder):
+        with writing(folder):
             directory.check()
         splits = loading.load(run.card, run.config.data)
         directory.check_data(splits)
@@ -117,12 +119,13 @@ def train(
         scorer = Scorer(splits.sets["validation"], run, loaded.tokenizer)
         size = preflight.check_disk_space(run, loaded.model, folder)
         curves = TensorBoardWriter(folder / "tensorboard", run, scorer) if run.config.logging.tensorboard else None
-        with disk.writing(folder):
+        with writing(folder):
             trainer = make_trainer(
                 loaded, folder, scorer, directory=directory, signals=signals, checkpoint_bytes=size, tensorboard=curves
             )
         stack.callback(trainer.options.bars.progress.stop)
-        directory.check_tokens(_tokens(trainer))
+        inputs = inputs_of(run, loaded.tokenizer, _tokens(trainer))
+        directory.check_inputs(inputs, models.pretrained_digest(loaded.model, run.config))
         return _train(trainer, loaded, directory)
 
 
@@ -130,8 +133,6 @@ def _train(trainer: Any, loaded: LoadedRun, directory: RunDirectory) -> dict[str
     """Train from the newest checkpoint, or from the start, to the end."""
     run, signals = loaded.run, trainer.options.signals
     checkpoint = directory.take()
-    if not directory.record.pretrained:
-        directory.update(pretrained=models.pretrained_digest(loaded.model, run.config))
     _score_before(trainer, loaded, directory, resumed=checkpoint is not None)
     start = functools.partial(starting_model.rebuild, run, loaded.tokenizer, directory.record.start)
     monitor = DriftMonitor(trainer, loaded.tokenizer, loaded.splits.sets["validation"], start)
@@ -153,16 +154,16 @@ def _train(trainer: Any, loaded: LoadedRun, directory: RunDirectory) -> dict[str
         "steps": trainer.state.global_step, "stopped_early": early,
         "best_step": trainer.state.best_global_step, "model_step": kept, "seconds": seconds,
         "cpu_seconds": trainer.cpu_seconds, "step_seconds": trainer.step_seconds, "device": trainer.args.device.type,
-        "loss": trainer.mean_loss(), "tokens": trainer.state.num_input_tokens_seen,
+        "loss": trainer.mean_loss(), "last_nll": trainer.last_nll(), "tokens": trainer.state.num_input_tokens_seen,
         **_sizes(loaded.model), **trainer.nonfinite.numbers(),
     }  # fmt: skip
     if run.config.model.lora is not None:
         monitor = _without_adapters(monitor, loaded, directory.folder)
     scores, sections = _evaluate(trainer, loaded, monitor, directory.record)
     if directory.record.before:
-        scores = {"before": Scored(**dict[str, Any](directory.record.before)), **scores}
+        scores = {results.BEFORE: Scored(**dict[str, Any](directory.record.before)), **scores}
     size, hint = trainer.options.checkpoint_bytes, "; run the same command to resume"
-    with signals.deferred(), disk.writing(directory.folder, size, hint):
+    with signals.deferred(), writing(directory.folder, size, hint):
         return _finish(trainer, monitor, run, directory, scores, {"train": numbers, **sections})
 
 
@@ -185,7 +186,9 @@ def _without_adapters(monitor: DriftMonitor, loaded: LoadedRun, folder: Path) ->
             trainer.model.save_pretrained(str(folder / f"{ASIDE}model" / adapters.FOLDER))
         model = trainer.model.merge_and_unload(safe_merge=True)
     run = dataclasses.replace(loaded.run, config=loaded.run.config.for_evaluation(str(folder)))
-    sets = {name: examples for name, examples in loaded.splits.sets.items() if name not in ("train", UNLABELLED)}
+    sets = {
+        name: examples for name, examples in loaded.splits.sets.items() if name not in ("train", UNLABELLED, REPLAY)
+    }
     parts = LoadedRun(run, dataclasses.replace(loaded.splits, sets=sets, stream=None), loaded.tokenizer, model)
     final = make_trainer(parts, folder, signals=signals)
     return DriftMonitor(final, loaded.tokenizer, sets["validation"], monitor.start)
@@ -216,8 +219,6 @@ def _score_before(trainer: Any, loaded: LoadedRun, directory: RunDirectory, *, r
     if not resumed and directory.record.start != start:
         directory.update(start=start, before={}, retention={})  # of another model, if there are any
     if directory.record.start != start:
-        if run.config.model.lora is not None:  # whose checkpoints have nothing but adapters
-            raise BadInput(f"model.name={run.config.model.name}: these are not the weights that the run started from")
         return
     first = _judged(loaded)[0]
     if settings.eval_before_training and not directory.record.before:
@@ -311,7 +312,7 @@ def _finish(
     (aside / RAW_HEAD).unlink(missing_ok=True)  # the final model is folded
     files = checkpoints.publish(aside, folder)
     (folder / REMOVED).unlink(missing_ok=True)  # of a model that was not kept
-    metrics = results.write_scores(folder, run, scores, method=run.config.method, **sections)
+    metrics = results.write_scores(folder / METRICS, run, scores, method=run.config.method, **sections)
     results.write_card(folder, run, metrics)
     if trainer.options.tensorboard is not None:
         if monitor.states:
@@ -326,12 +327,10 @@ def _finish(
 def _tokens(trainer: Any) -> dict[str, str]:
     """SHA-256 of the token ids that are kept on disk, by split; made now where they are not there."""
     train = trainer.train_dataset.dataset if isinstance(trainer.train_dataset, Numbered) else None
-    sets = {"train": train, "validation": trainer.eval_dataset, loading.UNLABELLED: trainer.unlabeled_dataset}
+    further = {name: sampler.examples for name, sampler in trainer.streams.items()}
+    further = {name: getattr(examples, "sources", examples) for name, examples in further.items()}
+    sets = {"train": train, "validation": trainer.eval_dataset, **further}
     return {name: table.digest for name, split in sets.items() if split is not None and (table := split.tokens)}
-
-
-def _takes_unlabelled(run: Run) -> bool:
-    return any(term.takes_unlabelled for term in run.criterion.terms)
 
 
 def _grouped(examples: Encoded, config: Config, world: int) -> GroupedOrder:
@@ -349,6 +348,14 @@ def _training_set(loaded: LoadedRun, sets: Mapping[str, Encoded], prompt: str | 
     if "train" not in sets:
         return None
     return Packed(sets["train"], config.data.bin_length) if config.data.packing else Numbered(sets["train"])
+
+
+def _further_datasets(loaded: LoadedRun, sets: Mapping[str, Encoded], prompt: str | None) -> dict[str, Any]:
+    """Texts without labels and old examples, as options of a trainer."""
+    if not sets.keys() & {UNLABELLED, REPLAY}:
+        return {}
+    collate, digest = collator(loaded.tokenizer, loaded.run.card.kind, prompt), starting_model.digest(loaded.model)
+    return streams.datasets_of(loaded.run, loaded.model, loaded.tokenizer, sets, collate, digest)
 
 
 def make_trainer(loaded: LoadedRun, folder: Path, scorer: Scorer | None = None, **options: Any) -> Any:
@@ -383,7 +390,7 @@ def make_trainer(loaded: LoadedRun, folder: Path, scorer: Scorer | None = None, 
         criterion=copy.deepcopy(run.criterion),
         diagnostics_steps=config.logging.diagnostics_steps,
         smoothness_steps=config.logging.smoothness_steps,
-        unlabeled_dataset=sets.get(loading.UNLABELLED) if _takes_unlabelled(run) else None,
+        **_further_datasets(loaded, sets, prompt),
         update=config.update(),
         options=RunOptions(
             config,
@@ -424,18 +431,21 @@ def arguments(config: Config, folder: Path, seq2seq: bool, *, greater_is_better:
     )
 
 
-def trained(folder: Path, overrides: tuple[str, ...] = (), *, trust: bool = False) -> Run:
-    """The run of a folder, with the trained model in place of the one that it started from."""
+def trained(folder: Path, overrides: tuple[str, ...] = (), *, trust: bool = False, trust_changes: bool = False) -> Run:
+    """The run of a folder, with the trained model in place of the one that it started from.
+
+    Args:
+        trust: let code run that comes with a model
+        trust_changes: take the model as it is, where its files have changed since the run has finished
+    """
     run_config.check_trained(folder)
-    run = run_config.load(folder, overrides, trust=trust, build_terms=False)
-    record = RunRecord.read(folder)
-    weights = {} if record is None else {k: v for k, v in record.files.items() if k.endswith(".safetensors")}
-    damage = checkpoints.damage(folder, weights)
-    if damage is not None:
-        raise BadInput(
-            f"{folder}: its model is not the one that was trained: {damage}: train it again with --overwrite"
-        )
-    return Run(run.config.for_evaluation(str(folder)), run.card, run.origins, trust)
+    check_model(folder, RunRecord.read(folder), trusted=trust_changes)
+    return _scored(run_config.load(folder, overrides, trust=trust, build_terms=False), folder)
+
+
+def _scored(run: Run, folder: Path) -> Run:
+    """The same run, with the model of a folder in place of the one that it started from."""
+    return Run(run.config.for_evaluation(str(folder)), run.card, run.origins, run.trust)
 
 
 def evaluate_run(
@@ -445,21 +455,40 @@ def evaluate_run(
     output: Path | None = None,
     overrides: tuple[str, ...] = (),
     trust: bool = False,
+    trust_changes: bool = False,
 ) -> dict[str, Any]:
-    """Score a trained model again, on the splits of its task or on one file, and bring its files up to date."""
-    run = trained(folder, overrides, trust=trust)
+    """Score a trained model again, on the splits of its task or on one file, and bring its files up to date.
+
+    The files of a run have the scores of the run alone. Scores with other settings, of other examples, or of a model
+    whose files have changed, are written to scores/NAME.json, or to `output`.
+    """
+    run_config.check_trained(folder)
+    output = None if output is not None and output.resolve() == folder.resolve() else output
+    if output is not None and (output / RECORD).is_file():
+        raise BadInput(f"--output {output}: another run, which has scores of its own: choose another")
+    record = RunRecord.read(folder)
+    changes = check_model(folder, record, trusted=trust_changes or output is not None)
+    started = run_config.load(folder, trust=trust, build_terms=False)
+    asked = run_config.load(folder, overrides, trust=trust, build_terms=False)
     if file is not None:
-        splits = Splits({file.stem: loading.read_file(run.card, file, run.config.data)})
+        splits = Splits({file.stem: loading.read_file(asked.card, file, asked.config.data)})
         names = [file.stem]
     else:
-        splits = loading.load(run.card, run.config.data, needs_train=False)
-        wanted = dict.fromkeys(["validation", *splits.evaluations(run.card)])
+        splits = loading.load(asked.card, asked.config.data, needs_train=False)
+        wanted = dict.fromkeys(["validation", *splits.evaluations(asked.card)])
         names = [name for name in wanted if name in splits.sets]
+    made = made_with(record, asked, started, splits, file=file, changes=changes)
+    path = results.place(folder, output, made)
+    run = _scored(asked, folder)
     scores, sections = _scored_again(run, folder, splits, names, against_start=file is None)
     if not first_process():
         return {}
-    with disk.writing(output or folder):
-        return results.write_scores(output or folder, run, with_average(scores, run.card), **sections)
+    own = None if path == folder / METRICS else made
+    metrics = results.write_scores(path, run, with_average(scores, run.card), made_with=own, **sections)
+    for line in results.difference_lines(made):
+        say(line)
+    say(f"Scores are in {path}, predictions in {results.predictions_of(path)}")
+    return metrics
 
 
 def measure(
@@ -474,8 +503,7 @@ def measure(
     Returns:
         sections of metrics.json: "drift" and, with data.also, "retention"
     """
-    run = run_config.load(folder, overrides, trust=trust, build_terms=False)
-    run = Run(run.config.for_evaluation(str(model)), run.card, run.origins, trust)
+    run = _scored(run_config.load(folder, overrides, trust=trust, build_terms=False), model)
     splits = loading.load(run.card, run.config.data, needs_train=False)
     return _scored_again(run, folder, splits, splits.also, against_start=True, rescore_start=bool(overrides))[1]
 

@@ -151,6 +151,11 @@ class FaultTolerantTrainer(CheckpointingTrainer):
                 logs[f"{kind}_runtime"] = seconds
         super().log(logs, start_time)
 
+    def last_nll(self) -> float | None:
+        """The NLL of the training examples since the last log but one, without label smoothing and terms."""
+        logged = [entry["value/nll"] for entry in self.state.log_history if "value/nll" in entry]
+        return logged[-1] if logged else None
+
     def mean_loss(self) -> float:
         """The loss averaged over all steps of the run that were made; not a number if there was none."""
         made = self.state.global_step - self.nonfinite.skipped

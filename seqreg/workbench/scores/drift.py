@@ -90,8 +90,8 @@ def mean_states(model: nn.Module, batches: Iterable[Mapping[str, Any]]) -> Tenso
 
 def _view(ctx: Context) -> Pass:
     """A pass without dropout and autocast that moves no generator and no power iteration."""
-    with ctx.forward.observed(), ctx.forward.full_precision():
-        return ctx.forward(dropout="off", grad=False, hidden=True)
+    with ctx.forward.observed() as forward, forward.full_precision():
+        return forward(dropout="off", grad=False, hidden=True)
 
 
 def _kl_sums(trained: Pass, start: Pass, mask: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from seqreg.context import Context
 from seqreg.forward import Pass
 from seqreg.metrics import tags as tag_metrics
 from seqreg.metrics import texts as text_metrics
+from seqreg.metrics.calibration import Outcomes
 from seqreg.metrics.classification import classification
 from seqreg.metrics.rouge.score import rouge
 from seqreg.metrics.variety import collapse, spread, variety
@@ -245,11 +246,19 @@ def score_classes(outputs: Any, examples: Sequence[Example], card: Card, **optio
         for index, (output, label) in enumerate(zip(outputs, labels, strict=True))
     ]
     return Scored(
-        {"score": float(np.mean(list(means.values()))), **means, **varied},
+        {"score": float(np.mean(list(means.values()))), **means, **_calibration(outputs, labels, card), **varied},
         {name: (100 * low, 100 * high) for name, (low, high) in intervals.items()},
         predictions,
         f"{'+'.join(card.metric)}|glue",
     )
+
+
+def _calibration(outputs: Any, labels: Sequence[int | float | None], card: Card) -> dict[str, float]:
+    """NLL without label smoothing, Brier score, and ECE in percent with 15 bins; nothing without labels of classes."""
+    if card.labels is None or not len(labels) or None in labels or not np.isfinite(outputs).all():
+        return {}
+    numbers = Outcomes.of(outputs, np.asarray(labels)).summary(15)
+    return {"nll": numbers["nll"], "brier": numbers["brier"], "ece": 100 * numbers["ece"]}
 
 
 def class_prediction(index: int, output: Any, card: Card) -> dict[str, Any]:

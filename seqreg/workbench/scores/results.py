@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
+import re
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,15 +21,18 @@ from seqreg.metrics.texts import greater_is_better
 from seqreg.metrics.variety import VARIETY
 from seqreg.version import __version__
 from seqreg.workbench.config import overlay
-from seqreg.workbench.text.atomic_files import finite, to_json, write_text
-from seqreg.workbench.text.escape import code, one_line, plain, prose
+from seqreg.workbench.text.atomic_files import finite, inside, to_json, write_text
+from seqreg.workbench.text.escape import code, one_line, places, plain, prose, without_places
 
 if TYPE_CHECKING:
     from seqreg.workbench.config.run_config import Run
     from seqreg.workbench.scores.evaluate import Scored
 
-METRICS = "metrics.json"
+METRICS, SCORES = "metrics.json", "scores"
 CPU, STEPS, WHOLE = "CPU time of the training steps", "wall time of the training steps", "wall time of the training"
+BEFORE = "before"
+"""The scores of the model that training started from, among those of the splits."""
+_TITLES = {BEFORE: "before training"}
 DRIFT = {
     "kl_trained_start": "KL(trained || start)",
     "kl_start_trained": "KL(start || trained)",
@@ -69,9 +75,24 @@ class _BeforeAfter(BaseModel):
     after: float | None
 
 
+class MadeWith(BaseModel):
+    """How scores of a trained model were made where they are not those of its run.
+
+    Args:
+        run: the name in its run.json
+        settings: all that it was scored with
+        differs: what is not as in the run, by key: there, and in these scores
+    """
+
+    run: str = ""
+    settings: dict[str, Any] = {}
+    differs: dict[str, tuple[Any, Any]] = {}
+
+
 class _Metrics(BaseModel):
     """What is read of metrics.json."""
 
+    made_with: MadeWith = MadeWith()
     scores: dict[str, _Split]
     train: _Train = _Train()
     method: str = ""
@@ -82,9 +103,17 @@ class _Metrics(BaseModel):
 
 def scores_of(folder: Path) -> dict[str, Any]:
     """The contents of a run's metrics.json."""
-    path = folder / METRICS
-    if not path.is_file():
+    if not (folder / METRICS).is_file():
         raise BadInput(f"{folder}: no {METRICS} in it: has its training ended?")
+    return _read(folder / METRICS)
+
+
+def other_scores_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """The scores of a run's model with other settings than the run's, by the names of their files."""
+    return {path.stem: _read(path) for path in sorted((folder / SCORES).glob("*.json"))}
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         metrics = json.loads(path.read_text(encoding="utf-8"))
         _Metrics.model_validate(metrics)
@@ -126,13 +155,72 @@ def scores(scored: Scored) -> dict[str, Any]:
     return {"metrics": scored.metrics, "intervals": scored.intervals, "signature": scored.signature}
 
 
-def write_scores(folder: Path, run: Run, splits: Mapping[str, Scored], **further: Any) -> dict[str, Any]:
-    """Bring metrics.json up to date, and write the predictions on every split."""
+def made_with_of(metrics: Mapping[str, Any]) -> MadeWith:
+    """How the scores in a file were made; the default for those of a run."""
+    return MadeWith(**metrics.get("made_with", {}))
+
+
+def place(folder: Path, output: Path | None, made_with: MadeWith) -> Path:
+    """The file for scores of the model in a folder: the run's metrics.json is for those of the run alone."""
+    if output is None and not made_with.differs:
+        return folder / METRICS
+    if output is None:
+        if (folder / SCORES).is_symlink():
+            raise BadInput(f"{folder / SCORES}: a symbolic link: a run writes to its own folder alone: remove it")
+        return folder / SCORES / f"{_name_of(made_with)}.json"
+    path = output / METRICS
+    if path.is_file() and made_with_of(_read(path)) != made_with:
+        raise BadInput(f"--output {output}: has scores of another model, or with other settings: choose another")
+    return path
+
+
+def _name_of(made_with: MadeWith) -> str:
+    """A name for the file of scores, by what differs: `num_beams=5`."""
+    settings = {key: key.rpartition(".")[2] for key in made_with.settings}
+    pairs = {settings.get(key, key): str(now) for key, (_, now) in made_with.differs.items()}
+    exact = ",".join(f"{key}={now}" for key, now in pairs.items())
+    short = ",".join(f"{key}={now if len(now) <= 30 else 'other'}" for key, now in pairs.items())
+    name = re.sub(r"[^\w.=+,-]+", "_", short)[:80]
+    return name if name == exact else f"{name}-{hashlib.sha256(exact.encode()).hexdigest()[:8]}"
+
+
+def difference_lines(made_with: MadeWith) -> list[str]:
+    """What differs from the run, a line for each."""
+    return [f"{key}: {_shown(now)}, in the run {_shown(was)}" for key, (was, now) in made_with.differs.items()]
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else to_json(value)
+
+
+def forget_scores(folder: Path) -> None:
+    """Remove all scores of the model in a folder, which is about to become another."""
+    (folder / METRICS).unlink(missing_ok=True)
+    if not (folder / SCORES).is_symlink():
+        shutil.rmtree(folder / SCORES, ignore_errors=True)
+
+
+def predictions_of(path: Path) -> Path:
+    """The folder of the predictions that the scores in a file are of."""
+    return path.parent if path.name == METRICS else path.with_suffix("")
+
+
+def write_scores(
+    path: Path, run: Run, splits: Mapping[str, Scored], *, made_with: MadeWith | None = None, **further: Any
+) -> dict[str, Any]:
+    """Bring a metrics.json, or scores/NAME.json, up to date, and write the predictions on every split.
+
+    Args:
+        made_with: what it was scored with, where these are not the scores of the run itself
+    """
     import torch
     import transformers
 
-    folder.mkdir(parents=True, exist_ok=True)
-    metrics = read_metrics(folder)
+    folder = predictions_of(path)
+    metrics = _read(path) if path.is_file() else {}
+    made_with = MadeWith() if made_with is None else made_with
+    if made_with_of(metrics) != made_with:  # which nothing is added to
+        metrics = {}
     metrics.setdefault("scores", {})
     for name, scored in splits.items():
         metrics["scores"][name] = {
@@ -141,12 +229,15 @@ def write_scores(folder: Path, run: Run, splits: Mapping[str, Scored], **further
             "signature": scored.signature,
         }
     versions = {"seqreg": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    metrics |= {"metric": run.card.score, **further, "versions": {**versions, "transformers": transformers.__version__}}
+    versions |= {"transformers": transformers.__version__}
+    if made_with != MadeWith():
+        metrics["made_with"] = made_with.model_dump()
+    metrics |= {"metric": run.card.score, **further, "versions": versions}
     metrics = dict(finite(metrics))
-    write_text(folder / METRICS, to_json(metrics, indent=2) + "\n")
+    write_text(path, to_json(metrics, indent=2) + "\n")
     main = next((name for name in ("test", "validation") if name in splits), next(iter(splits), ""))
     for name, scored in splits.items():
-        if scored.predictions and name != "before":
+        if scored.predictions and name != BEFORE:
             _write_predictions(folder, "" if name == main else f"_{name}", scored, run.card.kind == "generation")
     return metrics
 
@@ -157,10 +248,10 @@ def _rounded(value: float | None) -> float | None:
 
 def _write_predictions(folder: Path, suffix: str, scored: Scored, texts: bool) -> None:
     lines = "".join(to_json(prediction, ensure_ascii=False) + "\n" for prediction in scored.predictions)
-    write_text(folder / f"predictions{suffix}.jsonl", lines)
+    write_text(inside(folder, f"predictions{suffix}.jsonl"), lines)
     if texts:  # one per line: a line break inside a text is written <n>
         lines = "".join(one_line(prediction["prediction"]) + "\n" for prediction in scored.predictions)
-        write_text(folder / f"generated_predictions{suffix}.txt", lines)
+        write_text(inside(folder, f"generated_predictions{suffix}.txt"), lines)
 
 
 def write_card(folder: Path, run: Run, metrics: Mapping[str, Any]) -> None:
@@ -183,7 +274,7 @@ def write_card(folder: Path, run: Run, metrics: Mapping[str, Any]) -> None:
         f"Trained with seed {config.seed} for {trained_steps(metrics)}. All settings are in config.yaml, which is a "
         "recipe: `seqreg train config.yaml`.", "",
     ]  # fmt: skip
-    write_text(folder / "README.md", "\n".join(page))
+    write_text(folder / "README.md", without_places("\n".join(page), places(config.model_dump())))
 
 
 def trained_steps(metrics: Mapping[str, Any]) -> str:
@@ -205,13 +296,15 @@ def trained_steps(metrics: Mapping[str, Any]) -> str:
 def score_lines(metrics: Mapping[str, Any]) -> list[str]:
     """Scores with intervals, then drift and retention, as tables in Markdown; of the contents of metrics.json."""
     lines = [
-        f"| {prose(split)} | {name} | {value:.2f} | {_interval(numbers['intervals'].get(name))} |"
+        f"| {prose(_TITLES.get(split, split))} | {name} | {value:.2f} | {_interval(numbers['intervals'].get(name))} |"
         for split, numbers in metrics["scores"].items()
         for name, value in numbers.items()
         if value is not None
         and (name in numbers["intervals"] or (split == "average" and name != "score" and isinstance(value, float)))
     ]
-    return ["| split | score | value (%) | interval |", "|---|---|---|---|", *lines, "", *_drift_page(metrics)]
+    lesson = nothing_learned(metrics)
+    told = [f"**{lesson[0].upper()}{lesson[1:]}.**", ""] if lesson else []
+    return [*told, "| split | score | value (%) | interval |", "|---|---|---|---|", *lines, "", *_drift_page(metrics)]
 
 
 def _drift_page(metrics: Mapping[str, Any]) -> list[str]:
@@ -271,8 +364,30 @@ def main_split(scores: Mapping[str, Any], texts: bool) -> str:
     """The split whose scores decide: the average over sets of a classifier, the test set, or what there is."""
     if "average" in scores and not texts:
         return "average"
-    named = [name for name in scores if name not in ("before", "average")]
+    named = [name for name in scores if name not in (BEFORE, "average")]
     return next((name for name in ("test", "validation") if name in named), named[0])
+
+
+def nothing_learned(metrics: Mapping[str, Any]) -> str:
+    """Why a run has learned nothing, in one sentence; "" where it has, or where the starting model was not scored."""
+    scores = metrics["scores"]
+    trained = {name: numbers for name, numbers in scores.items() if name not in (BEFORE, "average")}
+    if not trained:
+        return ""
+    split = main_split(trained, texts=True)
+    key = deciding(metrics, split)
+    return not_better(key, trained[split].get(key), scores.get(BEFORE, {}).get(key))
+
+
+def not_better(key: str, after: float | None, before: float | None) -> str:
+    """Why a score says that nothing was learned: it is at the floor, or not better than before training."""
+    if after is None:
+        return ""
+    if (after == 0 and (before is None or after <= before)) if greater_is_better(key) else after >= 100:
+        return f"nothing was learned: {key} is {after:.2f}, the worst that there is"
+    if before is None or (after > before if greater_is_better(key) else after < before):
+        return ""
+    return f"nothing was learned: {key} is {after:.2f} after training and was {before:.2f} before"
 
 
 def score_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -284,7 +399,11 @@ def score_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
         table.add_column(plain(name), justify="right")
     for split, key in _lines(list(runs.values())):
         cells = [_cell(metrics["scores"].get(split, {}), key, len(runs) == 1) for metrics in runs.values()]
-        table.add_row(plain(split), plain(key) + ("" if greater_is_better(key) else " (lower is better)"), *cells)
+        table.add_row(
+            plain(_TITLES.get(split, split)),
+            plain(key) + ("" if greater_is_better(key) else " (lower is better)"),
+            *cells,
+        )
     _add_drift(table, list(runs.values()))
     seconds = [metrics.get("train", {}).get("seconds") for metrics in runs.values()]
     if all(seconds):

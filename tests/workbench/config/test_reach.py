@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import json
 from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from seqreg import Criterion, build_term, selective_update
+from seqreg import Ascent, Criterion, build_term, selective_update
 from seqreg.build import UPDATES, build_update, term_names
 from seqreg.errors import BadInput
 from seqreg.integrations.hf import RegularizedTrainer, r4f
@@ -26,7 +27,10 @@ TRAINER = {
     "criterion": "terms",
     "diagnostics_steps": "logging.diagnostics_steps",
     "smoothness_steps": "logging.smoothness_steps",
-    "unlabeled_dataset": "data.unlabelled",
+    "unlabelled_dataset": "data.unlabelled",
+    "unlabelled_ratio": "data.unlabelled_ratio",
+    "replay_dataset": "data.replay",
+    "replay_share": "data.replay",  # inside it
     "update": "optimisation.update",
 }
 """What the trainers take beside transformers' own, and the keys that say it."""
@@ -47,10 +51,12 @@ def options(function: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", term_names())
 def test_every_setting_of_a_term_is_a_key(name: str) -> None:
     term = build_term(name)
-    for field in fields(term):
-        value = "other" if field.name == "name" else getattr(term, field.name)
-        found = resolved(f"terms.{name}.{field.name}={json.dumps(value)}", terms=(name,)).criterion().terms[0]
-        assert getattr(found, field.name) == value
+    keys = [field.name for field in fields(term) if field.name != "attack"]
+    keys += [f"attack.{field.name}" for field in fields(Ascent)] if hasattr(term, "attack") else []
+    for key in keys:
+        value = "other" if key == "name" else attrgetter(key)(term)
+        found = resolved(f"terms.{name}.{key}={json.dumps(value)}", terms=(name,)).criterion().terms[0]
+        assert attrgetter(key)(found) == value
     for preset in term.presets:
         assert resolved(f"terms.{name}.preset={preset}", terms=(name,)).criterion().terms[0].preset == preset
 
@@ -146,23 +152,27 @@ def test_a_run_applies_its_update(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("recipe", "variant"), [("glue", "sst2"), ("gigaword", "tiny")])
-def test_jachess_trains_on_unlabelled_rows(recipe: str, variant: str, tmp_path: Path) -> None:
+def test_terms_train_on_texts_without_labels_and_old_examples(recipe: str, variant: str, tmp_path: Path) -> None:
     card = run_config.resolve(recipe, variants=[variant]).card
     rows = [{key: row[key] for key in list(row)[:1]} for row in sample_files.rows(card, 5, seed=9)]
     path = sample_files.write(tmp_path / "texts.jsonl", rows)
-    further = ["terms.jachess.mode=alternate", f"data.unlabelled={path}", "optimisation.max_steps=2"]
+    old = sample_files.write(tmp_path / "old.jsonl", sample_files.rows(card, 6, seed=8))
+    further = [
+        "terms.jachess.mode=alternate", f"data.unlabelled={path}", "optimisation.max_steps=2",
+        f"data.cache_dir={tmp_path / 'cache'}", f"data.replay={{path: '{old}', share: 0.5}}",
+    ]  # fmt: skip
     run = run_of(recipe, tmp_path, *further, variants=[variant], terms=["jachess"])
     shop = train.prepare(run)
     assert len(shop.splits.sets[loading.UNLABELLED]) == 5
     trainer = train.make_trainer(shop, tmp_path / "run")
     trainer.train()
     logged = [one for one in trainer.state.log_history if "loss" in one]
-    assert all(one["unlabelled/jachess"] > 0 for one in logged)
+    assert all(one["value/jachess.unlabelled"] > 0 and one["value/nll.replay"] > 0 for one in logged)
 
 
 def test_impossible_settings_are_refused_in_one_line() -> None:
     for words, message in {
-        ("terms.jachess.mode=alternate",): r"terms.jachess.mode='alternate': set data.unlabelled=FILE",
+        ("terms.jachess.mode=alternate",): r"terms.jachess.mode=alternate: counts on texts without lab",
         ("optimisation.update={selectve: {}}",): r"command line: optimisation.update: unknown 'selectve'; did you mean",
         ("optimisation.update={selective: {rato: 1}}",): r"update selective: unknown setting 'rato'; did you mean",
         (

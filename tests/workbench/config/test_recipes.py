@@ -24,6 +24,9 @@ ARCHITECTURES = {
     "FacebookAI/xlm-roberta-large": "xlm-roberta",
     "HuggingFaceTB/SmolLM2-135M-Instruct": "llama",
 }
+OWN_TEXT = ["classify", "pairs", "summarize", "tag", "translate"]
+"""The recipes whose card is made of a file: tests/cli/test_own_text.py trains them."""
+RECIPES = [name for name in RECIPES if name not in OWN_TEXT]
 
 
 def variants(recipe: str) -> list[list[str]]:
@@ -36,6 +39,7 @@ STEPS = [(recipe, chosen) for recipe, chosen in COMBINATIONS if chosen in ([], [
 
 
 def test_what_there_is() -> None:
+    assert sorted([*RECIPES, *OWN_TEXT]) == lookup.names("recipes")
     assert {"cnn_dailymail", "gigaword", "reddit_tifu", "glue", "ner", "xnli", "xsum", "quickstart", "sft"} == set(
         RECIPES
     )
@@ -117,6 +121,14 @@ def test_one_step_and_one_generation(recipe: str, chosen: list[str], term: str |
     scored = evaluate(trainer, run, shop.tokenizer, shop.splits.sets[name], name)
     assert len(scored.predictions) == 2
     assert 0 <= abs(scored.metrics["score"]) <= 100
+
+
+@pytest.mark.parametrize("recipe", OWN_TEXT)
+def test_every_term_resolves_with_a_file_of_ones_own(recipe: str, tmp_path: Path) -> None:
+    data = [f"data.path={sample_files.own_text(tmp_path)}"]
+    for term in [None, *TERMS]:
+        run = run_config.resolve(recipe, terms=[term] if term else [], overrides=data)
+    assert run.config.output == f"runs/{recipe}-mine/{TERMS[-1]}"
 
 
 def test_cards_name_what_they_need() -> None:

@@ -11,6 +11,7 @@ import pytest
 from seqreg.errors import Advice, BadInput
 from seqreg.workbench.config import lookup, other_names, overlay, run_config
 from seqreg.workbench.config.settings import Lora
+from tests.helpers import sample_files
 
 
 def test_the_order_of_layers() -> None:
@@ -151,7 +152,7 @@ def test_a_saved_run_is_a_recipe_again(tmp_path: Path) -> None:
 
 
 def test_a_term_that_needs_unlabelled_rows_is_refused_before_anything_is_written() -> None:
-    with pytest.raises(BadInput, match=r"command line: terms.jachess.mode='alternate': set data.unlabelled=FILE"):
+    with pytest.raises(BadInput, match=r"command line: terms.jachess.mode=alternate: counts on texts without lab"):
         run_config.resolve("quickstart", terms=["jachess"], overrides=["terms.jachess.mode=alternate"])
 
 
@@ -272,11 +273,12 @@ def test_a_setting_that_is_text_is_read_as_text(setting: str, value: str | None)
 
 
 @pytest.mark.parametrize("recipe", lookup.names("recipes"))
-def test_any_number_of_steps_fits_the_warmup_of_a_recipe(recipe: str) -> None:
+def test_any_number_of_steps_fits_the_warmup_of_a_recipe(recipe: str, tmp_path: Path) -> None:
+    data = [f"data.path={sample_files.own_text(tmp_path)}"]
     chosen = [[], *([name] for name in overlay.read(lookup.find("recipes", recipe)).get("variants", {}))]
     for variants in chosen:
         for steps in (1, 2, 20):
-            run = run_config.resolve(recipe, variants=variants, overrides=[f"optimisation.max_steps={steps}"])
+            run = run_config.resolve(recipe, variants=variants, overrides=[*data, f"optimisation.max_steps={steps}"])
             assert 0 <= run.config.optimisation.warmup < steps
     papers = {"cnn_dailymail": 500, "xsum": 500, "reddit_tifu": 5000}
     if recipe in papers:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
-from seqreg.bench.batch_padding import compare, gigaword_lengths, padding_waste
+from benchmarks.batch_padding import compare, gigaword_lengths, padding_waste
 from seqreg.errors import BadInput
 from seqreg.workbench.data.batches import GroupedOrder, length_key
 

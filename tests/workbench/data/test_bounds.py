@@ -10,8 +10,8 @@ import pytest
 from seqreg.errors import BadInput
 from seqreg.metrics.rouge.score import rouge
 from seqreg.workbench.config import cards
-from seqreg.workbench.data import readers
 from seqreg.workbench.data.examples import Example, example
+from seqreg.workbench.text import readers
 from tests.bad_input.table import refused, run, tiny
 from tests.helpers import sample_files
 
@@ -48,7 +48,6 @@ def test_numbers_in_options_are_bounded(tmp_path: Path) -> None:
         (["robustness", "run", "--draws", "1000000000"], "--draws"),
         (["robustness", "run", "--rates", ",".join(str(n / 1000) for n in range(1, 500))], "--rates"),
         (["chain", "plan.yaml", "--cycles", "1000000000"], "--cycles"),
-        (["bench", "--threads", "1000000000"], "--threads"),
     ):
         refused(tmp_path, option, *words)
 
@@ -162,21 +161,21 @@ MODULES = {
     "nothing": ("", "cannot be imported: AttributeError"),
     "needy": (
         "from dataclasses import dataclass\nfrom seqreg import Term\n@dataclass(frozen=True, kw_only=True)\n"
-        "class Mine(Term):\n    much: float\n    cost = None\n    def __call__(self, ctx): return 0\n",
+        "class Mine(Term):\n    much: float\n    cost = None\n    def loss(self, ctx, passes): return 0\n",
         "the setting 'much' is missing",
     ),
     "raises": (
-        "from seqreg import Term\nclass Mine(Term):\n    cost = None\n    def __call__(self, ctx): return 0\n"
+        "from seqreg import Term\nclass Mine(Term):\n    cost = None\n    def loss(self, ctx, passes): return 0\n"
         "    def __post_init__(self): raise KeyError('a')\n",
         "Mine cannot be made: KeyError: 'a'",
     ),
     "costs": (
-        "from seqreg import Term\nclass Mine(Term):\n    cost = None\n    def __call__(self, ctx): return 0\n",
+        "from seqreg import Term\nclass Mine(Term):\n    cost = None\n    def loss(self, ctx, passes): return 0\n",
         "Mine.cost is None: expected a seqreg.Cost",
     ),
     "costly": (
         "from seqreg import Term\nclass Mine(Term):\n    @property\n    def cost(self): raise OSError('x')\n"
-        "    def __call__(self, ctx): return 0\n",
+        "    def loss(self, ctx, passes): return 0\n",
         "Mine cannot be made: OSError: x",
     ),
 }  # fmt: skip

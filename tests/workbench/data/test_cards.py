@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from seqreg.cli import new_task
 from seqreg.errors import BadInput
@@ -128,7 +131,7 @@ def test_columns_delimiter_and_encoding_of_a_file(tmp_path: Path) -> None:
         ("data.columns.sorce=body", "data.columns: sorce='body': unknown key; did you mean 'source'"),
         ("data.columns.label=y", "data.columns.label: pairs of texts has none: leave it out"),
         ("data.delimiter=ab", "data.delimiter='ab': expected one character"),
-        ("data.encoding=utf-16", "data.encoding='utf-16': expected utf-8, latin-1, cp1252"),
+        ("data.encoding=utf-32", "data.encoding='utf-32': expected utf-8, latin-1, cp1252"),
         ("data.subset=de", "data.subset=de: the data of this run are not from the hub: leave it out"),
         ("data.encoding=latin-1", "data.encoding=latin-1: for local files, and data.path names none: leave it out"),
     ],
@@ -146,13 +149,18 @@ def load(resolve: Callable[..., run_config.Run], *settings: str) -> loading.Spli
 def test_a_card_is_made_for_a_file(tmp_path: Path) -> None:
     rows = [{"id": str(n), "article": f"word {n} " * 20, "headline": f"a headline {n}"} for n in range(8)]
     (tmp_path / "news.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = seqreg("new-task", "news.jsonl", cwd=tmp_path).stdout
-    assert said.splitlines() == [
-        "news.yaml is written, a task of generation:",
+    said = seqreg("new-task", "news.jsonl", cwd=tmp_path).stdout.splitlines()
+    assert said[:4] == [
+        "news.jsonl: a task of generation, 8 examples; encoding utf-8",
         "  source: article",
         "  target: headline",
         "  not used: id",
-        "seqreg train gigaword task=news.yaml data.path=news.jsonl",
+    ]
+    assert said[-4:] == [
+        f"  source: {('word 2 ' * 20)[:67]}...",
+        "  target: a headline 2",
+        "news.yaml is written. Train with it:",
+        "seqreg train summarize task=news.yaml data.path=news.jsonl",
     ]
     card, _ = cards.load(str(tmp_path / "news.yaml"))
     assert (card.kind, card.columns.source, card.columns.target) == ("generation", "article", "headline")
@@ -179,7 +187,7 @@ def test_a_card_carries_the_form_of_its_files(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_bytes("\n".join(["id|text|summary1|summary2", *rows]).encode("latin-1"))
     said = seqreg("new-task", "train.csv", "--delimiter", "|", "--encoding", "latin-1", cwd=tmp_path).stdout
     assert "  references: summary1, summary2\n" in said
-    assert said.splitlines()[-1] == "seqreg train gigaword task=train.yaml data.path=train.csv"
+    assert said.splitlines()[-1] == "seqreg train summarize task=train.yaml data.path=train.csv"
     card, _ = cards.load(str(tmp_path / "train.yaml"))
     assert (card.files.delimiter, card.files.encoding) == ("|", "latin-1")
     sample_files.write(tmp_path / "validation.jsonl", [{"text": "caf\xe9", "summary1": "x"}])
@@ -190,7 +198,7 @@ def test_a_card_carries_the_form_of_its_files(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_bytes((tmp_path / "train.csv").read_bytes().replace(b"|", b";"))
     again = loading.read_file(card, tmp_path / "train.csv", Data(delimiter=";"))  # the command line wins
     assert again == splits.sets["train"]
-    for key, value in (("delimiter", "||"), ("encoding", "utf-16")):
+    for key, value in (("delimiter", "||"), ("encoding", "utf-32")):
         with pytest.raises(BadInput, match=rf"files\.{key}.*expected") as caught:
             cards.parse({**card.model_dump(), "files": {key: value}}, "x.yaml")
         assert len(caught.value.lines) == 1
@@ -202,9 +210,10 @@ def test_a_card_carries_the_form_of_its_files(tmp_path: Path) -> None:
         (["--delimiter", "¦¦"], "--delimiter '¦¦': expected one character, such as ; or \\t"),
         (["--delimiter", ""], "--delimiter '': expected one character"),
         (["--encoding", "latin1x"], "--encoding 'latin1x': expected utf-8, latin-1, cp1252 or the like"),
-        ([], "x.csv:2: not UTF-8 (byte 3 of the line): is there another encoding? Give --encoding"),
-        (["--encoding", "latin-1"], "x.csv:2: 2 cells, but the first line names 1 columns: is there another delimiter? "
-                                    "Give --delimiter"),
+        (["--encoding", "utf-8"], "x.csv:2: not UTF-8 (byte 3 of the line): is there another encoding? "
+                                  "Give --encoding"),
+        (["--delimiter", ","], "x.csv:2: 2 cells, but the first line names 1 columns: is there another delimiter? "
+                               "Give --delimiter"),
         (["--encoding", "latin-1", "--delimiter", "|"], "x.csv: one column, 'label;text': is there another delimiter? "
                                                         "Give --delimiter"),
     ],
@@ -216,18 +225,102 @@ def test_options_of_a_file_that_cannot_be_right(options: list[str], message: str
     assert [path.name for path in tmp_path.iterdir()] == ["x.csv"]
 
 
+def test_a_file_in_utf_16_is_read_as_excel_writes_it(tmp_path: Path) -> None:
+    rows = [f"text {number} é is here,title {number}" for number in range(20)]
+    (tmp_path / "x.csv").write_text("\n".join(["source,target", *rows]) + "\n", encoding="utf-16")
+    run = resolved(f"data.path={tmp_path / 'x.csv'}")
+    assert loading.read_file(run.card, tmp_path / "x.csv")[3].source == "text 3 é is here"
+    (tmp_path / "x.csv").write_bytes((tmp_path / "x.csv").read_bytes()[:-1])
+    with pytest.raises(BadInput, match=r"x\.csv:21: not UTF-16"):
+        loading.read_file(run.card, tmp_path / "x.csv")
+
+
+def test_another_delimiter_is_named_before_missing_columns(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("source;target\none two;one\n")
+    run = resolved(f"data.path={tmp_path / 'x.csv'}")
+    with pytest.raises(BadInput, match=r"x\.csv:1: one column, 'source;target': .* Give data\.delimiter"):
+        loading.load(run.card, run.config.data)
+
+
+def test_a_pipe_is_called_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.jsonl")
+    run = resolved(f"data.path={tmp_path / 'x.jsonl'}")
+    with pytest.raises(BadInput, match=r"x\.jsonl: a pipe, a socket or a device"):
+        loading.load(run.card, run.config.data)
+
+
+def test_of_two_files_for_a_split_the_one_that_is_read_is_named(tmp_path: Path) -> None:
+    rows = [{"source": f"text {number} is here", "target": f"title {number}"} for number in range(20)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "train.csv").write_text("source,target\nother text,other\n")
+    run = resolved(f"data.path={tmp_path}")
+    splits = loading.load(run.card, run.config.data)
+    assert "train.jsonl is read, and not train.csv: data.path=FILE names one alone" in splits.notes
+    assert all("is here" in example.source for example in splits.sets["train"])
+
+
 def test_quotes_before_another_delimiter_are_asked_for_it(tmp_path: Path) -> None:
-    (tmp_path / "x.csv").write_text('text;label\n"a b";0\n')
+    (tmp_path / "x.csv").write_text('text\n"a b";0\n')
     message = "x.csv:2: not CSV: ',' expected after '\"': is there another delimiter? Give --delimiter"
-    assert message in seqreg("new-task", "x.csv", cwd=tmp_path, code=2).stderr
+    assert message in seqreg("new-task", "x.csv", "--delimiter", ",", cwd=tmp_path, code=2).stderr
+
+
+OFFICE = [["Nr", "Nachricht", "Betreff", "Betreff2"]] + [
+    [str(n), f"Guten Tag, Herr “Müller”;\nes geht um {n} Äpfel für 5 €\nGrüße", f"Äpfel {n}", f"{n} Äpfel" * (n % 2)]
+    for n in range(30)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "cp1252", "latin-1"])
+@pytest.mark.parametrize("delimiter", [";", ",", "\t", "|"])
+def test_a_file_of_an_office_needs_no_options(encoding: str, delimiter: str, tmp_path: Path) -> None:
+    rows = [[cell.translate({0x20AC: "$", 0x201C: "'", 0x201D: "'", 0xC4: "\x81Ä"}) for cell in row] for row in OFFICE]
+    rows = rows if encoding == "latin-1" else OFFICE  # with a byte that cp1252 does not have
+    with (tmp_path / "mails.csv").open("w", encoding=encoding, newline="") as file:
+        csv.writer(file, delimiter=delimiter).writerows(rows)
+    said = seqreg("new-task", "mails.csv", cwd=tmp_path).stdout
+    assert (
+        "  source: Nachricht\n  target: Betreff\n  references: Betreff, Betreff2\n  not used: Nr\nexample 1\n" in said
+    )
+    card, _ = cards.load(str(tmp_path / "mails.yaml"))
+    assert card.files.encoding == {"utf-8": None, "utf-8-sig": None}.get(encoding, encoding)
+    assert card.files.delimiter == (None if delimiter == "," else delimiter)
+    read = loading.read_file(card, tmp_path / "mails.csv")
+    assert [(made.source, made.target) for made in read] == [(row[1], row[2]) for row in rows[1:]]
+    assert read[1].references == (rows[2][2], rows[2][3])
+    run = run_config.resolve(
+        "summarize", overrides=[f"data.path={tmp_path / 'mails.csv'}"]
+    )  # without a card of its own
+    assert (run.card.columns, run.card.files) == (card.columns, card.files)
+
+
+def test_a_table_without_a_header_is_read_from_its_first_line(tmp_path: Path) -> None:
+    lines = [f"{n};a text about {('sport', 'trade')[n % 2]} {n};{('good', 'bad')[n % 2]}" for n in range(20)]
+    (tmp_path / "posts.csv").write_text("\n".join(lines))
+    said = seqreg("new-task", "posts.csv", cwd=tmp_path).stdout
+    assert said.startswith(
+        "posts.csv: a task of classification, 20 examples; encoding utf-8, delimiter ';', without a header"
+    )
+    assert "seqreg train classify task=posts.yaml data.path=posts.csv" in said
+    card, _ = cards.load(str(tmp_path / "posts.yaml"))
+    assert (card.columns.source, card.columns.label, card.labels) == ("B", "C", ["bad", "good"])
+    assert len(loading.read_file(card, tmp_path / "posts.csv")) == 20
+
+
+def test_new_task_asks_at_a_terminal_what_a_file_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample_files.write(tmp_path / "x.jsonl", [{name: f"{name} {n}" for name in ("en", "de", "fr")} for n in range(60)])
+    answers = iter(["nl", "de", "fr"])
+    monkeypatch.setattr(new_task, "at_a_terminal", lambda: True)
+    monkeypatch.setattr(typer, "prompt", lambda *_, **__: next(answers))
+    assert "  source: fr\n  target: de\n  not used: en\n" in seqreg("new-task", "x.jsonl", cwd=tmp_path).stdout
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "what is to be predicted? Give --target or --label, one of en, de"),
-        (["--target", "fr"], "--target fr: x.jsonl has no such column"),
-        (["--target", "de"], "which column is read? Give --source, one of en, de"),
+        ([], "what is to be predicted? Give --target or --label, one of en, de, fr"),
+        (["--target", "es"], "--target es: x.jsonl has no such column"),
+        (["--target", "de"], "which column is read? Give --source, one of en, fr"),
         (["--label", "de", "--source", "en"], "the column 'de' has 60 different values in 60 records"),
         (["--label", "de", "--target", "en"], "--target and --label: a task generates a text or predicts a class"),
         (["--label", "de", "--output", "no/x.yaml"], "--output no/x.yaml: there is no folder no"),
@@ -235,7 +328,7 @@ def test_quotes_before_another_delimiter_are_asked_for_it(tmp_path: Path) -> Non
     ],
 )
 def test_files_that_say_too_little_for_a_card(options: list[str], message: str, tmp_path: Path) -> None:
-    rows = [{"en": f"a{n}", "de": f"b{n}"} for n in range(60)]
+    rows = [{"en": f"a{n}", "de": f"b{n}", "fr": f"c{n}"} for n in range(60)]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert message in seqreg("new-task", "x.jsonl", *options, cwd=tmp_path, code=2).stderr
     assert not (tmp_path / "x.yaml").exists()
@@ -244,9 +337,11 @@ def test_files_that_say_too_little_for_a_card(options: list[str], message: str, 
 def made_of(path: Path, text: str, **options: Any) -> dict[str, Any]:
     """The card of a file with this text."""
     path.write_text(text)
-    values = new_task.card_of(new_task.ReadFile.read(path, options.pop("delimiter", None), "utf-8"), **options)
-    cards.parse(values, str(path))
-    return values
+    output = path.with_suffix(".yaml")
+    output.unlink(missing_ok=True)
+    words = [word for key, names in options.items() for name in names for word in (f"--{key}", name)]
+    said = json.loads(seqreg("new-task", path, *words, "--output", output, "--json", cwd=path.parent).stdout)
+    return {key: value for key, value in said.items() if key not in ("card", "command")}
 
 
 def test_new_task_takes_no_reference_for_the_source(tmp_path: Path) -> None:
@@ -267,20 +362,22 @@ def test_new_task_sees_both_texts_of_a_pair_and_numbers(tmp_path: Path) -> None:
 def test_several_references_are_in_columns_of_a_table_with_another_delimiter(tmp_path: Path) -> None:
     path = tmp_path / "talks.csv"
     text = 'dialogue|summary|summary2\nhello there|a greeting|they greet\n"a|b c"|letters|\n'
-    values = made_of(path, text, delimiter="|")
+    values = made_of(path, text)
     assert values["columns"] == {"source": "dialogue", "target": "summary", "references": ["summary", "summary2"]}
-    card = cards.parse(values, "talks.yaml")
+    card, _ = cards.load(str(tmp_path / "talks.yaml"))
     read = loading.read_file(card, path, Data(delimiter="|"))
     assert [example.accepted for example in read] == [("a greeting", "they greet"), ("letters",)]
     assert [example.target for example in read] == ["a greeting", "letters"]
     path.write_text('dialogue|summary|summary2\na b|[News] c d|[1]\ne f|g h| \ni j|k l|"[""m"", ""n""]"\n')
     read = loading.read_file(card, path, Data(delimiter="|"))
     assert [example.accepted for example in read] == [("[News] c d", "[1]"), ("g h",), ("k l", "m", "n")]
+    values = card.model_dump(exclude_defaults=True)
     missing = cards.parse({**values, "columns": {**values["columns"], "references": ["summary", "sumary2"]}}, "x.yaml")
     splits = loading.load(missing, Data(path=str(path), delimiter="|"))
     assert "talks.csv: no example has the column 'sumary2' of columns.references" in splits.notes
-    with pytest.raises(BadInput, match=r"--references summary2: .* --references summary --references summary2$"):
-        made_of(path, text, delimiter="|", references=["summary2"])
+    said = seqreg("new-task", path, "--references", "summary2", "--output", "y.yaml", cwd=tmp_path, code=2).stderr
+    assert "--references summary2: " in said
+    assert said.endswith("such as --references summary --references summary2")
 
 
 def test_the_delimiter_is_that_of_held_out_text_too(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 from seqreg.errors import BadInput
 from seqreg.workbench.config import cards
 from seqreg.workbench.config.settings import Data
-from seqreg.workbench.data import examples, loading, readers, synthetic_news
+from seqreg.workbench.data import examples, loading, synthetic_news
+from seqreg.workbench.text import readers
 from tests.helpers import sample_files
 
 PAIRS, _ = cards.load("text_pairs")

@@ -76,6 +76,10 @@ def without(part: str) -> Callable[[Weights], Weights]:
     return lambda found: {key: value for key, value in found.items() if part not in key}
 
 
+def in_eight_bits(found: Weights) -> Weights:
+    return {key: value.char() if key.endswith("query.weight") else value for key, value in found.items()}
+
+
 def run_with(folder: Path, tmp_path: Path, *further: str, seq2seq: bool = False) -> run_config.Run:
     settings = [f"model.name={folder}", "model.architecture=null", "model.settings=null", "model.settings={}"]
     settings += ["logging.tensorboard=false"]
@@ -109,6 +113,14 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "fewer layers in the configuration": (lambda path: set_config(path, num_hidden_layers=1), "16 unexpected"),
     "a wider configuration": (lambda path: set_config(path, intermediate_size=32), r"6 of another shape \(bert.encod"),
     "a head in part": (lambda path: spoil(path, without("classifier.bias")), r"1 missing \(classifier.bias\)"),
+    "a million layers": (
+        lambda path: set_config(path, num_hidden_layers=1_000_000),
+        r"config\.json: num_hidden_layers=1,000,000: expected at most 1,000",
+    ),
+    "weights in eight bits": (
+        lambda path: spoil(path, in_eight_bits),
+        r"query\.weight is stored as I8, and config\.json has no quantization_config: quantized weights are not",
+    ),
     "not finite": (
         lambda path: spoil(path, lambda found: {**found, "classifier.bias": torch.full((2,), float("nan"))}),
         r"1 weights are not finite \(classifier.bias\)",

@@ -15,12 +15,13 @@ from transformers import PreTrainedTokenizerFast
 from seqreg.errors import BadInput
 from seqreg.workbench.config import cards
 from seqreg.workbench.config.settings import Config, Data
-from seqreg.workbench.data import arrow_cache, loading, readers
+from seqreg.workbench.data import arrow_cache, loading
 from seqreg.workbench.data.encoding import Encoded, tokenizer_digest
 from seqreg.workbench.data.loading import Splits
 from seqreg.workbench.data.stored_examples import StoredExamples
 from seqreg.workbench.data.tokenizers import TwoTokenizers, train_tokenizer
-from seqreg.workbench.run.fingerprint import fingerprint
+from seqreg.workbench.run.record import fingerprint
+from seqreg.workbench.text import readers
 from tests.helpers import sample_files
 
 NEWS = [

@@ -11,9 +11,8 @@ import torch
 import transformers
 
 from seqreg import BadInput
-from seqreg.bench import sample_batch
 from seqreg.workbench.config import run_config
-from seqreg.workbench.data import loading
+from seqreg.workbench.data import loading, sample_batch
 from seqreg.workbench.run import train
 from tests.helpers import tiny_models, tiny_tokenizer
 from tests.helpers.tiny_tasks import seqreg

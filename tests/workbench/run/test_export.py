@@ -18,6 +18,7 @@ from seqreg.errors import BadInput
 from seqreg.workbench.config import cards, overlay, run_config
 from seqreg.workbench.run import checkpoints, export
 from seqreg.workbench.run.train import train
+from seqreg.workbench.text.atomic_files import ASIDE
 from tests.helpers import sample_files
 
 
@@ -68,23 +69,53 @@ def test_an_exported_folder_is_a_model_with_its_card_and_no_more(run: Path, tmp_
     assert len(AutoTokenizer.from_pretrained(tmp_path / "model")) == model.config.vocab_size
 
 
-def test_an_exported_recipe_works_in_any_folder(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paths that were relative to where the run was trained are whole; what is no path stays, whatever is there."""
-    moved = Path(shutil.copytree(run, tmp_path / "here" / "run"))
-    shutil.copytree(run.parent / "data", tmp_path / "here" / "data")
+def test_what_is_exported_names_no_place_of_this_machine(run: Path, tmp_path: Path, hub: type[HubStandIn]) -> None:
+    moved = Path(shutil.copytree(run, tmp_path / "run"))
     config = overlay.read(moved / "config.yaml")
-    config["data"]["path"], config["output"] = "data", "run"
+    config["data"]["path"], config["model"]["name"] = "/home/ann/my news", "/home/ann/models/bart"
+    config["model"] |= {"architecture": None, "settings": {}}
     (moved / "config.yaml").write_text(overlay.dump(config))
-    monkeypatch.chdir(tmp_path / "here")
-    Path("linear").touch()
-    export.export(Path("run"), Path("../model"))
-    monkeypatch.chdir(tmp_path)
-    exported = run_config.resolve("model/config.yaml").config
-    assert exported.data.path == str(tmp_path / "here" / "data")
-    assert exported.output == str(tmp_path / "here" / "run")
-    assert exported.optimisation.lr_scheduler_type == config["optimisation"]["lr_scheduler_type"]
-    assert exported.model.name is None
-    assert "predictions.jsonl" not in Path("model/README.md").read_text()
+    (moved / "README.md").write_text(f"Fine-tuned from /home/ann/models/bart, in {moved}.")
+    stored = json.loads((moved / "metrics.json").read_text())
+    (moved / "metrics.json").write_text(json.dumps({**stored, "soup": {"runs": [{"folder": "../ann/one"}]}}))
+    inner = json.loads((moved / "config.json").read_text())
+    (moved / "config.json").write_text(json.dumps({**inner, "_name_or_path": "/home/ann/models/bart"}))
+    record = json.loads((moved / "run.json").read_text())
+    record["files"] |= {"config.json": checkpoints.listing(moved)["config.json"]}
+    (moved / "run.json").write_text(json.dumps(record))
+    export.export(moved, tmp_path / "model")
+    export.push_to_hub(moved, "me/model", private=True)
+    for place in (tmp_path / "model", tmp_path / "hub" / "me" / "model"):
+        exported = overlay.read(place / "config.yaml")
+        assert (exported["data"]["path"], exported["model"]["name"]) == ("my news", "bart")
+        assert (place / "README.md").read_text() == "Fine-tuned from bart, in run."
+        for path in place.rglob("*"):
+            text = b"" if path.is_dir() else path.read_bytes()
+            assert not [piece for piece in (b"/home/ann", b"../ann", os.fsencode(tmp_path)) if piece in text], path
+
+
+def test_the_card_of_a_run_names_no_place_of_this_machine(run: Path) -> None:
+    assert str(run.parent) not in (run / "README.md").read_text()
+
+
+def test_an_export_that_is_there_is_left_alone_and_anything_else_too(run: Path, tmp_path: Path) -> None:
+    names = export.export(run, tmp_path / "model")
+    assert export.export(run, tmp_path / "model") == names
+    (tmp_path / "model" / "notes.txt").write_text("mine")
+    with pytest.raises(BadInput, match="choose a new folder"):
+        export.export(run, tmp_path / "model")
+    assert (tmp_path / "model" / "notes.txt").read_text() == "mine"
+    (tmp_path / "empty").mkdir()
+    assert export.export(run, tmp_path / "empty") == names
+    assert not list(tmp_path.rglob(f"{ASIDE}*"))
+
+
+def test_a_run_without_one_of_its_files_is_refused_and_nothing_is_written(run: Path, tmp_path: Path) -> None:
+    broken = Path(shutil.copytree(run, tmp_path / "broken"))
+    (broken / "tokenizer.json").unlink()
+    with pytest.raises(BadInput, match=r"tokenizer\.json is missing"):
+        export.export(broken, tmp_path / "model")
+    assert os.listdir(tmp_path) == ["broken"]
 
 
 def test_others_may_read_a_model_where_the_umask_lets_them(run: Path, tmp_path: Path) -> None:
@@ -104,7 +135,7 @@ def test_others_may_read_a_model_where_the_umask_lets_them(run: Path, tmp_path: 
 
 def test_what_is_pushed_is_what_is_exported(run: Path, tmp_path: Path, hub: type[HubStandIn]) -> None:
     names = export.exported(run)
-    assert export.push_to_hub(run, "me/model", private=True, names=names) == "https://hub/me/model"
+    assert export.push_to_hub(run, "me/model", private=True) == "https://hub/me/model"
     assert hub.repositories == {"me/model": True}
     pushed = tmp_path / "hub" / "me" / "model"
     assert {str(path.relative_to(pushed)) for path in pushed.rglob("*") if path.is_file()} == set(names)
@@ -120,7 +151,7 @@ def test_what_cannot_be_exported_is_one_line(
     run: Path, tmp_path: Path, hub: type[HubStandIn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(BadInput, match="--push-to-hub model: 401 Client Error: is the name right"):
-        export.push_to_hub(run, "model", private=True, names=["README.md"])
+        export.push_to_hub(run, "model", private=True)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("")
     with pytest.raises(BadInput, match="choose a new folder"):
@@ -132,4 +163,4 @@ def test_what_cannot_be_exported_is_one_line(
     assert not (tmp_path / "model").exists()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(BadInput, match="HF_HUB_OFFLINE=1 is set"):
-        export.push_to_hub(run, "me/model", private=True, names=["README.md"])
+        export.push_to_hub(run, "me/model", private=True)

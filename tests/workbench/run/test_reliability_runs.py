@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from seqreg.workbench.data import loading
-from seqreg.workbench.run import checkpoints, fingerprint, run_directory, train
+from seqreg.workbench.run import checkpoints, run_directory, train
+from seqreg.workbench.run.record import difference, fingerprint
 from tests.helpers import forked_process, sample_files
 from tests.helpers.interrupted_runs import SETTINGS, TERMS, history, log, metrics, one_line, same
 from tests.workbench.run.test_train import run_of
@@ -116,25 +117,20 @@ def test_other_data_and_another_world_are_refused(tmp_path: Path, monkeypatch: p
 
 def test_data_that_changed_between_are_noticed(tmp_path: Path) -> None:
     run = run_of("gigaword", tmp_path, variants=[])
-    before, outline = fingerprint.fingerprint(samples_of(run))
+    before, outline = fingerprint(samples_of(run))
     rows = sample_files.rows(run.card, 16)
     rows[7]["summary"] += " x"
     sample_files.write(tmp_path / "data" / "train.jsonl", rows)
-    assert fingerprint.fingerprint(samples_of(run))[0] != before
-    assert fingerprint.difference(outline, samples_of(run)).startswith(
-        "the first difference in train is example 8, now '"
-    )
+    assert fingerprint(samples_of(run))[0] != before
+    assert difference(outline, samples_of(run)).startswith("the first difference in train is example 8, now '")
     sample_files.write(tmp_path / "data" / "train.jsonl", sample_files.rows(run.card, 15))
-    assert fingerprint.difference(outline, samples_of(run)).startswith("train had 16 examples and has 15; the first")
+    assert difference(outline, samples_of(run)).startswith("train had 16 examples and has 15; the first")
     sample_files.write(tmp_path / "data" / "train.jsonl", sample_files.rows(run.card, 600))
-    _, many = fingerprint.fingerprint(samples_of(run))
+    _, many = fingerprint(samples_of(run))
     changed = sample_files.rows(run.card, 600)
     changed[301]["summary"] += " x"
     sample_files.write(tmp_path / "data" / "train.jsonl", changed)
-    assert (
-        fingerprint.difference(many, samples_of(run))
-        == "the first difference in train is one of the examples 301 to 303"
-    )
+    assert difference(many, samples_of(run)) == "the first difference in train is one of the examples 301 to 303"
 
 
 def test_other_data_are_refused_with_what_changed(tmp_path: Path) -> None:

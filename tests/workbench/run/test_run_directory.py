@@ -20,8 +20,9 @@ from seqreg.studies.common.findings import Finding
 from seqreg.studies.compare import plan, study
 from seqreg.workbench.config import other_names, run_config
 from seqreg.workbench.data import loading
-from seqreg.workbench.run import fingerprint, launch, run_directory, train
-from seqreg.workbench.run.run_directory import RunRecord, check_same
+from seqreg.workbench.run import launch, run_directory, train
+from seqreg.workbench.run.record import RunRecord, difference
+from seqreg.workbench.run.run_directory import check_same
 from seqreg.workbench.run.trainer import FaultTolerantTrainer
 from seqreg.workbench.text import atomic_files
 from tests.workbench.run.test_train import run_of
@@ -254,8 +255,32 @@ def test_training_anew_removes_the_note_of_a_removed_model(tmp_path: Path) -> No
     assert not (tmp_path / "run" / atomic_files.REMOVED).exists()
 
 
+def test_replacing_a_run_leaves_files_of_the_user_and_nothing_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, folder = run_of("gigaword", tmp_path, "checkpoints.save_steps=1", variants=[]), tmp_path / "run"
+    train.train(run)
+    mine = [folder / name for name in ("notes.txt", "evidence/mine.txt", "model.txt")]
+    for path in (*mine, folder / "evidence" / "calibrate.json", folder / "soup.json"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+
+    def killed(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_directory, "remove_files", killed)
+        with pytest.raises(ZeroDivisionError):
+            train.train(run, overwrite=True)
+    train.train(run)
+    assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-1"]
+    assert not [*folder.glob("spoilt-*"), *folder.glob(f"{atomic_files.ASIDE}*"), *folder.glob("evidence/*.json")]
+    assert not (folder / "soup.json").exists()
+    assert [path.read_text() for path in mine] == ["mine"] * 3
+
+
 def test_data_without_an_outline_tell_nothing() -> None:
-    assert fingerprint.difference({}, loading.Splits({"train": []})) == ""
+    assert difference({}, loading.Splits({"train": []})) == ""
 
 
 def test_a_run_from_before_settings_were_renamed_is_compared_by_their_new_names(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from seqreg.errors import BadInput
+from seqreg.errors import BadInput, DiskError
 from seqreg.workbench.run import blend, ema
-from seqreg.workbench.run.run_directory import RunRecord
+from seqreg.workbench.run.record import RunRecord
 from seqreg.workbench.run.soup import SourceRun, check_alike
 from seqreg.workbench.scores.evaluate import Scored
 from tests.helpers import forked_process
@@ -134,6 +134,30 @@ def test_a_soup_is_the_mean_of_all_weights_and_is_scored_like_a_run(runs: Path) 
     seqreg(*words, cwd=runs)
     made_again = json.loads((runs / "mean" / "metrics.json").read_text())
     assert made_again["scores"]["test"]["score"] == metrics["scores"]["test"]["score"]
+
+
+def test_files_of_the_user_stay_in_the_folder_of_a_soup(runs: Path) -> None:
+    words = ["soup", runs / "one", runs / "two", "-o", runs / "noted"]
+    seqreg(*words, cwd=runs)
+    (runs / "noted" / "evidence").mkdir()
+    mine = [runs / "noted" / name for name in ("notes.txt", "evidence/calibrate.json", ".tmp-mine")]
+    for path in mine:
+        path.write_text("mine")
+    seqreg(*words, "--evaluate", cwd=runs)
+    assert (runs / "noted" / "metrics.json").is_file()
+    seqreg(*words, "--overwrite", cwd=runs)
+    assert not (runs / "noted" / "metrics.json").exists()  # of the model that was there
+    assert [path.read_text() for path in mine] == ["mine"] * 3
+
+
+def test_a_soup_that_cannot_be_made_again_is_still_there(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["soup", runs / "one", runs / "two", "-o", runs / "kept"]
+    seqreg(*words, cwd=runs)
+    before = {path.name: path.read_bytes() for path in (runs / "kept").iterdir()}
+    monkeypatch.setattr("seqreg.workbench.run.soup.write_text", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+    with pytest.raises(DiskError, match=r"kept: No space left on device: [\d,]+ bytes free, about [\d,]+ needed"):
+        seqreg(*words, "--overwrite", cwd=runs)
+    assert {path.name: path.read_bytes() for path in (runs / "kept").iterdir()} == before
 
 
 def test_a_soup_is_called_by_all_methods_that_it_is_made_of(runs: Path) -> None:

@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from seqreg.errors import BadInput, Interrupted
 from seqreg.workbench.config import run_config
 from seqreg.workbench.run import starting_model, train
-from seqreg.workbench.run.run_directory import RunRecord
+from seqreg.workbench.run.record import RunRecord
 from seqreg.workbench.run.trainer import FaultTolerantSeq2SeqTrainer
 from seqreg.workbench.scores import evaluate as evaluation
 from seqreg.workbench.scores.results import score_table

@@ -14,19 +14,21 @@ from transformers import BertConfig, BertForTokenClassification
 
 from seqreg import Criterion
 from seqreg.build import build_criterion
-from seqreg.cli import new_task, predict
+from seqreg.cli import predict
 from seqreg.errors import BadInput
 from seqreg.integrations.hf import context
 from seqreg.studies.common.trained_model import TrainedModel
 from seqreg.terms.rdrop import RDrop
 from seqreg.workbench.config import cards, lookup, overlay, run_config
 from seqreg.workbench.config.settings import Data
-from seqreg.workbench.data import loading, readers
+from seqreg.workbench.data import loading
 from seqreg.workbench.data.encoding import Encoded, collator, encode_words
 from seqreg.workbench.data.examples import Example
 from seqreg.workbench.data.tokenizers import train_tokenizer
 from seqreg.workbench.run.train import evaluate_run, train
+from seqreg.workbench.text import readers
 from tests.helpers import sample_files
+from tests.helpers.tiny_tasks import seqreg
 
 CONLL = """-DOCSTART- -X- -X- O
 
@@ -144,14 +146,14 @@ def test_cards_with_tags_say_what_they_cannot_have(change: dict[str, Any], fault
 def test_new_task_makes_a_card_of_tags(tmp_path: Path) -> None:
     path = tmp_path / "train.conll"
     path.write_text(CONLL)
-    values = new_task.card_of(new_task.ReadFile.read(path, None, "utf-8"))
-    assert cards.parse(values, "train.yaml").kind == "token_classification"
+    values = json.loads(seqreg("new-task", path, "--json", cwd=tmp_path).stdout)
+    assert cards.load(str(tmp_path / "train.yaml"))[0].kind == "token_classification"
     assert values["labels"] == ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
     assert values["metric"] == ["entity_f1"]
     numbers = sample_files.write(tmp_path / "pos.jsonl", [{"words": ["a", "b"], "pos_tags": [0, 2]}])
-    values = new_task.card_of(new_task.ReadFile.read(numbers, None, "utf-8"))
+    values = json.loads(seqreg("new-task", numbers, "--json", cwd=tmp_path).stdout)
     assert (values["labels"], values["metric"]) == (["tag_0", "tag_1", "tag_2"], ["token_accuracy"])
-    assert cards.parse(values, "pos.yaml").columns.label == "pos_tags"
+    assert values["columns"]["label"] == "pos_tags"
 
 
 # Tokens

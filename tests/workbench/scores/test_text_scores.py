@@ -23,7 +23,7 @@ from seqreg.workbench.data.loading import Splits
 from seqreg.workbench.data.tokenizers import train_tokenizer
 from seqreg.workbench.data.word_limits import WordLimits
 from seqreg.workbench.run import train
-from seqreg.workbench.run.fingerprint import _bytes, fingerprint
+from seqreg.workbench.run.record import _bytes, fingerprint
 from seqreg.workbench.scores.evaluate import score_texts, with_average
 from tests.helpers import sample_files
 
@@ -139,8 +139,9 @@ def test_sampled_texts_are_the_same_for_the_same_seed(tmp_path: Path) -> None:
     assert len(set(written.splitlines())) > 1  # an untrained model that is not sampled says one thing
 
     def again(*settings: str) -> str:
-        train.evaluate_run(tmp_path / "run", output=tmp_path / "again", overrides=settings)
-        return (tmp_path / "again" / "generated_predictions.txt").read_text()
+        output = tmp_path / f"again-{len(settings)}"
+        train.evaluate_run(tmp_path / "run", output=output, overrides=settings)
+        return (output / "generated_predictions.txt").read_text()
 
     assert again() == written
     assert again("seed=2") != written

@@ -1,1 +1,0 @@
-"""Studies as files: what is run, what is kept of it, and the pages that show it."""
