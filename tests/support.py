@@ -106,9 +106,9 @@ R4F is R3F on a classifier, which has no vocabulary to fuse: RoBERTa, against th
 normalised weights, by the chain rule (`tests/integrations/test_support.py::test_r4f_condition`). UEGR compares
 several outputs at once, from all logits.
 In bf16 terms with an ascent are refused at their default `scale`, which bf16 cannot resolve: make it larger, or train
-in float32 under autocast. JacHess keeps the slopes of the first batch: of the whole step over ranks, of the first
-micro-batch under accumulation. A size that is relative to the RMS of embeddings (`relative`) is that of the
-micro-batch; the column *accumulation* is with `relative=False`, and JacHess with `epsilon=1e-4`.
+in float32 under autocast. JacHess measures its start in the first optimizer step, over all micro-batches and ranks. A
+size that is relative to the RMS of embeddings (`relative`) is that of the micro-batch; the column *accumulation* is
+with `relative=False`, and JacHess with `epsilon=1e-4`.
 
 A head with a LoRA adapter is fused as one wider head, [W, B], of wider states, [x, s A x]: nothing is merged, and its
 dropout stays. With DoRA, several active adapters or a bias in the adapter, under FSDP2 and compiled, its logits are
@@ -146,9 +146,10 @@ checkpoints resume on one and four ranks after `python -m deepspeed.checkpoint.d
 and load them with `{"checkpoint": {"load_universal": true}}` (`tests/engines/test_deepspeed.py`). DeepSpeed names a
 checkpoint the latest before all ranks have written it: where ranks may be killed, save with `save_latest=False`, and
 write its `latest` when `save_checkpoint` has returned (`tests/helpers/zero_run.py`, killed by `tests/faults.py`).
-DeepSpeed clips gradients to a norm of 1 where its configuration has no `gradient_clipping`. Refused: layerdrop,
-selective updates, unlabelled data and R4F heads in a Trainer, `loss_context`, and pipeline, tensor and sequence
-parallelism of DeepSpeed.
+DeepSpeed clips gradients to a norm of 1 where its configuration has no `gradient_clipping`. Texts without
+labels and replayed examples are exact in a loop, where a micro-batch has one backward. Refused: layerdrop, in a Trainer
+selective updates, further streams (`unlabelled_dataset=`, `replay_dataset=`) and R4F heads, `loss_context`, and
+pipeline, tensor and sequence parallelism of DeepSpeed.
 
 Tensor parallelism: every rank is given the same batch, `count=count(model, batches)`, and the generators of the first
 rank at every loss, so that all draw the same noise. Logits are held. Dropout inside a layer that is cut (attention) is

@@ -26,7 +26,7 @@ from tests.helpers import tiny_models, zero
 from tests.helpers.engine_cases import Result, on_ranks
 from tests.helpers.engine_steps import TERMS, apart, make, micro_batches, one_process
 from tests.integrations.test_hf_context import fixed_noise
-from tests.integrations.test_trainer import losses, trainer
+from tests.integrations.test_trainer import losses, rows, trainer
 
 pytest.importorskip("deepspeed")
 STAGES = (0, 1, 2, 3)
@@ -87,6 +87,29 @@ def _through_accelerate(rank: int, world: int, *, stage: int) -> float:
         return apart(weights(net), one_process(world))
 
 
+def _streams(rank: int, world: int, *, stage: int) -> float:
+    """How far steps on labelled, replayed and unlabelled batches are from those of DDP."""
+    with pytest.MonkeyPatch.context() as patch:
+        fixed_noise(patch)
+        net, plain = make(), make()
+        engine = zero.initialize(net, stage=stage, gradient_accumulation_steps=2)
+        ddp = torch.nn.parallel.DistributedDataParallel(plain)
+        optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
+        further = {"replay": micro_batches(rank + 100), "unlabelled": micro_batches(rank + 200)}
+        for trained in (engine, ddp):
+            criterion = Criterion(R3F(weight=0.5, scale=0.1, on="both"), label_smoothing=0.1)
+            for _, contexts in optimizer_steps(trained, micro_batches(rank), 2, **further):
+                for streams in contexts:
+                    total = criterion(*streams).total
+                    engine.backward(total) if trained is engine else total.backward()
+                    if trained is engine:
+                        engine.step()
+                if trained is ddp:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        return apart(weights(net), weights(plain))
+
+
 def _trainers(rank: int, world: int, *, folder: Path, stages: Sequence[int]) -> dict[str, Any]:
     """Logs and final weights of trainers under DDP and every stage; of the latter also of a resumed run."""
     zero.as_under_torchrun(rank, world)
@@ -112,15 +135,19 @@ def _trainers(rank: int, world: int, *, folder: Path, stages: Sequence[int]) -> 
     return found
 
 
-def _not_counted(rank: int, world: int, *, folder: Path) -> str:
-    """Without use_cpu, and without a GPU, Accelerate counts one process."""
+def _refused_trainers(rank: int, world: int, *, folder: Path) -> dict[str, str]:
+    """Without use_cpu, and without a GPU, Accelerate counts one process; further streams have not been tried."""
     zero.as_under_torchrun(rank, world)
     AcceleratorState._reset_state(reset_partial_state=True)
     settings: dict[str, Any] = {"per_device_train_batch_size": 2, "max_grad_norm": 0.0, "use_cpu": False}
     one = trainer("bart", folder / f"alone-{rank}", deepspeed=zero.config(stage=2), **settings)
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(BadInput) as alone:
         one.train()
-    return str(refused.value)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    streams, settings["use_cpu"] = {"unlabelled_dataset": rows("bart")}, True
+    with pytest.raises(BadInput) as further:
+        trainer("bart", folder, R3F(on="both"), streams=streams, deepspeed=zero.config(stage=2), **settings)
+    return {"alone": str(alone.value), "streams": str(further.value)}
 
 
 def _refused(rank: int, world: int) -> dict[str, str]:
@@ -139,9 +166,8 @@ def _refused(rank: int, world: int) -> dict[str, str]:
 
 
 def _saved(rank: int, world: int, *, folder: Path, stage: int, resume: bool, steps: int) -> dict[str, Tensor]:
-    """Steps on the same six rows, over any number of ranks, before or after a checkpoint; weights in the end."""
-    rows = tiny_models.batch("bart", rows=8)
-    mine = {key: value[rank::world] for key, value in rows.items()}
+    """Steps on the same eight rows, over any number of ranks, before or after a checkpoint; weights in the end."""
+    mine = {key: value[rank::world] for key, value in tiny_models.batch("bart", rows=8).items()}
     with pytest.MonkeyPatch.context() as patch:
         fixed_noise(patch)
         net = tiny_models.dropout_off(tiny_models.make("bart", seed=7 if resume else 0))
@@ -171,6 +197,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 WORK = {
     **{f"steps/{name}/{stage}": partial(_steps, stage=stage, name=name) for name in SETTINGS for stage in STAGES},
     **{f"accelerate/{stage}": partial(_through_accelerate, stage=stage) for stage in STAGES[1:]},
+    **{f"streams/{stage}": partial(_streams, stage=stage) for stage in STAGES},
     "refused": _refused,
 }
 
@@ -178,7 +205,7 @@ WORK = {
 def _all(rank: int, world: int, *, folder: Path) -> dict[str, Any]:
     found = {name: work(rank, world) for name, work in WORK.items()}
     found["trainers"] = _trainers(rank, world, folder=folder, stages=STAGES[1:])
-    found["not counted"] = _not_counted(rank, world, folder=folder)
+    found["refused"] |= _refused_trainers(rank, world, folder=folder)
     for stage in STAGES[1:]:
         found[f"saved/{stage}"] = _saved(
             rank, world, folder=folder / f"zero{stage}", stage=stage, resume=False, steps=4
@@ -220,11 +247,12 @@ def test_trainer_is_that_of_ddp_and_resumes(found: dict[str, Any], stage: int) -
 
 
 def test_what_deepspeed_cannot_do_is_refused(found: dict[str, Any]) -> None:
-    messages = {**found["refused"], "alone": found["not counted"]}
+    messages = found["refused"]
     assert messages["layerdrop"].startswith("ZeRO-2: layerdrop skips layers")
     assert messages["count"].startswith("several ranks train one model: pass count=")
     assert messages["module"].startswith("ZeRO-2: DeepSpeed cannot be told of the loss of any module")
     assert messages["alone"].startswith("gradients are averaged over 2 ranks, and Accelerate counts 1")
+    assert messages["streams"].startswith("unlabelled_dataset has not been tried with DeepSpeed in a Trainer")
     assert not any("\n" in message for message in messages.values())
 
 

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from seqreg import Criterion
+from seqreg.ascent import Ascent
 from seqreg.integrations.hf import context
 from seqreg.terms.r3f import R3F
 from seqreg.terms.smart import SMART
 from tests.helpers import tiny_models
 from tests.helpers.engine_cases import alone
 
-TERMS = (R3F(weight=0.5, scale=0.1), SMART(relative=False))
+TERMS = (R3F(weight=0.5, scale=0.1), SMART(attack=Ascent(relative=False)))
 MICRO = 5
 """Micro-batches of a rank: the last of three optimizer steps of two has one."""
 
