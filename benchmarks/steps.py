@@ -182,7 +182,9 @@ def variants(
             raise BadInput(f"unknown term {term!r}; {nearest(term, term_names())}")
         variants.append(Variant(term, term))
         cheaper = CHEAPER.get(term, {}).items()
-        variants += [Variant(name, term, it) for name, it in cheaper if kind == "seq2seq" or "where" not in it]
+        for name, it in cheaper:
+            if kind == "seq2seq" or "where" not in {**it, **it.get("attack", {})}:
+                variants.append(Variant(name, term, it))
         for preset in _presets(term, kind) if presets else ():
             variants.append(Variant(f"{term} preset={preset}", term, {"preset": preset}))
             if term not in ("neftune", "jachess") and kind != "classifier":  # nothing of these is fused

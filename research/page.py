@@ -79,7 +79,10 @@ def check_unchanged(archive: Archive, study: Study) -> None:
 
 
 def _fixed(study: Study, archive: Archive) -> dict[str, Any]:
-    """What must not change once steps of a study were run: all but words, minutes, and other sizes, steps and files."""
+    """What must not change once steps of a study were run: all but words, minutes, and other sizes, steps and files.
+
+    The radius of VAT was a setting of the term, and is one of its attack.
+    """
     fixed, size, done = study.model_dump(exclude={*PROSE, "sizes"}), archive.size, archive.done()
     then = {file.to for file in archive.parsed().files}
     fixed["files"] = [file for file in fixed["files"] if file["to"] in then]
@@ -87,6 +90,7 @@ def _fixed(study: Study, archive: Archive) -> dict[str, Any]:
     for step in fixed["steps"]:
         own = step.pop("sizes").get(size, {})
         step |= {"title": "", "size": {key: value for key, value in own.items() if key != "minutes"}}
+        step["grid"] = [text.replace("terms.vat.radius=", "terms.vat.attack.radius=") for text in step["grid"]]
     described = study.sizes[size].model_dump(exclude={"note", "minutes"}) if size in study.sizes else None
     return {**fixed, "sizes": described}
 

@@ -324,8 +324,9 @@ class Evaluation(Context):
     def run(self, extra: ExtraPass) -> Pass:
         """A declared pass: that which was made in one batch with the clean one, or a new one."""
         _ = self.clean
-        for declared, view in self._made:
+        for place, (declared, view) in enumerate(self._made):
             if declared is extra:
+                del self._made[place]  # whose noise refers to this evaluation
                 return view
         changes = extra.noise or extra.perturbation is not None
         return self.forward(

@@ -75,7 +75,7 @@ def test_a_term_that_does_not_count_on_the_batch_is_refused() -> None:
     found = advise(tiny_models.make("roberta"), tiny_models.batch("roberta"), chosen, repeats=1)
     assert [term.verdict for term in found.terms] == ["refused", "refused"]
     assert [term.note.partition(",")[0] for term in found.terms] == [
-        "its weight is 0 at step 0", "it counts on unlabelled data alone",
+        "its weight is 0 at step 0", "jachess: on='unlabelled' counts on texts without labels",
     ]  # fmt: skip
 
 

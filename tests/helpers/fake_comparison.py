@@ -23,8 +23,9 @@ def comparison(
     methods = [name for name in shifts if name not in arms]
     plan, _ = plans.make("quickstart", methods, seeds, arms=arms, search=search, settings=settings)
     if search:
-        scores = {name: [50.0 + place for place in range(search)] for name in plan.search.trials}
-        plan = plans.with_choices(plan, scores)
+        for choose in (plans.with_rates, plans.with_choices):
+            trials = plan.search.trials.items()
+            plan = choose(plan, {name: [50.0 + place for place in range(len(some))] for name, some in trials})
     plan.write(folder)
     rng = np.random.default_rng(0)
     hard = rng.normal(50, 10, examples)

@@ -185,6 +185,12 @@ def test_a_page_is_refused_when_the_file_is_not_what_was_run(tmp_path: Path) -> 
     name = values["steps"][0]["name"]
     archive = archived.Archive("toy", "small", values, {name: archived.ArchivedStep({"comparison.json": {}})})
     page.check_unchanged(archive, study_file.parse({**values, "notes": "later", "title": "Another"}, "here"))
+    step, grid = values["steps"][0], {"search": 9, "grid": ["terms.vat.radius=[0.1]"]}
+    old = replace(archive, study={**values, "steps": [{**step, **grid}, *values["steps"][1:]]})
+    renamed = {**grid, "grid": ["terms.vat.attack.radius=[0.1]"]}
+    page.check_unchanged(
+        old, study_file.parse({**values, "steps": [{**step, **renamed}, *values["steps"][1:]]}, "here")
+    )
     others = {
         "primary": ["other"],
         "sizes": {"small": {**values["sizes"]["small"], "seeds": 3}},
@@ -411,7 +417,7 @@ def test_a_curve_shows_what_methods_gain_over_a_number_of_the_baseline() -> None
     from matplotlib.figure import Figure
 
     name = "few_sample_glue"
-    archive = archived.read(RESULTS / "data" / f"{name}{archived.ENDING}")
+    archive = archived.read(index.ARCHIVES / f"{name}{archived.ENDING}")
     curve = study_file.Curve(title="c", x="train.loss", of={"sst2": "SST-2", "qnli": "QNLI"})
     study = study_file.read(name).updated(curves=[curve])
     found = page.results(archive, study, judge)
