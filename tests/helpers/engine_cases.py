@@ -220,6 +220,7 @@ def _low_precision(model: Any, case: Case, world: int) -> Result:
     """What FSDP2 computes with a MixedPrecisionPolicy: a copy in low precision, gradients added up in float32."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     criterion = Criterion(*terms_of(case), label_smoothing=0.1, fused=case.fused)
+    settled(criterion, case.model)
     result = Result([], {}, {}, {})
     copy = make(case)
     for parameter in copy.parameters():  # and not buffers
