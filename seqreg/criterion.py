@@ -249,7 +249,9 @@ class Criterion:
             self.check_streams(given | ({"unlabelled"} if ctx.count.unlabelled is not None else set()))
             self._check_model(ctx.forward.module)
         reports = [self._report(one, weights, batched and torch.is_grad_enabled()) for one in contexts]
-        return reports[0] if len(reports) == 1 else _sum(reports)
+        report = reports[0] if len(reports) == 1 else _sum(reports)
+        ctx.forward.take_loss(report.total)
+        return report
 
     def _report(self, ctx: Context, weights: Mapping[str, float], batched: bool) -> LossReport:
         """The loss of the examples of one stream; names of parts end with the stream, but for the labelled one."""
@@ -412,11 +414,7 @@ def _check(ctx: Context, active: Sequence[tuple[Term, float]], per: str) -> None
     forward = ctx.forward
     if forward.packed and per == "sequence":
         raise BadInput(f"the criterion: per={per!r}: {packed_fix('per')}")
-    if ctx.training and (reason := refusal(forward.engine)):
-        raise BadInput(f"{', '.join(term.name for term, _ in active) or 'the loss'}: {reason}")
     for term, _ in active:
-        if reason := refusal(forward.engine):
-            raise BadInput(f"{term.name}: {reason}")
         if forward.packed:
             check_packed(term)
 
@@ -432,7 +430,8 @@ def _check_passes(ctx: Context, active: Sequence[tuple[Term, float]], passes: Se
     """Refuse passes that cannot be made on this model."""
     forward = ctx.forward
     for (term, _), asked in zip(active, passes, strict=True):
-        if reason := refusal(forward.engine, other_weights=asked.other_weights):
+        kinds = [cls.__name__ for cls in type(term).__mro__]
+        if reason := refusal(forward.engine, other_weights=asked.other_weights, kinds=kinds):
             raise BadInput(f"{term.name}: {reason}")
         if asked.ascends and torch.is_inference_mode_enabled():
             raise BadInput(

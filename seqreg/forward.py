@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
+from seqreg.engines import deepspeed
 from seqreg.engines.detect import Engine
 from seqreg.engines.shards import Shards
 from seqreg.errors import BadInput
@@ -263,6 +264,8 @@ class Forward(ABC):
     """Whether gradient checkpointing runs parts of a pass again in its backward."""
     ragged: bool = False
     """Passes drop different layers, and gradients are synchronised across ranks: extra passes need shared dropout."""
+    wrapped: nn.Module | None = None
+    """The model in its engine, where that has to be told of every loss."""
     engine: Engine = ""
     shards: Shards | None = None
     """The weights, where FSDP2 keeps them as shards."""
@@ -440,6 +443,10 @@ class Forward(ABC):
         yield
         if self.shards is not None and not torch.is_grad_enabled():
             self.shards.reshard()  # no backward will: an optimizer's step would leave whole weights behind
+
+    def take_loss(self, total: Tensor) -> None:
+        """Tell the engine of a loss that was made of these passes, before anything is differentiated."""
+        deepspeed.take_loss(self.wrapped, total)
 
     @contextlib.contextmanager
     def full_precision(self) -> Iterator[None]:

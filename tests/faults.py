@@ -9,7 +9,8 @@ and the weights are compared, by hash, with those of a run that nobody disturbed
 to begin, and strike inside it.
 
 With --engine, two ranks train R3F and two terms that have a memory (Bregman, Anchor), one of them is killed, and
-torchrun's agent starts both again.
+torchrun's agent starts both again. "zero2" is a loop of its own (tests/helpers/zero_run.py), whose checkpoints are
+DeepSpeed's; the others are `seqreg train`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 from rich.progress import track
 
 from seqreg.workbench.text.terminal import console
-from tests.helpers import forked_process, torchrun
+from tests.helpers import forked_process, torchrun, zero_run
 
 TERMS = ("r3f", "smart", "bregman")
 RANK_TERMS = ("r3f", "bregman", "anchor")
@@ -80,26 +81,34 @@ class Runs:
     def start(self, output: Path) -> forked_process.Command:
         if not self.engine:
             return forked_process.train(output, *SETTINGS, terms=TERMS)
+        if self.engine == "zero2":
+            output.mkdir(exist_ok=True)
+            log = output.with_suffix(".log")
+            return torchrun.Agent(output, log=log, restarts=3, entry=zero_run.rank)
         settings = (*RANK_SETTINGS, f"engine.name={self.engine}")
         return torchrun.train(output, *settings, terms=RANK_TERMS, restarts=3)
+
+    def saving(self, output: Path) -> bool:
+        """Whether a save has begun that is not completed."""
+        return zero_run.unfinished(output) if self.engine == "zero2" else any(output.glob(".tmp-checkpoint-*"))
 
     def strike(self, output: Path, instant: float, inside: bool, delay: float) -> bool:
         """Start a run and kill it, or one of its ranks; False if it was finished before that."""
         command = self.start(output)
         command.until(lambda: False, seconds=instant)
         if inside:
-            command.until(lambda: any(output.glob(".tmp-checkpoint-*")))
+            command.until(lambda: self.saving(output))
             time.sleep(delay)
         if not isinstance(command, torchrun.Agent):
             killed = command.kill() == -9
-            self.torn = any(output.glob(".tmp-checkpoint-*"))
+            self.torn = self.saving(output)
             return killed
         command.until(lambda: len(command.ranks) == torchrun.RANKS)
         ranks = command.ranks
         if len(ranks) < torchrun.RANKS:
             return False
         os.kill(self.draw.choice(ranks), signal.SIGKILL)
-        self.torn = any(output.glob(".tmp-checkpoint-*"))
+        self.torn = self.saving(output)
         self.ended = command.wait(seconds=300) == 0
         self.restarted += self.ended
         return True
@@ -139,7 +148,9 @@ def run(kills: int, seed: int, folder: Path, engine: str = "") -> Tally:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--engine", choices=["ddp", "fsdp2"], default="", help="two ranks, one of which is killed")
+    parser.add_argument(
+        "--engine", choices=["ddp", "fsdp2", "zero2"], default="", help="two ranks, one of which is killed"
+    )
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the instants; printed at the end")
     chosen = parser.parse_args()
     os.environ["PYTHONWARNINGS"] = "ignore"  # of semaphores that the killed leave behind

@@ -16,7 +16,6 @@ ENGINES, CONDITIONS, MATRIX = (
     "tests/integrations/test_support.py::test_condition",
     "tests/engines/test_matrix.py::test_exact_or_refused",
 )
-REFUSED = "tests/engines/test_refused_engines.py::test_{}_is_refused"
 COLUMNS = {
     "DDP": (ENGINES, "two ranks with unequal numbers of labels, against one process"),
     "FSDP2": (ENGINES, "`fully_shard` on every layer and the model, as above"),
@@ -25,8 +24,17 @@ COLUMNS = {
         "as above with `MixedPrecisionPolicy(param_dtype=torch.bfloat16)`, against bf16 weights",
     ),
     "FSDP1": (MATRIX, "`FullyShardedDataParallel(use_orig_params=True)`, as above"),
-    "ZeRO": (REFUSED.format("deepspeed"), "DeepSpeed 0.19.8 itself, stages 1, 2 and 3, on two ranks"),
-    "TP": (REFUSED.format("tensor_parallelism"), "`from_pretrained(..., tp_plan='auto')` on two ranks"),
+    "ZeRO-1": (
+        MATRIX,
+        "DeepSpeed 0.19.8 itself, stage 1, two ranks, as DDP; more in `tests/engines/test_deepspeed.py`",
+    ),
+    "ZeRO-2": (MATRIX, "stage 2, as above"),
+    "ZeRO-2, bf16": (MATRIX, "stage 2 with `bf16: {enabled: true}`, against bf16 weights"),
+    "ZeRO-3": (MATRIX, "stage 3, no parameter kept whole, as above"),
+    "TP": (
+        "tests/engines/test_tensor_parallel.py::test_exact_or_refused",
+        "`from_pretrained(..., tp_plan='auto')`, the same batch on two ranks, without dropout, against one process",
+    ),
     "compile": (
         CONDITIONS,
         "`model.compile(backend='eager')`, against the same without; more in `tests/integrations/test_compile.py`",
@@ -54,20 +62,20 @@ COLUMNS = {
     ),
 }
 TABLE = """
-base     F F F E R R F F F F F F F F F F F F F
-r3f      F F F E R R F F F F F F F F F F F F F
-smart    F F R E R R F F F F F F F F F F R F F
-bregman  F F F R R R F F F F F F F F F F F F F
-anchor   F F F R R R F F F F F F F F F F F F F
-sift     F F R E R R F F F F F F F F F F F F F
-alum     F F R E R R F F F F F F F F F F R F F
-vat      F F R E R R F F F F F F F F F F R R F
-freelb   F F R E R R F F F F F F F F F F R R F
-rdrop    F F F E R R F F F F F F F F F F F F F
-neftune  F F F E R R F F F F F F F F F F F F F
-jachess  F F R E R R F F F F F F F F F F R F F
-uegr     E E R E R R E E E E E E E E R E R R E
-r4f      E E E E R R E E E E R E R E E E E R E
+base     F F F E F F F E E F F F F F F F F F F F F F
+r3f      F F F E F F F E E F F F F F F F F F F F F F
+smart    F F R E F F R E E F F F F F F F F F F R F F
+bregman  F F F R F F F R R F F F F F F F F F F F F F
+anchor   F F F R F F F R R F F F F F F F F F F F F F
+sift     F F R E F F R E E F F F F F F F F F F F F F
+alum     F F R E F F R E E F F F F F F F F F F R F F
+vat      F F R E F F R E E F F F F F F F F F F R R F
+freelb   F F R E F F R E E F F F F F F F F F F R R F
+rdrop    F F F E F F F E E F F F F F F F F F F F F F
+neftune  F F F E F F F E E F F F F F F F F F F F F F
+jachess  F F R E F F R E R F F F F F F F F F F R F F
+uegr     E E R E E E R E R E E E E E E E E R E R R E
+r4f      E E E E E E E E R E E E E R E R E E E E R E
 """
 """A letter a column, in their order; see `STATUS`."""
 
@@ -98,9 +106,9 @@ R4F is R3F on a classifier, which has no vocabulary to fuse: RoBERTa, against th
 normalised weights, by the chain rule (`tests/integrations/test_support.py::test_r4f_condition`). UEGR compares
 several outputs at once, from all logits.
 In bf16 terms with an ascent are refused at their default `scale`, which bf16 cannot resolve: make it larger, or train
-in float32 under autocast. JacHess keeps the slopes of the first batch: of the whole step over ranks, of the first
-micro-batch under accumulation. A size that is relative to the RMS of embeddings (`relative`) is that of the
-micro-batch; the column *accumulation* is with `relative=False`, and JacHess with `epsilon=1e-4`.
+in float32 under autocast. JacHess measures its start in the first optimizer step, over all micro-batches and ranks. A
+size that is relative to the RMS of embeddings (`relative`) is that of the micro-batch; the column *accumulation* is
+with `relative=False`, and JacHess with `epsilon=1e-4`.
 
 A head with a LoRA adapter is fused as one wider head, [W, B], of wider states, [x, s A x]: nothing is merged, and its
 dropout stays. With DoRA, several active adapters or a bias in the adapter, under FSDP2 and compiled, its logits are
@@ -119,9 +127,40 @@ optimizer's step evaluate by the criterion, `criterion(context(model, batch))`, 
 whole after a pass of your own without a backward, and the step does not reach them.
 `python -m benchmarks engine fsdp2` measures the fused head against a plain one.
 
-DeepSpeed ends every backward pass through the outputs of its engine by reducing the gradients of the parameters. An
-ascent takes gradients of its perturbation through the same outputs, and there are none to reduce: stages 1 and 2 stop
-in `reduce_ipg_grads`. So all stages are refused, and not each term by itself.
+FSDP2 that others set up: a loop under `accelerate launch` with `fsdp_version: 2`, and a Trainer with `fsdp=True` and
+`fsdp_config` of version 2, make the steps of one process and of DDP, and such a Trainer resumes to the same bits
+(`tests/engines/test_fsdp2_launchers.py`, where Accelerate is told that ranks of gloo are GPUs: on CPUs it gives DDP).
+What a Trainer with `fsdp=` gets besides FSDP2 is refused. Accelerate 1.15 itself fails on models whose stacks share one
+embedding (BART): "Parameter 'model.shared.weight' is shared with a parameter already managed by another FSDP group".
+Use `shard(model)` of `seqreg.integrations.hf` for those.
+
+DeepSpeed: give `context`, `count` and `optimizer_steps` the engine that `deepspeed.initialize` or `accelerator.prepare`
+made, and call `engine.backward(report.total)` and `engine.step()`, or `accelerator.backward(report.total)`. An engine
+that is called reduces gradients whenever a gradient passes its outputs, also that of a perturbation; so passes are made
+on the model inside it, and the engine is told of the loss. Stages 0 to 2 keep the head fused; under stage 3 logits are
+held, and terms that make a pass with other weights are refused. Equal to one process, to rounding, under all stages:
+accumulation with a last step of fewer micro-batches, clipping, optimizer and parameters offloaded to the CPU,
+Accelerate. A Trainer with `deepspeed=` and `attach` makes the steps of DDP, and resumes to the same bits. DeepSpeed's
+checkpoints resume on one and four ranks after `python -m deepspeed.checkpoint.ds_to_universal`: save them with
+`client_state={"criterion": criterion.state_dict(), "universal_checkpoint_info": {"universal_checkpoint_version": 0.2}}`
+and load them with `{"checkpoint": {"load_universal": true}}` (`tests/engines/test_deepspeed.py`). DeepSpeed names a
+checkpoint the latest before all ranks have written it: where ranks may be killed, save with `save_latest=False`, and
+write its `latest` when `save_checkpoint` has returned (`tests/helpers/zero_run.py`, killed by `tests/faults.py`).
+DeepSpeed clips gradients to a norm of 1 where its configuration has no `gradient_clipping`. Texts without
+labels and replayed examples are exact in a loop, where a micro-batch has one backward. Refused: layerdrop, in a Trainer
+selective updates, further streams (`unlabelled_dataset=`, `replay_dataset=`) and R4F heads, `loss_context`, and
+pipeline, tensor and sequence parallelism of DeepSpeed.
+
+Tensor parallelism: every rank is given the same batch, `count=count(model, batches)`, and the generators of the first
+rank at every loss, so that all draw the same noise. Logits are held. Dropout inside a layer that is cut (attention) is
+that of transformers: each rank draws masks for its heads, which are not those of one process. Refused: terms that make
+a pass with other weights, UEGR, whose dropout is never 0, JacHess, whose finite differences enlarge the rounding of
+the cut sums (3e-4 of the gradient), R4F heads, Trainers, and tensor parallelism beside data parallelism.
+
+DeepSpeed without a GPU: Accelerate counts one process under `accelerate launch`, also with `use_cpu: true`, and
+DeepSpeed stops: "Check batch related parameters. train_batch_size is not equal to ...". Call
+`accelerate.PartialState(cpu=True)` before `Accelerator()`; `Accelerator(cpu=True)` gives DDP instead, without a word. A
+Trainer needs `use_cpu=True`; without it every rank would read the same examples, which is refused.
 
 Trainers: `shard(model)` of `seqreg.integrations.hf` before a `RegularizedTrainer` is made, or `attach` is called, and
 `engine.name=fsdp2` in a recipe ([several processes](recipes.md#several-processes-and-nodes)), give the gradient of one

@@ -10,11 +10,15 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from seqreg.engines import deepspeed
 from seqreg.errors import BadInput
 
-Engine = Literal["", "DDP", "FSDP2", "FSDP1", "DeepSpeed", "tensor parallelism"]
-"""What spreads a model over ranks; empty where nothing does."""
+Engine = Literal["", "DDP", "ZeRO-0", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP2", "FSDP1", "tensor parallelism"]
+"""What spreads a model over ranks; empty where nothing does. ZeRO is DeepSpeed's."""
+WHOLE_WEIGHTS: tuple[Engine, ...] = ("", "DDP", "ZeRO-0", "ZeRO-1", "ZeRO-2")
+"""Engines under which every rank holds all weights."""
 
+_ZERO: tuple[Engine, ...] = ("ZeRO-0", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 _FSDP = "torch.distributed.fsdp"
 USE_FSDP2 = "use FSDP2 (torch.distributed.fsdp.fully_shard) or DistributedDataParallel"
 
@@ -66,10 +70,17 @@ def engine_of(model: nn.Module) -> Engine:
         check_held(model, _inside(fsdp1), "FSDP1")
         return "FSDP1"
     parameters = list(model.parameters())
-    if type(model).__module__.startswith("deepspeed") or any(hasattr(each, "ds_id") for each in parameters):
-        return "DeepSpeed"
-    planned = any(getattr(module, "_tp_size", None) not in (None, 1) for module in modules)
-    if planned or any(is_sharded(each) for each in parameters):
+    if deepspeed.is_deepspeed(model):
+        return _ZERO[deepspeed.stage(model)]
+    if any(hasattr(each, "ds_id") for each in parameters):
+        return "ZeRO-3"
+    cut = {size for module in modules if (size := getattr(module, "_tp_size", None)) not in (None, 1)}
+    if cut or any(is_sharded(each) for each in parameters):
+        if cut - {world_size()}:
+            raise BadInput(
+                f"the model is cut over {cut.pop()} of {world_size()} ranks: tensor parallelism is exact over all "
+                "ranks alone, not beside data parallelism"
+            )
         return "tensor parallelism"
     if ddp:
         if (ranks := ddp[0].process_group.size()) != world_size():
@@ -104,7 +115,9 @@ def check_engine(model: nn.Module, asked: str) -> None:
         asked: the setting that asks for FSDP, as the user wrote it; empty where none does
     """
     engine = engine_of(model)
-    if asked and engine not in ("FSDP2", "FSDP1"):
+    if asked and engine == "FSDP1":
+        raise BadInput(f"{asked} gave FSDP1, whose trainers have not been tried: set fsdp_version to 2")
+    if asked and engine != "FSDP2":
         got = engine or "a model that nothing shards"
         raise BadInput(
             f"{asked} asks for FSDP, and Accelerate gave {got}: on CPUs it does so; leave it out, or call fully_shard "
@@ -112,14 +125,28 @@ def check_engine(model: nn.Module, asked: str) -> None:
         )
 
 
-def refusal(engine: Engine, *, other_weights: bool = False) -> str:
+def check_processes(counted: int) -> None:
+    """Refuse to train several ranks that Accelerate takes for one process each: all would read the same examples."""
+    if (ranks := world_size()) != counted:
+        raise BadInput(
+            f"gradients are averaged over {ranks} ranks, and Accelerate counts {counted}: without GPUs set "
+            "use_cpu=True, or call accelerate.PartialState(cpu=True) before Accelerator()"
+        )
+
+
+INEXACT: dict[Engine, tuple[str, ...]] = {"tensor parallelism": ("JacHess", "UEGR"), "ZeRO-3": ("JacHess",)}
+"""Terms whose gradient is not that of one process: differences, and dropout masks of layers that are cut."""
+
+
+def refusal(engine: Engine, *, other_weights: bool = False, kinds: Iterable[str] = ()) -> str:
     """Why a loss or a term is refused under an engine, and what to use; empty where it is exact.
 
     Args:
         other_weights: whether it makes a pass with weights other than the model's own
+        kinds: names of the classes of the term
     """
-    if engine in ("DeepSpeed", "tensor parallelism"):
-        return f"{engine} has not been shown to give the gradient of one process: {USE_FSDP2}"
-    if engine == "FSDP1" and other_weights:
-        return f"FSDP1 cannot exchange weights for a pass: {USE_FSDP2}"
+    if engine in ("FSDP1", "ZeRO-3", "tensor parallelism") and other_weights:
+        return f"{engine} cannot exchange weights for a pass: {USE_FSDP2}"
+    if any(kind in INEXACT.get(engine, ()) for kind in kinds):
+        return f"{engine} does not give its gradient of one process: {USE_FSDP2}"
     return ""

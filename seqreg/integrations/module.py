@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from seqreg.context import Context, Count, Kind, OutputLoss
-from seqreg.engines.detect import engine_of, refusal, world_size
+from seqreg.engines.detect import engine_of, world_size
 from seqreg.engines.shards import Shards
 from seqreg.errors import BadInput
 from seqreg.forward import Forward, Pass, PassRequest, PerturbationSite
@@ -41,6 +41,10 @@ class ModuleForward(Forward):
     ) -> None:
         self.module, self.outputs, self.layers = module, outputs, layers
         self.engine, self.shards = engine_of(module), Shards.of(module)
+        if self.engine.startswith("ZeRO"):
+            raise BadInput(f"{self.engine}: DeepSpeed cannot be told of the loss of any module: use DDP or FSDP2")
+        if self.engine == "tensor parallelism":
+            raise BadInput("tensor parallelism has not been tried with the loss of any module: use DDP or FSDP2")
         self.stacks = {"encoder": Stack(embedding, embedding)}
         self.sites = {"encoder": PerturbationSite(mask=None if token_mask is None else token_mask.bool())}
 
@@ -89,7 +93,7 @@ def loss_context(
         count: what the optimizer step averages over; needed with gradient accumulation and several ranks
     """
     forward = ModuleForward(module, outputs, embedding, token_mask, layers)
-    averaged = forward.engine and world_size() > 1 and not refusal(forward.engine)
+    averaged = forward.engine and world_size() > 1
     if count is None and module.training and averaged:
         raise BadInput("several ranks train one model: pass count=, which optimizer_steps and the trainers do")
     return Context(

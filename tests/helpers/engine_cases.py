@@ -24,6 +24,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from seqreg import Criterion
 from seqreg.context import Count
+from seqreg.engines.deepspeed import is_deepspeed
 from seqreg.engines.shards import full
 from seqreg.integrations.hf import context, count, r4f
 from seqreg.term import Term
@@ -39,7 +40,7 @@ from seqreg.terms.sift import SiFT
 from seqreg.terms.smart import SMART
 from seqreg.terms.uegr import UEGR
 from seqreg.terms.vat import VAT
-from tests.helpers import tiny_models
+from tests.helpers import tiny_models, zero
 
 TERMS: dict[str, Callable[[], tuple[Term, ...]]] = {
     "base": lambda: (),
@@ -68,7 +69,7 @@ class Case:
     """One term on one model under one engine.
 
     Args:
-        engine: "" for one process, "ddp", "fsdp2", "fsdp1"
+        engine: "" for one process, "ddp", "fsdp2", "fsdp1", or "zero0" to "zero3": DeepSpeed's
         way: how FSDP2 is applied: "layers" and the root, "root" alone, "head" in a group of its own that is freed after
             every pass, or "hsdp": shards in pairs of ranks, copied between pairs; of DDP: "find_unused" parameters, as
             transformers' Trainer does
@@ -113,6 +114,8 @@ def layers(model: Any) -> list[Any]:
 def wrap(model: Any, case: Case, world: int) -> Any:
     if case.engine == "ddp":
         return torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=case.way == "find_unused")
+    if case.engine.startswith("zero"):
+        return zero.initialize(model, stage=int(case.engine[-1]), dtype=case.dtype)
     if case.engine == "fsdp1":
         policy = ModuleWrapPolicy({type(layer) for layer in layers(model)})
         return FullyShardedDataParallel(
@@ -153,9 +156,8 @@ def settled(criterion: Criterion, model: str) -> None:
     """JacHess starts from the first batch, which is the whole step or a part of it: begin from given numbers."""
     stacks = ("encoder", "decoder") if model in ("bart", "t5") else ("encoder",) if model == "roberta" else ("decoder",)
     if criterion.terms and criterion.terms[0].name == "jachess":
-        names = [*(f"{stack}.1" for stack in stacks), "logits"]
-        start = {"jachess/rms": torch.tensor(0.1), **{f"jachess/{name}": torch.tensor(400.0) for name in names}}
-        criterion.load_state_dict(start)
+        start = {**{f"{stack}.1": 400.0 for stack in stacks}, "logits": 400.0, "rms": 1.0 if model == "t5" else 0.1}
+        criterion.load_state_dict({f"jachess/{name}": torch.tensor(number) for name, number in start.items()})
 
 
 def terms_of(case: Case) -> tuple[Term, ...]:
@@ -188,7 +190,7 @@ def run(case: Case, rank: int, world: int) -> Result:
         counters.clear()
         model.compile(backend="eager")
     net = wrap(model, case, world)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    optimizer = net if case.engine.startswith("zero") else torch.optim.SGD(net.parameters(), lr=0.5)
     criterion = Criterion(*terms_of(case), label_smoothing=0.1, fused=case.fused)
     settled(criterion, case.model)
     result = Result([], {}, {}, {})
@@ -201,7 +203,7 @@ def run(case: Case, rank: int, world: int) -> Result:
         for number, one in batches.items():
             torch.manual_seed(500 + 10 * step + number)
             report = criterion(context(net, one, step=step, count=whole))
-            report.total.backward()  # type: ignore[no-untyped-call]
+            net.backward(report.total) if optimizer is net else report.total.backward()  # type: ignore[no-untyped-call]
             total += float(report.total.detach())
         if case.engine:
             torch.distributed.all_reduce(total)
@@ -246,6 +248,8 @@ def _low_precision(model: Any, case: Case, world: int) -> Result:
 
 def gradients(net: Any) -> dict[str, Tensor]:
     """All of them, whole, by the names that the model itself has for them."""
+    if is_deepspeed(net):
+        return zero.gradients(net)
     if isinstance(net, FullyShardedDataParallel):
         with FullyShardedDataParallel.summon_full_params(net, with_grads=True):
             found = {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}

@@ -26,13 +26,17 @@ RANKS = 2
 
 
 class Agent(forked_process.Command):
-    """`torchrun --nproc-per-node RANKS --max-restarts RESTARTS -m seqreg WORDS`, started at once."""
+    """`torchrun --nproc-per-node RANKS --max-restarts RESTARTS -m seqreg WORDS`, started at once.
 
-    def __init__(self, *words: str | Path, log: Path, ranks: int = RANKS, restarts: int = 0) -> None:
+    Args:
+        entry: what every rank calls with the words, in place of the command
+    """
+
+    def __init__(self, *words: str | Path, log: Path, ranks: int = RANKS, restarts: int = 0, entry: Any = None) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
+        context.set_forkserver_preload([__name__, *(["deepspeed"] if entry is not None else [])])
         self.log = log
-        arguments = ([str(word) for word in words], str(log), ranks, restarts)
+        arguments = ([str(word) for word in words], str(log), ranks, restarts, entry)
         self.process = context.Process(target=_agent, args=arguments)
         self.process.start()
 
@@ -46,7 +50,7 @@ class Agent(forked_process.Command):
             return []
 
 
-def _agent(words: list[str], log: str, ranks: int, restarts: int) -> None:
+def _agent(words: list[str], log: str, ranks: int, restarts: int, entry: Any) -> None:
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
@@ -56,7 +60,8 @@ def _agent(words: list[str], log: str, ranks: int, restarts: int) -> None:
         min_nodes=1, max_nodes=1, nproc_per_node=ranks, max_restarts=restarts, monitor_interval=0.05,
         run_id=uuid.uuid4().hex, rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork",
     )  # fmt: skip
-    sys.exit(exit_code(lambda: elastic_launch(config, _rank)(words)))
+    called = (_rank, [words]) if entry is None else (entry, words)
+    sys.exit(exit_code(lambda: elastic_launch(config, called[0])(*called[1])))
 
 
 def _rank(words: list[str]) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 import peft
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from seqreg import BadInput, Criterion, spectral_norm
-from seqreg.engines.detect import engine_of
 from seqreg.integrations.hf import context, count, r4f
 from seqreg.term import Term
 from seqreg.terms.neftune import NEFTune
@@ -357,35 +356,11 @@ def test_r4f_is_not_put_on_an_adapted_head() -> None:
         r4f(CLASSIFIERS["LoRA on head"].adapted(tiny_models.make("roberta")))
 
 
-class DeepSpeedEngine(nn.Module):
-    """Looks like DeepSpeed's wrapper."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, *args: Any, **named: Any) -> Any:
-        return self.module(*args, **named)
-
-
-DeepSpeedEngine.__module__ = "deepspeed.runtime.engine"
-
-
-@pytest.mark.parametrize("term", TERMS)
-@pytest.mark.parametrize("column", ["ZeRO", "TP"])
-def test_engines_that_are_refused(term: str, column: str) -> None:
-    net = llama()
-    if column == "TP":
-        net._tp_size = 2  # as transformers marks a model with a tp_plan
-    model = DeepSpeedEngine(net) if column == "ZeRO" else net
-    engine = {"ZeRO": "DeepSpeed", "TP": "tensor parallelism"}[column]
-    assert engine_of(model) == engine
-    named = "the loss" if term == "base" else term
-    with pytest.raises(BadInput, match=rf"^{named}: {engine} has not been shown.*use FSDP2"):
-        Criterion(*TERMS[term]())(context(model, tiny_models.batch("llama"), step=0))
-    assert support.expected(term, column) == "refused"
-    with torch.no_grad():  # its loss on held-out data is what it is
-        Criterion(*TERMS[term]())(context(model.eval(), tiny_models.batch("llama"), step=0))
+def test_tensor_parallelism_beside_data_parallelism_is_refused() -> None:
+    model = llama()
+    model._tp_size = 2  # as transformers marks a model with a tp_plan
+    with pytest.raises(BadInput, match="the model is cut over 2 of 1 ranks: tensor parallelism is exact over all"):
+        context(model, tiny_models.batch("llama"), step=0)
 
 
 def test_the_page_is_what_the_tests_say() -> None:

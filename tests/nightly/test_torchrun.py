@@ -144,7 +144,7 @@ def test_a_step_that_is_not_finite_is_not_applied(tmp_path: Path, how: str) -> N
     [
         (
             ["engine.name=deepspeed"],
-            "engine.name='deepspeed': not shown to give the gradient of one process: use fsdp2",
+            "engine.name='deepspeed': for a Trainer or a loop of your own alone (docs/support.md): use fsdp2",
         ),
         (["engine.cpu_offload=true"], "engine.cpu_offload=True: a setting of fsdp2: set engine.name=fsdp2"),
         ([FSDP2, "optimisation.ema_decay=0.9"], "weights in shards are not averaged: set it to null"),

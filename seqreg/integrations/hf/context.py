@@ -18,7 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import EncoderDecoderModel, PreTrainedModel
 
 from seqreg.context import Context, Count, Kind, Stream
-from seqreg.engines.detect import Engine, check_group, refusal, world_size
+from seqreg.engines import deepspeed, tensor_parallel
+from seqreg.engines.detect import WHOLE_WEIGHTS, Engine, check_group, check_processes, world_size
 from seqreg.engines.shards import kept_whole
 from seqreg.errors import BadInput
 from seqreg.forward import Dropout, Forward, Pass, PassRequest, Perturbation, PerturbationSite, Point
@@ -42,6 +43,7 @@ class HFForward(Forward):
 
     def __init__(self, facts: ModelFacts, inputs: Mapping[str, Any], labels: Tensor | None = None) -> None:
         self.facts, self.inputs = facts, dict(inputs)
+        self.wrapped = facts.wrapped
         self.model, self.module, self.task, self.stacks = facts.model, facts.module, facts.task, facts.stacks
         self.engine, self.shards, self.adapters = facts.engine, facts.shards, facts.adapted is not None
         self.documents = documents(self.inputs)
@@ -52,7 +54,7 @@ class HFForward(Forward):
         self.targets = None if labels is None else target_positions(self.inputs, labels, self.task)
         training, checkpointing = self.module.training, facts.checkpointing
         self.drops_layers = training and hf.drops_layers(self.module)
-        if self.drops_layers and self.engine in ("FSDP2", "FSDP1"):
+        if self.drops_layers and self.engine not in ("", "DDP"):
             raise BadInput(
                 f"{self.engine}: layerdrop skips layers that other ranks gather: set the model's layerdrop to 0"
             )
@@ -76,7 +78,7 @@ class HFForward(Forward):
     def keep_input(self, site: str, layer: int) -> None:
         if (site, layer) in self.kept_inputs:
             return
-        if self.drops_layers or self.recomputes or self.engine not in ("", "DDP"):
+        if self.drops_layers or self.recomputes or self.engine not in WHOLE_WEIGHTS:
             fault = "layerdrop" if self.drops_layers else "gradient checkpointing" if self.recomputes else self.engine
             raise BadInput(f"layer={layer}: passes cannot begin at a layer under {fault}: leave layer out")
         layers = hf.layers(self.stacks[site])
@@ -119,6 +121,7 @@ class HFForward(Forward):
             if self.reuse is not None and masks is not None and not (hidden and shifts):
                 inputs = exits.enter_context(self.reuse(inputs, masks, shifts))
             alone = self.observing and self.shards is None  # FSDP2 gathers in the forward of what it was called on
+            exits.enter_context(deepspeed.autocast(self.wrapped))
             try:
                 output = (self.module if alone else self.model)(**inputs, **options)
             except (KeyError, IndexError) as error:
@@ -181,6 +184,8 @@ class HFForward(Forward):
 
     @contextlib.contextmanager
     def one_step(self) -> Iterator[None]:
+        if self.engine == "tensor parallelism":
+            tensor_parallel.share_generators(self._device)
         with kept_whole(self.head_owner, "reshard_after_backward"), super().one_step():
             yield
 
@@ -517,10 +522,13 @@ def count(
     streams = {name: list(some) for name, some in given.items() if some is not None}
     numbers = torch.stack([_summed(model, some, name, build_context) for name, some in streams.items()])  # [streams, 3]
     ranks = world_size()
+    if accelerator is not None:
+        check_processes(accelerator.num_processes)
     if ranks > 1:
         numbers = numbers.to(next(model.parameters()).device)
         torch.distributed.all_reduce(numbers)
-    divisor = ranks * (1 if accelerator is None else accelerator.gradient_accumulation_steps)
+    divided = deepspeed.is_deepspeed(model) or accelerator is None
+    divisor = ranks * (deepspeed.accumulation_steps(model) if divided else accelerator.gradient_accumulation_steps)
     here = {
         name: Count(labels, sequences, divisor, None if math.isnan(positions) else positions)
         for name, (labels, sequences, positions) in zip(streams, numbers.tolist(), strict=True)
@@ -568,5 +576,5 @@ def _label_mask(labels: Tensor, model: Any, task: hf.ModelTask) -> Tensor:
 
 
 def _several_ranks(model: nn.Module, engine: Engine) -> bool:
-    """Whether the gradients of several ranks become one, under an engine that is not refused anyway."""
-    return world_size() > 1 and not refusal(engine) and (bool(engine) or not isinstance(model, PreTrainedModel))
+    """Whether the gradients of several ranks become one."""
+    return world_size() > 1 and (bool(engine) or not isinstance(model, PreTrainedModel))

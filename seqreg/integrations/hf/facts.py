@@ -12,8 +12,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from seqreg import spectral_norm
-from seqreg.engines.detect import engine_of, world_size
+from seqreg.engines.deepspeed import is_deepspeed
+from seqreg.engines.detect import WHOLE_WEIGHTS, engine_of, world_size
 from seqreg.engines.shards import Shards
+from seqreg.errors import BadInput
 from seqreg.integrations.embedding_hook import Stack
 from seqreg.integrations.hf import model as hf
 from seqreg.integrations.hf import reference
@@ -40,13 +42,15 @@ class ModelFacts:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = weakref.ref(model)
+        self._wrapped = weakref.ref(model)
         module = self.module
         self.task: hf.ModelTask = hf.task_of(module)
         self.engine, self.shards = engine_of(model), Shards.of(model)
         self.takes_cache: bool = self.task in ("seq2seq", "causal") or hf.takes_cache(module)
         if self.task == "classification":
             _check_head(module)
+        if self.engine == "tensor parallelism" and spectral_norm.raw_state(module):
+            raise BadInput("r4f: tensor parallelism cuts the head, whose norm is that of all of it: use FSDP2 or DDP")
         stacks = hf.stacks(module)
         self._stacks = {
             name: (replace(stack, module=_ROOT) if stack.module is model else stack) for name, stack in stacks.items()
@@ -54,7 +58,8 @@ class ModelFacts:
         below = [part for part in model.modules() if part is not model]
         self._checkpointed = [part for part in below if hasattr(part, "gradient_checkpointing")]
         self._around_encoder: list[nn.Module] | None = None
-        if self.task == "seq2seq" and model is module and self.shards is None and takes_encoder_output(module, stacks):
+        whole = self.model is module and self.engine in WHOLE_WEIGHTS
+        if self.task == "seq2seq" and whole and takes_encoder_output(module, stacks):
             self._around_encoder = list(between(module, stacks["encoder"].module))
         self._modules = below
         self._parts, self._parameters = self._look(), list(model.parameters())
@@ -64,7 +69,7 @@ class ModelFacts:
     def of(cls, model: nn.Module) -> ModelFacts:
         """The facts of a model as it is now."""
         known = vars(model).get(_KEY)
-        if known is None or known.model is not model or known.outdated():
+        if known is None or known.wrapped is not model or known.outdated():
             known = vars(model)[_KEY] = cls(model)
         return known
 
@@ -73,8 +78,15 @@ class ModelFacts:
         return type(None), ()
 
     @property
+    def wrapped(self) -> nn.Module:
+        """The model as it is trained."""
+        return cast("nn.Module", self._wrapped())
+
+    @property
     def model(self) -> nn.Module:
-        return cast("nn.Module", self._model())
+        """The model that passes are made on: inside the engine of DeepSpeed, or as it is trained."""
+        wrapped = self.wrapped
+        return cast("nn.Module", wrapped.module) if is_deepspeed(wrapped) else wrapped
 
     @property
     def module(self) -> PreTrainedModel:
@@ -104,7 +116,7 @@ class ModelFacts:
         """Every module's class, children and parameters."""
         return [
             part
-            for module in (self.model, *self._modules)
+            for module in (self.wrapped, *self._modules)
             for part in (type(module), *module._modules.values(), *module._parameters.values())
         ]
 

@@ -173,7 +173,7 @@ def head_of(model: nn.Module, module: PreTrainedModel, shards: Shards | None = N
             model = model._orig_mod  # type: ignore[assignment]
         elif hasattr(model, "get_base_model"):  # PEFT
             break
-        else:  # FSDP1 and DeepSpeed shard the weight
+        else:  # FSDP1 shards the weight
             return None
     if LoraHead.fits(head) and shards is None and not _compiled(model, module):
         return None if "forward" in vars(head) or head._forward_hooks or head._forward_pre_hooks else head

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from seqreg.engines import deepspeed
 from seqreg.errors import BadInput
 from seqreg.integrations.hf.context import ContextBuilder, context, count
 from seqreg.integrations.hf.streams import FurtherStream, endless
@@ -43,8 +44,10 @@ def optimizer_steps(
             place of one context: `criterion(*contexts)`
         build_context: makes the context of a batch
     """
-    if gradient_accumulation_steps is None:
-        gradient_accumulation_steps = 1 if accelerator is None else accelerator.gradient_accumulation_steps
+    if gradient_accumulation_steps is None and accelerator is None:
+        gradient_accumulation_steps = deepspeed.accumulation_steps(model)
+    elif gradient_accumulation_steps is None:
+        gradient_accumulation_steps = accelerator.gradient_accumulation_steps
     size = gradient_accumulation_steps
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise BadInput(f"gradient_accumulation_steps={size!r}: expected a whole number >= 1")
@@ -70,7 +73,11 @@ def optimizer_steps(
 def _synchronised_last(model: nn.Module, contexts: Iterator[Any], number: int, accelerator: Any) -> Iterator[Any]:
     for index, ctx in enumerate(contexts, 1):
         manager: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        if index < number and accelerator is not None:
+        if deepspeed.is_deepspeed(model):
+            model.set_gradient_accumulation_boundary(index == number)  # type: ignore[operator]
+            if accelerator is not None:  # which sets it again, and steps
+                accelerator.gradient_state._set_sync_gradients(index == number)
+        elif index < number and accelerator is not None:
             manager = accelerator.no_sync(model)
         elif index < number and isinstance(model, DistributedDataParallel):
             manager = model.no_sync()

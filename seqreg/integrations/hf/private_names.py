@@ -68,11 +68,13 @@ ASSIGNED = {
 }  # fmt: skip
 """Attributes that other classes assign, or declare: where weights in shards and heads are looked into."""
 FOUND_ON = {
+    "accelerate.state.GradientState": ("_set_sync_gradients",),
     "torch.Tensor": ("_base", "_version"),
     "torch.distributed.fsdp.FSDPModule": ("_get_fsdp_state",),
     "torch.nn.Module": ("_compiled_call_impl", "_forward_hooks", "_forward_pre_hooks", "_modules"),
     "transformers.PreTrainedConfig": ("_attn_implementation",),
 }
 """Attributes that are found on a class, or on what it makes."""
-MARKS = ("_is_fsdp_managed_module", "_tp_size", "ds_id")
-"""What transformers and DeepSpeed leave on a module or a parameter; where one is gone, its test of engines fails."""
+MARKS = ("_is_fsdp_managed_module", "_tp_size", "ds_id", "_backward_prologue", "_backward_prologue_per_tensor")
+"""What transformers and DeepSpeed leave on a module, a parameter or an engine; where one is gone, its test of engines
+fails."""

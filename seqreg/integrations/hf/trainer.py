@@ -20,7 +20,7 @@ from seqreg import spectral_norm
 from seqreg.context import Context, Count, Evaluation
 from seqreg.criterion import Criterion, LossReport
 from seqreg.engines import checkpoint as sharded
-from seqreg.engines.detect import check_engine, engine_of, is_sharded
+from seqreg.engines.detect import check_engine, check_processes, engine_of, is_sharded
 from seqreg.engines.shards import whole_state
 from seqreg.errors import BadInput
 from seqreg.integrations.hf.callbacks import CheckedStep, UpdateCallback
@@ -135,7 +135,10 @@ class RegularizedTrainer(Trainer):
     ) -> None:
         """All that a trainer with a criterion has beyond the one that it is made from; called once."""
         check_criterion(criterion)
-        self.sharded = engine_of(self.model) == "FSDP2"
+        engine = engine_of(self.model)
+        if engine == "tensor parallelism":
+            raise BadInput("tensor parallelism has not been tried in a Trainer: use a loop of your own, DDP or FSDP2")
+        self.sharded = engine == "FSDP2"
         """Whether the model was sharded, by `seqreg.integrations.hf.shard`, before the trainer was made."""
         self._check_settings(update)
         if self.sharded:
@@ -176,6 +179,8 @@ class RegularizedTrainer(Trainer):
         self.args.logging_nan_inf_filter = False  # a NaN must be seen in the log, not replaced by the last good loss
 
     def _add_stream(self, name: FurtherStream, examples: Any, ratio: Any, build_context: ContextBuilder | None) -> None:
+        if self.is_deepspeed_enabled:
+            raise BadInput(f"{name}_dataset has not been tried with DeepSpeed in a Trainer: use DDP or FSDP2")
         if build_context is not None:
             raise BadInput(
                 f"{name}_dataset and build_context=: batches of further streams are those of hf.context alone"
@@ -229,6 +234,7 @@ class RegularizedTrainer(Trainer):
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[Any, Any]:
         samples, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        check_processes(self.args.world_size)
         self._add_further_batches(samples)
         step_count = count_streams(self.model, samples, self.streams, self.build_context) if samples else None
         if step_count is not None and type(self).compute_loss is not RegularizedTrainer.compute_loss:

@@ -524,7 +524,7 @@ class EngineSettings(Section):
     @classmethod
     def _is_exact(cls, value: Any) -> Any:
         if value == "deepspeed":
-            raise ValueError("not shown to give the gradient of one process: use fsdp2, or ddp")
+            raise ValueError("for a Trainer or a loop of your own alone (docs/support.md): use fsdp2, or ddp")
         return value
 
     @model_validator(mode="after")
