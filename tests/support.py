@@ -73,7 +73,7 @@ vat      F F R E F F R E E F F F F F F F F F F R R F
 freelb   F F R E F F R E E F F F F F F F F F F R R F
 rdrop    F F F E F F F E E F F F F F F F F F F F F F
 neftune  F F F E F F F E E F F F F F F F F F F F F F
-jachess  F F R E F F R E R F F F F F F F F F F R F F
+jachess  F F R E F F R R R F F F F F F F F F F R F F
 uegr     E E R E E E R E R E E E E E E E E R E R R E
 r4f      E E E E E E E E R E E E E R E R E E E E R E
 """
