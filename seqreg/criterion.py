@@ -241,7 +241,7 @@ class Criterion:
                     "under torch.no_grad()",
                     UserWarning,
                 )
-        if training:
+        if training and not ctx.forward.observing:
             check_group()
         weights = {term.name: weight_at(term.weight, ctx.step) for term in self.terms} if training else {}
         if weights:

@@ -384,7 +384,7 @@ def test_parts_are_shown_also_when_a_run_is_shorter_than_a_log(tmp_path: Path, m
     further = [
         "optimisation.max_steps=3",
         "logging.logging_steps=50",
-        "terms.smart={radius: 1e-3, step_size: 1e-3, weight: 1e-3}",
+        "terms.smart={attack: {radius: 1e-3, step_size: 1e-3}, weight: 1e-3}",
     ]
     run = run_of("glue", tmp_path, *further, variants=["sst2"], terms=["rdrop"])
     printed = io.StringIO()
