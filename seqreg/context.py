@@ -83,11 +83,13 @@ class Count:
 
     def of_stream(self, stream: Stream) -> Count:
         """The part of the count that one stream has."""
-        if stream == "labelled" and self.replay is not None:
-            old = self.replay
+        old = self.replay
+        if stream == "labelled":
+            if old is None:
+                return self
             part = self + Count(-old.labels, -old.sequences, positions=_negative(old.positions))
         else:
-            found = self if stream == "labelled" else self.replay if stream == "replay" else self.unlabelled
+            found = old if stream == "replay" else self.unlabelled
             if found is None:
                 raise BadInput(
                     f"the count of this step has no {stream} examples: pass count=count(model, batches, {stream}=[...])"

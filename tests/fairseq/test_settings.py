@@ -26,7 +26,7 @@ from tests.helpers import tiny_fairseq
         ("terms: {r3f: {weight: -1}}", r"terms.r3f.*weight.*-1"),
         ("terms: {r3f: {preset: fairsec}}", r"terms.r3f.preset='fairsec': .*did you mean 'fairseq'\?"),
         ("terms: {r3f: 3}", r"terms.r3f: r3f: expected a mapping of settings"),
-        ("terms: {jachess: {mode: alternate}}", r"terms.jachess.mode='alternate': fairseq has no unlabelled rows"),
+        ("terms: {jachess: {mode: alternate}}", r"terms.jachess.on='unlabelled': fairseq loads no texts"),
         ("terms: [r3f]", r"terms=\['r3f'\]: expected a mapping"),
         ("term: {r3f: {}}", r"term=\{'r3f': \{\}\}: unknown key; did you mean 'terms'\?"),
         ("model: {head: r4f}", r"model: in fairseq, R4F is an architecture"),
