@@ -201,11 +201,10 @@ def variants(
 
 
 def _presets(term: str, kind: Kind) -> list[str]:
-    """Those that the model can have: a Llama has no LayerNorm on its embeddings."""
+    """Those that the model can have, on labelled examples: a Llama has no LayerNorm on its embeddings."""
+    made = {name: build_term(term, {"preset": name}) for name in term_class(term).presets}
     return [
-        name
-        for name in term_class(term).presets
-        if kind != "causal" or not _after_layernorm(build_term(term, {"preset": name}))
+        name for name, one in made.items() if one.on == "labelled" and (kind != "causal" or not _after_layernorm(one))
     ]
 
 

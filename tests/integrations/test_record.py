@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from seqreg import BadInput, Criterion, attach
 from seqreg.integrations.hf import record
@@ -122,9 +121,10 @@ def test_the_model_card_has_no_path_of_the_machine(tmp_path: Path) -> None:
 
 
 def test_tensorboard_has_the_criterion_as_text(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     trained(attach(made("roberta", tmp_path, report_to=["tensorboard"]), WEAK))
     (events,) = tmp_path.rglob("events.out*")
-    log = EventAccumulator(str(events))
+    log = accumulator.EventAccumulator(str(events))
     log.Reload()
     (text,) = log.Tensors("criterion/text_summary")
     assert '"weight": 0.1' in text.tensor_proto.string_val[0].decode()
