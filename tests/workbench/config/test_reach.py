@@ -58,7 +58,8 @@ def test_every_setting_of_a_term_is_a_key(name: str) -> None:
         found = resolved(f"terms.{name}.{key}={json.dumps(value)}", terms=(name,)).criterion().terms[0]
         assert attrgetter(key)(found) == value
     for preset in term.presets:
-        assert resolved(f"terms.{name}.preset={preset}", terms=(name,)).criterion().terms[0].preset == preset
+        words = f"terms.{name}.preset={preset}", "data.unlabelled=texts.jsonl"
+        assert resolved(*words, terms=(name,)).criterion().terms[0].preset == preset
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
